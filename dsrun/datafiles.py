@@ -1,0 +1,17 @@
+"""Where the data folders shipped beside the package (`ds_configs`, `slurm`, `build`) are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsrun.errors import MissingError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_folder(name: str) -> Path:
+    """The shipped folder `name`: inside an installed wheel, else in the checkout of an editable install."""
+    for candidate in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
+        if candidate.is_dir():
+            return candidate
+    raise MissingError(f"dsrun was installed without its folder {name!r}", fix="reinstall: pip install --force-reinstall dsrun")

@@ -1,0 +1,48 @@
+"""The errors a user may see: each is one line, knows its exit code and how to mend it."""
+
+from __future__ import annotations
+
+EXIT_TOOL_FAILED = 1
+EXIT_USAGE = 2
+EXIT_FINDINGS = 3
+EXIT_MISSING = 4
+EXIT_INTERRUPTED = 130
+
+
+class DsrunError(Exception):
+    """Something went wrong that the user can act on.
+
+    `message` says what and where; `fix` is the command or the line that mends it.
+    """
+
+    exit_code = EXIT_TOOL_FAILED
+
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.fix})" if self.fix else self.message
+
+
+class ToolError(DsrunError):
+    """A wrapped program failed."""
+
+
+class UsageError(DsrunError):
+    """Wrong flags, configuration or data."""
+
+    exit_code = EXIT_USAGE
+
+
+class FindingsError(DsrunError):
+    """A check found something of level error."""
+
+    exit_code = EXIT_FINDINGS
+
+
+class MissingError(DsrunError):
+    """Something dsrun needs is not installed or not there."""
+
+    exit_code = EXIT_MISSING
