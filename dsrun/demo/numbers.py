@@ -3,8 +3,8 @@
 Both functions are exact and cover 0..999_999.  They are plain Python so that a demo can be made on
 a machine without a network and without any package for spelling numbers.
 
-Romanian follows the agreement rules of the standard language (as in the Academy's *Gramatica de
-bază a limbii române*, the chapter on the numeral):
+Romanian follows the agreement rules of the standard language, as the Romanian Academy's grammar and
+its dictionary DOOM give them:
 
 * ``sută`` and ``mie`` are feminine, so what counts them takes feminine forms
   (``o sută``, ``două sute``, ``douăsprezece mii``, ``douăzeci și una de mii``);
@@ -12,6 +12,7 @@ bază a limbii române*, the chapter on the numeral):
   (``unu``, ``doi``, ``doisprezece``);
 * ``de`` stands between a number and the noun it counts unless the last two digits of the number
   are 01..19 (``nouăsprezece mii``, ``douăzeci de mii``, ``o sută de mii``, ``o sută zece mii``).
+  Unicode CLDR draws the same line between the plural forms "few" and "other" of ``ro``.
 """
 
 from __future__ import annotations
@@ -23,17 +24,62 @@ from dsrun.errors import UsageError
 LIMIT: Final = 1_000_000
 """One more than the largest number that can be spelled."""
 
-_EN_SMALL: Final = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-_EN_TENS: Final = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_EN_SMALL: Final = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_EN_TENS: Final = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
-_RO_SMALL: Final = (
-    "zero unu doi trei patru cinci șase șapte opt nouă zece unsprezece doisprezece treisprezece "
-    "paisprezece cincisprezece șaisprezece șaptesprezece optsprezece nouăsprezece"
-).split()
-_RO_TENS: Final = "douăzeci treizeci patruzeci cincizeci șaizeci șaptezeci optzeci nouăzeci".split()
+_RO_SMALL: Final = [
+    "zero",
+    "unu",
+    "doi",
+    "trei",
+    "patru",
+    "cinci",
+    "șase",
+    "șapte",
+    "opt",
+    "nouă",
+    "zece",
+    "unsprezece",
+    "doisprezece",
+    "treisprezece",
+    "paisprezece",
+    "cincisprezece",
+    "șaisprezece",
+    "șaptesprezece",
+    "optsprezece",
+    "nouăsprezece",
+]
+_RO_TENS: Final = [
+    "douăzeci",
+    "treizeci",
+    "patruzeci",
+    "cincizeci",
+    "șaizeci",
+    "șaptezeci",
+    "optzeci",
+    "nouăzeci",
+]
 _RO_FEMININE: Final = {1: "una", 2: "două", 12: "douăsprezece"}
 
 

@@ -1,8 +1,8 @@
 """TrainSpec: everything dsrun itself asks about a training run.
 
 Each option is declared once, here. The command line, the keys of run.yaml, their validation, `--help` and
-docs/train.md are derived from these fields; the flags of Seq2SeqTrainingArguments stand beside them as data in
-hf_flags.json (see `dsrun.recipe.flags`).
+docs/train.md are derived from these fields; the flags of Seq2SeqTrainingArguments stand beside them as data
+in hf_flags.json (see `dsrun.recipe.flags`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def option(
 ) -> Any:
     """Declare one option.
 
-    `aliases` are further spellings taken on the command line and in run.yaml. `example_scripts` marks a flag that
-    exists so that command lines of the Transformers example scripts run unchanged.
+    `aliases` are further spellings taken on the command line and in run.yaml. `example_scripts` marks a flag
+    that exists so that command lines of the Transformers example scripts run unchanged.
     """
     if group not in GROUPS:
         raise ValueError(f"{group!r} is not one of {GROUPS}")
@@ -215,9 +215,15 @@ class TrainSpec:
     pad_to_max_length: bool = option(
         False, "pad every sample to the maximum length instead of the longest of its batch", group="data"
     )
-    max_train_samples: int | None = option(None, "use only the first N of them", group="data", metavar="N")
-    max_eval_samples: int | None = option(None, "use only the first N of them", group="data", metavar="N")
-    max_predict_samples: int | None = option(None, "use only the first N of them", group="data", metavar="N")
+    max_train_samples: int | None = option(
+        None, "train on the first N samples only", group="data", metavar="N"
+    )
+    max_eval_samples: int | None = option(
+        None, "evaluate on the first N samples only", group="data", metavar="N"
+    )
+    max_predict_samples: int | None = option(
+        None, "predict the first N samples only", group="data", metavar="N"
+    )
     streaming: bool = option(
         False, "read the data while training instead of preparing it; needs --max-steps", group="data"
     )
@@ -250,7 +256,9 @@ class TrainSpec:
     num_beams: int | None = option(None, "beams of generation in evaluation", group="data", metavar="N")
 
     # lora
-    lora: int | None = option(None, "train LoRA adapters of this rank instead of all weights", group="lora", metavar="RANK")
+    lora: int | None = option(
+        None, "train LoRA adapters of this rank instead of all weights", group="lora", metavar="RANK"
+    )
     lora_alpha: int | None = option(None, "LoRA scale; default 2 × rank", group="lora", metavar="N")
     lora_dropout: float = option(0.0, "dropout on the adapters' input", group="lora", metavar="P")
     lora_targets: list[str] = option(
@@ -290,6 +298,9 @@ class TrainSpec:
     profile: int | None = option(None, "trace N steps with torch.profiler", group="run", metavar="N")
     wandb_project: str | None = option(
         None, "Weights & Biases project; implies --report-to wandb", group="run", metavar="NAME"
+    )
+    tensorboard_dir: str | None = option(
+        None, "folder of TensorBoard's event files; default: in the run folder", group="run", metavar="DIR"
     )
     force: bool = option(False, "do it although dsrun advises against it", group="run")
     debug: bool = option(False, "show everything, tracebacks and NCCL logs included", group="run")

@@ -1,0 +1,52 @@
+# make demo and make test work on a machine that has only python3 (3.11 or newer), make and a C++ compiler.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEMO_OUTPUT ?= runs/demo
+
+.PHONY: demo test test-slurm lint bench docs clean
+
+demo: $(VENV)/.train
+	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
+		$$(nvidia-smi -L >/dev/null 2>&1 || echo --nproc 2)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The tests on a real SLURM cluster come with `dsrun render-slurm`; there is nothing to run yet.
+test-slurm: $(VENV)/.test
+	@echo "no SLURM tests yet"
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.test
+	$(BIN)/python -m bench
+
+docs: $(VENV)/.train
+	$(BIN)/python -m dsrun.recipe.reference --write docs/train.md
+	$(BIN)/python -m dsrun.zero.shipped ds_configs
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "dsrun needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 4; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[train]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(INSTALL) --editable '.[train,observe,test]'
+	@touch $@
+
+$(VENV)/.lint: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[lint]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

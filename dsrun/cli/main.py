@@ -1,0 +1,73 @@
+"""`dsrun`: argv in, words out. Commands are loaded when they are called, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
+
+# name -> (module, one line for --help)
+COMMANDS = {
+    "train": ("dsrun.cli.train", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
+    "prepare": ("dsrun.cli.prepare", "Tokenise a run's data ahead of the job."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and lines, and imports only the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean `dsrun {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"there is no command {args[0]!r} ({hint})")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dsrun", prog_name="dsrun")
+def cli() -> None:
+    """From a bare GPU node to a finished Hugging Face model under DeepSpeed."""
+
+
+def main() -> None:
+    """The console script. Every error is one line on stderr and the exit code its kind has."""
+    debug = "--debug" in sys.argv
+    try:
+        code = cli.main(prog_name="dsrun", standalone_mode=False)
+    except DsrunError as error:
+        if debug:
+            raise
+        _complain(str(error))
+        code = error.exit_code
+    except click.ClickException as error:
+        _complain(error.format_message())
+        code = EXIT_USAGE
+    except (KeyboardInterrupt, click.Abort):
+        _complain("interrupted")
+        code = EXIT_INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    click.secho(f"error: {message}", fg="red", err=True)

@@ -1,0 +1,194 @@
+"""Make a demo: an ordinary model folder without weights, and ordinary data files.
+
+A folder is filled in a hidden sibling and moved into place whole, so a folder that carries the mark
+of a finished build is one.  The mark also holds a key over everything the content follows from; a
+dsrun or a Python that could write something else finds another key, and builds again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock
+
+from dsrun import __version__
+from dsrun.demo import defaults, vocabulary
+from dsrun.demo.corpus import Splits, number_phrases, python_docs
+from dsrun.errors import UsageError
+
+DEMO_NAMES: Final = tuple(defaults.TASKS)
+MARK: Final = "dsrun-demo.json"
+
+_SPLITS: Final = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoPaths:
+    """Where a demo is, and what it is."""
+
+    task: str
+    """``seq2seq`` or ``causal-lm``."""
+    model: Path | None
+    """Folder for AutoConfig and AutoTokenizer (it has no weights); None for a demo of data only."""
+    train_file: Path
+    validation_file: Path
+    test_file: Path
+    source_lang: str | None = None
+    """Key of the source in each row's ``translation``; None for causal-lm."""
+    target_lang: str | None = None
+    text_column: str | None = None
+    """Column of the text; None for seq2seq."""
+
+
+def materialise(name: str, folder: Path) -> DemoPaths:
+    """Make the demo ``name`` in ``folder``, or reuse it if it is there already.
+
+    Args:
+        name: ``demo-t5`` or ``demo-llama``.
+        folder: where to; ``folder/model`` and ``folder/data`` are written.
+
+    Raises:
+        UsageError: there is no such demo, or ``folder`` holds something that dsrun did not make.
+        MissingError: demo-llama without the package `tokenizers`, or a Python without its library.
+    """
+    if name not in defaults.TASKS:
+        raise UsageError(f"there is no demo {name!r}", fix=f"one of: {', '.join(DEMO_NAMES)}")
+    fill = _fill_t5 if name == defaults.DEMO_T5 else _fill_llama
+    _build(name, Path(folder), fill)
+    return _paths(defaults.TASKS[name], Path(folder), with_model=True)
+
+
+def data_only(task: str, folder: Path) -> DemoPaths:
+    """Make only a demo's data files in ``folder/data``, for a model that came without a data set.
+
+    Args:
+        task: ``seq2seq`` (number phrases) or ``causal-lm`` (Python documentation).
+        folder: where to.
+
+    Raises:
+        UsageError: there is no such task, or ``folder`` holds something that dsrun did not make.
+        MissingError: causal-lm with a Python that lacks its library.
+    """
+    if task not in defaults.TASKS.values():
+        raise UsageError(f"there is no demo data for task {task!r}", fix="one of: seq2seq, causal-lm")
+    make: Callable[[], Splits[Any]] = number_phrases if task == "seq2seq" else python_docs
+    _build(f"data-{task}", Path(folder), lambda target: _write_data(target, make()))
+    return _paths(task, Path(folder), with_model=False)
+
+
+def _paths(task: str, folder: Path, *, with_model: bool) -> DemoPaths:
+    data = folder / "data"
+    seq2seq = task == "seq2seq"
+    return DemoPaths(
+        task=task,
+        model=folder / "model" if with_model else None,
+        train_file=data / "train.jsonl",
+        validation_file=data / "validation.jsonl",
+        test_file=data / "test.jsonl",
+        source_lang="en" if seq2seq else None,
+        target_lang="ro" if seq2seq else None,
+        text_column=None if seq2seq else "text",
+    )
+
+
+def _fill_t5(folder: Path) -> None:
+    _write_data(folder, number_phrases())
+    files = vocabulary.t5_tokenizer(defaults.T5_LENGTH)
+    config = defaults.t5_config(len(vocabulary.t5_vocabulary()))
+    _write_model(folder, files, config, defaults.t5_generation())
+
+
+def _fill_llama(folder: Path) -> None:
+    splits = python_docs()
+    _write_data(folder, splits)
+    # The training split alone: what the tokenizer has seen is not held out either.
+    texts = [row["text"] for row in splits.train]
+    files = vocabulary.llama_tokenizer(texts, defaults.LLAMA_LENGTH)
+    config = defaults.llama_config(vocabulary.LLAMA_VOCABULARY)
+    _write_model(folder, files, config, defaults.llama_generation())
+
+
+def _write_data(folder: Path, splits: Splits[Any]) -> None:
+    for split in _SPLITS:
+        _write_lines(folder / "data" / f"{split}.jsonl", getattr(splits, split))
+
+
+def _write_lines(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="\n") as out:
+        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _write_model(
+    folder: Path, files: Mapping[str, str], config: Mapping[str, object], generation: Mapping[str, object]
+) -> None:
+    model = folder / "model"
+    model.mkdir(parents=True)
+    contents = {
+        **files,
+        "config.json": json.dumps(config, indent=2) + "\n",
+        "generation_config.json": json.dumps(generation, indent=2) + "\n",
+    }
+    for name, content in contents.items():
+        (model / name).write_text(content, encoding="utf-8", newline="\n")
+
+
+def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
+    """Bring ``folder`` to the state that ``fill`` writes, unless its mark says it is in it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    key = _key()
+    # Several processes of one job may ask at once: one builds, the others wait and reuse.
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        mark = _read_mark(folder)
+        if mark is not None and (mark["name"], mark["key"]) == (name, key) and _is_whole(folder, mark):
+            return
+        if mark is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} holds something that is not a demo", fix="give another folder")
+        prefix = f".{folder.name}.tmp-"
+        # What a killed build left behind; no other build can be running while we hold the lock.
+        for leftover in folder.parent.glob(f"{prefix}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        try:
+            fresh = work / "new"
+            fresh.mkdir()
+            fill(fresh)
+            files = sorted(str(file.relative_to(fresh)) for file in fresh.rglob("*") if file.is_file())
+            new_mark = {"name": name, "key": key, "files": files}
+            (fresh / MARK).write_text(json.dumps(new_mark) + "\n", encoding="utf-8")
+            if folder.exists():
+                folder.replace(work / "old")
+            fresh.replace(folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _read_mark(folder: Path) -> Mapping[str, Any] | None:
+    """The content of the folder's mark, or None where there is none that dsrun wrote."""
+    try:
+        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return mark if isinstance(mark, dict) and {"name", "key", "files"} <= mark.keys() else None
+
+
+def _is_whole(folder: Path, mark: Mapping[str, Any]) -> bool:
+    """Whether all files are there; one emptied by a crash of the machine counts as missing."""
+    files = [folder / file for file in mark["files"]]
+    return all(file.is_file() and file.stat().st_size > 0 for file in files)
+
+
+def _key() -> str:
+    """A hash over what a demo's content follows from: dsrun, this package's source, and the Python."""
+    digest = hashlib.sha256(f"{__version__} {platform.python_version()}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(f"\0{source.name}\0".encode() + source.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,205 @@
+"""Demo data made by rule: number phrases in two languages, and the Python documentation on this machine.
+
+Nothing is downloaded.  The number phrases are the same on every machine; the documentation texts
+are those of the Python that runs dsrun, so they change with its version.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import random
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from dsrun.demo.numbers import english, romanian
+from dsrun.errors import MissingError, UsageError
+
+Row = TypeVar("Row")
+PhraseRow = Mapping[str, Mapping[str, str]]
+TextRow = Mapping[str, str]
+
+ALWAYS_TRAINED: Final = 100
+"""Numbers below this are only in the training split: "zero", for one, occurs in no other phrase."""
+
+MOST_PHRASES: Final = 100_000
+"""Rows of all splits together: at their 8 %, the 9000 four-digit numbers are nearly used up."""
+
+# Percent of a split per count of digits.  Drawn evenly, three-digit numbers would be one in a
+# thousand, and the model would rarely see a phrase that ends that early.
+_SHARE_BY_DIGITS: Final = {3: 2, 4: 8, 5: 30, 6: 60}
+
+_SKIPPED_FOLDERS: Final = frozenset(
+    [
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "turtledemo",
+        "pydoc_data",
+        "__pycache__",
+        "lib-dynload",
+    ]
+)
+_SHORTEST_TEXT: Final = 80
+_LONGEST_TEXT: Final = 4000
+_FEWEST_TRAINING_TEXTS: Final = 200
+
+
+@dataclass(frozen=True)
+class Splits(Generic[Row]):
+    """Rows for training, for validation while training, and for the final test."""
+
+    train: list[Row]
+    validation: list[Row]
+    test: list[Row]
+
+
+def number_phrases(
+    *, train: int = 20_000, validation: int = 512, test: int = 1_024, seed: int = 20_240_101
+) -> Splits[PhraseRow]:
+    """English and Romanian phrases for numbers 0..999_999, no number in two splits.
+
+    Args:
+        train: rows for training; the numbers 0..99 come on top of these.
+        validation: rows for validation, all >= 100.
+        test: rows for the final test, all >= 100.
+        seed: chooses the numbers; the same seed gives the same rows on every machine.
+
+    Returns:
+        Splits of rows ``{"translation": {"en": ..., "ro": ...}}``.
+
+    Raises:
+        UsageError: a count is negative, or all together are more than MOST_PHRASES.
+    """
+    if min(train, validation, test) < 0 or train + validation + test > MOST_PHRASES:
+        raise UsageError(
+            f"cannot draw {train} + {validation} + {test} different numbers",
+            fix=f"ask for 0 to {MOST_PHRASES} rows in all",
+        )
+    rng = random.Random(seed)
+    taken = set(range(ALWAYS_TRAINED))
+    # The small splits draw first, so that a wish for more training rows cannot change the test set.
+    test_numbers = _draw(test, taken, rng)
+    validation_numbers = _draw(validation, taken, rng)
+    train_numbers = _draw(train, taken, rng) + list(range(ALWAYS_TRAINED))
+    return Splits(
+        train=[_phrase(n) for n in train_numbers],
+        validation=[_phrase(n) for n in validation_numbers],
+        test=[_phrase(n) for n in test_numbers],
+    )
+
+
+def python_docs() -> Splits[TextRow]:
+    """Documentation texts of this Python: its help topics and the docstrings of its library.
+
+    A document is one help topic or one module; all its texts go to the same split.  Which split
+    that is follows from a hash of the document's name, so most documents keep theirs from one
+    Python version to the next.  A text met a second time is dropped, whichever document it is in.
+
+    Returns:
+        Splits of rows ``{"text": ...}``, about 80 to 4000 characters each.
+
+    Raises:
+        MissingError: this Python comes without its library's source files.
+    """
+    splits: Splits[TextRow] = Splits([], [], [])
+    seen: set[str] = set()
+    for name, texts in _documents():
+        bucket = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 100
+        rows = splits.train if bucket < 90 else splits.validation if bucket < 95 else splits.test
+        for text in texts:
+            content = " ".join(text.partition("\n\n")[2].split())
+            if content not in seen:
+                seen.add(content)
+                rows.append({"text": text})
+    if len(splits.train) < _FEWEST_TRAINING_TEXTS or not splits.validation or not splits.test:
+        raise MissingError(
+            f"this Python has only {len(splits.train)} documentation texts",
+            fix="install its full standard library, or give --train-file",
+        )
+    return splits
+
+
+def _draw(count: int, taken: set[int], rng: random.Random) -> list[int]:
+    """Draw ``count`` numbers that are not in ``taken``, and add them to it."""
+    lengths = list(_SHARE_BY_DIGITS)
+    quota = {digits: count * share // 100 for digits, share in _SHARE_BY_DIGITS.items()}
+    # At most a third of the 900 three-digit numbers per split, so that all splits get theirs.
+    quota[3] = min(quota[3], 300)
+    quota[lengths[-1]] += count - sum(quota.values())
+    numbers: list[int] = []
+    for digits in lengths:
+        low = 10 ** (digits - 1)
+        wanted = len(numbers) + quota[digits]
+        while len(numbers) < wanted:
+            # random() is the one method whose sequence Python promises to keep for a given seed.
+            n = low + int(rng.random() * 9 * low)
+            if n not in taken:
+                taken.add(n)
+                numbers.append(n)
+    return numbers
+
+
+def _phrase(n: int) -> PhraseRow:
+    return {"translation": {"en": english(n), "ro": romanian(n)}}
+
+
+def _documents() -> Iterator[tuple[str, list[str]]]:
+    """Yield (name of the document, its texts), in the same order every time."""
+    for topic, text in sorted(_help_topics().items()):
+        yield f"topic {topic}", _passages(f"help: {topic}", text)
+    root = Path(sysconfig.get_path("stdlib"))
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if not _SKIPPED_FOLDERS.intersection(parts) and not parts[0].startswith("config-"):
+            module = ".".join(parts).removesuffix(".__init__")
+            yield f"module {module}", _docstrings(module, file)
+
+
+def _help_topics() -> Mapping[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        # Some distributions leave it out; the docstrings alone still make a corpus.
+        return {}
+    return dict(topics)
+
+
+def _docstrings(module: str, file: Path) -> list[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    texts: list[str] = []
+    _collect(tree, module, texts)
+    return texts
+
+
+def _collect(node: Any, name: str, texts: list[str]) -> None:
+    """Append the passages of ``node``'s docstring, then of what is defined directly in it."""
+    docstring = ast.get_docstring(node, clean=False)
+    if docstring:
+        texts.extend(_passages(name, inspect.cleandoc(docstring)))
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            _collect(child, f"{name}.{child.name}", texts)
+
+
+def _passages(title: str, text: str) -> list[str]:
+    """Cut ``text`` at blank lines into pieces of at most about 4000 characters, each under the title."""
+    pieces: list[str] = []
+    current = ""
+    for paragraph in text.strip().split("\n\n"):
+        if current and len(current) + len(paragraph) > _LONGEST_TEXT:
+            pieces.append(current)
+            current = ""
+        current = f"{current}\n\n{paragraph}" if current else paragraph
+    pieces.append(current)
+    return [f"{title}\n\n{piece}" for piece in pieces if len(piece) >= _SHORTEST_TEXT]

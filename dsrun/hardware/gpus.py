@@ -1,0 +1,154 @@
+"""What is known about a GPU by its name: a look-up in build/gpus.toml that never guesses."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Literal
+
+from dsrun.datafiles import data_folder
+from dsrun.hardware.names import GpuName, take_apart
+
+Confidence = Literal["A", "B", "C"]
+
+_BRAND_SEGMENTS = {
+    "tesla": ("datacenter",),
+    "geforce": ("geforce", "titan"),
+    "quadro": ("workstation",),
+}
+# Words that a short name leaves out. "rtx 4000" may mean the Quadro (7.5) or the Ada card (8.9).
+_UNSAID = ("ada",)
+_UNSAID_IF_ALONE = ("laptop", "workstation", "server", "maxqworkstation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """One row of the table, or what all rows that a name may mean have in common (the rest is None).
+
+    `memory_gib` in GiB as sold, `memory_bandwidth_gbs` in 10^9 bytes/s, `bf16_tflops` the dense peak in 10^12
+    operations/s. `last_cuda` None: current toolkits still target it. build/README.md explains every key.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    segment: str | None = None
+    architecture: str | None = None
+    chip: str | None = None
+    memory_gib: int | None = None
+    memory_bandwidth_gbs: float | None = None
+    bf16_tflops: float | None = None
+    first_cuda: str | None = None
+    last_cuda: str | None = None
+    pypi_torch_first: str | None = None
+    pypi_torch_last: str | None = None
+    release_year: int | None = None
+    confidence: Confidence = "A"
+    note: str | None = None
+    aliases: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether its tensor cores compute in bf16: Ampere (8.0) and later."""
+        return self.capability >= (8, 0)
+
+
+@cache
+def gpu_table() -> tuple[GpuModel, ...]:
+    """Every row of build/gpus.toml, in its order."""
+    text = (data_folder("build") / "gpus.toml").read_text(encoding="utf-8")
+    return tuple(_row(entry) for entry in tomllib.loads(text)["gpu"])
+
+
+def _row(entry: dict[str, Any]) -> GpuModel:
+    major, minor = entry["capability"].split(".")
+    return GpuModel(
+        **{**entry, "capability": (int(major), int(minor)), "aliases": tuple(entry.get("aliases", ()))}
+    )
+
+
+@cache
+def _parsed_table() -> tuple[tuple[GpuModel, GpuName], ...]:
+    return tuple((row, take_apart(row.name)) for row in gpu_table())
+
+
+@cache
+def _exact() -> dict[str, GpuModel]:
+    """Rows by full name, then by alias."""
+    exact = {name.full: row for row, name in _parsed_table()}
+    return exact | {take_apart(alias).full: row for row in gpu_table() for alias in row.aliases}
+
+
+@cache
+def lookup(name: str) -> GpuModel | None:
+    """The GPU called `name`, as NVML prints it ("NVIDIA A100-SXM4-80GB") or in short ("a100", "rtx 4090").
+
+    A name that fits several rows gives what they have in common. None: unknown, or the rows differ in their
+    compute capability ("rtx 4000", "titan x"). Rows of confidence C (custom and rare parts) count only where
+    nothing better fits. A MIG instance or vGPU has its GPU's capability, but no memory size and no peak.
+    """
+    wanted = take_apart(name)
+    row = _exact().get(wanted.full)
+    found = row if row else _common(_candidates(wanted))
+    if found and wanted.share:
+        return replace(found, memory_gib=None, memory_bandwidth_gbs=None, bf16_tflops=None)
+    return found
+
+
+def peak_bf16_tflops(name: str) -> float | None:
+    """Dense bf16 tensor-core peak of the GPU called `name` in 10^12 operations/s; None when not certain."""
+    found = lookup(name)
+    return found.bf16_tflops if found else None
+
+
+def _candidates(wanted: GpuName) -> list[GpuModel]:
+    if not wanted.model:
+        return []
+    unsaid = () if wanted.brand == "quadro" else _UNSAID
+    rows = (
+        _fitting(wanted, ("", *unsaid))
+        or _fitting(wanted, _UNSAID_IF_ALONE)
+        or _fitting(replace(wanted, model=f"rtx{wanted.model}"), ("", *unsaid))  # "a6000", "4090"
+    )
+    return [row for row in rows if row.confidence != "C"] or rows
+
+
+def _fitting(wanted: GpuName, endings: Iterable[str]) -> list[GpuModel]:
+    models = {wanted.model + ending for ending in endings}
+    return [row for row, name in _parsed_table() if name.model in models and _fits(wanted, row, name)]
+
+
+def _fits(wanted: GpuName, row: GpuModel, name: GpuName) -> bool:
+    if wanted.brand and not (row.segment or "").startswith(_BRAND_SEGMENTS[wanted.brand]):
+        return False
+    if wanted.memory_gib and wanted.memory_gib != row.memory_gib:
+        return False
+    # "A100-SXM-80GB" is how older drivers print an SXM4 board. A model with one form has none in its name.
+    return not (wanted.form and name.form) or name.form.startswith(wanted.form)
+
+
+def _common(rows: Sequence[GpuModel]) -> GpuModel | None:
+    """What all `rows` agree on; None for no rows or different capabilities."""
+    if len({row.capability for row in rows}) != 1:
+        return None
+    if len(rows) == 1:
+        return rows[0]
+    shared: dict[str, Any] = {}
+    for entry in fields(GpuModel):
+        values = {getattr(row, entry.name) for row in rows}
+        if len(values) == 1:
+            shared[entry.name] = values.pop()
+    shared["name"] = _shared_words([row.name for row in rows])
+    shared["confidence"] = max(row.confidence for row in rows)
+    return GpuModel(**{**shared, "aliases": ()})
+
+
+def _shared_words(names: Sequence[str]) -> str:
+    """The words that all `names` begin with, else the first name."""
+    words: list[str] = []
+    for column in zip(*(name.split() for name in names), strict=False):
+        if len(set(column)) > 1:
+            break
+        words.append(column[0])
+    return " ".join(words) or names[0]

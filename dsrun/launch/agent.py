@@ -1,0 +1,105 @@
+"""Starting the workers and staying with them: their voice, their end, and why they failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.system.proc import run_foreground
+
+CONSOLE_VARIABLE = "DSRUN_CONSOLE"
+TERMINAL_VARIABLE = "DSRUN_TERMINAL"
+FAILURES_VARIABLE = "DSRUN_FAILURES"
+
+# The last table that torch.distributed.run prints names each failed worker's exit code.
+EXIT_CODES = re.compile(r"exitcode\s*:\s*(-?\d+)")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the workers ended: the exit code to pass on, and one line where they failed."""
+
+    exit_code: int
+    message: str | None = None
+    log: str | None = None
+
+
+def run_agent(argv: Sequence[str], env: Mapping[str, str], log: Path, *, terminal_width: int | None) -> Outcome:
+    """Run torch.distributed.run to its end.
+
+    Rank 0 speaks to the user through a named pipe; the agent's own output, which repeats every failure as a table and
+    a traceback, goes to `log`. The exit code is that of the worker that failed first, as the agent's is always 1.
+    """
+    with tempfile.TemporaryDirectory(prefix="dsrun-") as scratch:
+        pipe = Path(scratch, "console")
+        os.mkfifo(pipe)
+        variables = {CONSOLE_VARIABLE: str(pipe), FAILURES_VARIABLE: scratch}
+        if terminal_width:
+            variables[TERMINAL_VARIABLE] = str(terminal_width)
+        with _Relay(pipe), log.open("ab") as sink:
+            code = run_foreground(argv, {**env, **variables}, stdout=sink, stderr=sink)
+        return _outcome(code, Path(scratch), log)
+
+
+class _Relay:
+    """Copies what is written to a named pipe to stderr, byte by byte, so that progress bars stay alive."""
+
+    def __init__(self, pipe: Path) -> None:
+        # Held open for writing as well, so that the reader meets no end before the first worker has opened it.
+        self._read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self._hold = os.open(pipe, os.O_WRONLY)
+        os.set_blocking(self._read, True)
+        self._thread = threading.Thread(target=self._copy, name="console relay", daemon=True)
+
+    def __enter__(self) -> _Relay:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._hold)
+        self._thread.join(timeout=5)
+        os.close(self._read)
+
+    def _copy(self) -> None:
+        sys.stderr.flush()
+        while data := os.read(self._read, 65536):
+            os.write(2, data)
+
+
+def _outcome(code: int, scratch: Path, log: Path) -> Outcome:
+    if code == 0:
+        return Outcome(0)
+    failures = sorted((_read(file) for file in scratch.glob("rank-*.json")), key=lambda f: float(f["time"]))
+    # A rank that knows what is wrong says more than one that only lost its peers.
+    known = [f for f in failures if f["expected"]] or failures
+    if known:
+        first = known[0]
+        return Outcome(int(first["exit_code"]), str(first["message"]), first["log"])
+    if code > 128:
+        return Outcome(code)
+    return _from_table(code, log)
+
+
+def _from_table(code: int, log: Path) -> Outcome:
+    """A worker that could not explain itself was killed; the agent's table knows by which signal."""
+    codes = [int(found) for found in EXIT_CODES.findall(log.read_text(errors="replace"))]
+    killed = [-found for found in codes if found < 0]
+    if killed:
+        name = signal.Signals(killed[0]).name
+        hint = " (out of host memory?)" if killed[0] == signal.SIGKILL else ""
+        return Outcome(128 + killed[0], f"a worker was ended by {name}{hint}", str(log))
+    return Outcome(next((found for found in codes if found), code), "a worker failed without a word", str(log))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found

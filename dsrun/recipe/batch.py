@@ -1,0 +1,105 @@
+"""Batch arithmetic: global batch = micro batch × world size × accumulation steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsrun.errors import UsageError
+
+SHOWN_DIVISORS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Samples per optimizer step, and how they are spread.
+
+    `global_batch` samples = `micro_batch` samples per rank and forward pass × `world_size` ranks ×
+    `accumulation` forward passes per optimizer step.
+    """
+
+    global_batch: int
+    micro_batch: int
+    world_size: int
+    accumulation: int
+
+    def sentence(self, device: str = "GPU") -> str:
+        """`64 = 4 × 8 GPUs × 2 steps`; `device` is the word for one rank, such as "CPU rank"."""
+        ranks = f"{self.world_size} {device}{'' if self.world_size == 1 else 's'}"
+        steps = f"{self.accumulation} step{'' if self.accumulation == 1 else 's'}"
+        return f"{self.global_batch} = {self.micro_batch} × {ranks} × {steps}"
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+
+def batch_plan(
+    *,
+    global_batch_size: int | None,
+    micro_batch_size: int | None,
+    accumulation: int | None,
+    world_size: int,
+    default_micro: int,
+) -> BatchPlan:
+    """Fill in what was not given (None) and check that all of it agrees.
+
+    Given a global batch alone, the micro batch is the largest divisor of a rank's share up to
+    `default_micro`; given no global batch, it follows from the others. Raises UsageError, with the nearest
+    sizes that do divide, otherwise.
+    """
+    if global_batch_size is None:
+        micro = micro_batch_size or default_micro
+        steps = accumulation or 1
+        return _plan(micro * world_size * steps, micro, world_size, steps)
+    if micro_batch_size is None:
+        unit = world_size * (accumulation or 1)
+        if global_batch_size % unit:
+            steps_word = f" × {accumulation} steps" if accumulation else ""
+            raise _does_not_divide(global_batch_size, unit, f"{world_size} ranks{steps_word}", "")
+        share = global_batch_size // unit
+        micro = share if accumulation else _largest_divisor(share, default_micro)
+        return _plan(global_batch_size, micro, world_size, share * unit // (micro * world_size))
+    unit = micro_batch_size * world_size
+    if global_batch_size % unit:
+        hint = _micro_hint(global_batch_size, micro_batch_size, world_size)
+        raise _does_not_divide(global_batch_size, unit, f"{micro_batch_size} × {world_size} ranks", hint)
+    steps = global_batch_size // unit
+    if accumulation is not None and accumulation != steps:
+        product = unit * accumulation
+        raise UsageError(
+            f"global batch {global_batch_size} is not {micro_batch_size} × {world_size} ranks"
+            f" × {accumulation} steps = {product}",
+            fix=f"leave out one of the three, or use --gradient_accumulation_steps {steps}",
+        )
+    return _plan(global_batch_size, micro_batch_size, world_size, steps)
+
+
+def _plan(global_batch: int, micro: int, world_size: int, steps: int) -> BatchPlan:
+    return BatchPlan(global_batch=global_batch, micro_batch=micro, world_size=world_size, accumulation=steps)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(each for each in range(1, min(number, limit) + 1) if number % each == 0)
+
+
+def _does_not_divide(global_batch: int, unit: int, product: str, hint: str) -> UsageError:
+    below = global_batch // unit * unit
+    sizes = f"{below} or {below + unit}" if below else str(unit)
+    return UsageError(
+        f"global batch {global_batch} does not divide by {product}",
+        fix=f"use --global-batch-size {sizes}{hint}",
+    )
+
+
+def _micro_hint(global_batch: int, micro: int, world_size: int) -> str:
+    """The micro batches near the given one that divide a rank's share."""
+    if global_batch % world_size:
+        return ""
+    share = global_batch // world_size
+    divisors = [each for each in range(1, share + 1) if share % each == 0]
+    near = sorted(sorted(divisors, key=lambda each: (abs(each - micro), each))[:SHOWN_DIVISORS])
+    return f", or --micro-batch-size {_either(near)}"
+
+
+def _either(numbers: list[int]) -> str:
+    words = [str(number) for number in numbers]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

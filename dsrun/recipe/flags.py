@@ -1,0 +1,164 @@
+"""One table of every flag: the options of TrainSpec and, beside them, the Transformers training arguments.
+
+The second half is data (hf_flags.json, written by tools/harvest_hf_flags.py), so that `--help` and a typo's
+suggestion cost no import of transformers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from dsrun.recipe.spec import TrainSpec
+
+Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
+
+# Training arguments that TrainSpec speaks for: their names are aliases of ours there.
+OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint"})
+# TrainingArguments.debug is a list of debug options, ours a switch; the former is `trainer_debug` in every
+# table, and `--debug underflow_overflow` still reaches it (dsrun.recipe.parser).
+RENAMED = {"debug": "trainer_debug"}
+# JSON flags that may name a file instead; TrainingArguments opens it.
+JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config"})
+# Never shown, never written to a run folder.
+SECRETS = frozenset({"token", "hub_token"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag: its canonical name, whose it is, what it takes, and what it is when not given.
+
+    `aliases` are the further spellings; `key` is the field of TrainSpec or Seq2SeqTrainingArguments that it
+    sets.
+    """
+
+    name: str
+    owner: Literal["dsrun", "hf"]
+    key: str
+    kind: Kind
+    default: Any
+    optional: bool
+    choices: tuple[str, ...] | None = None
+    aliases: tuple[str, ...] = ()
+    group: str = ""
+    help: str = ""
+    metavar: str | None = None
+    example_scripts: bool = False
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every name it answers to, underscores throughout."""
+        return (self.name, *self.aliases)
+
+    @property
+    def shown(self) -> str:
+        """The flag as documentation and errors write it: ours with hyphens, the others as they are."""
+        return shown(self.name, self.owner)
+
+
+def shown(name: str, owner: str = "hf") -> str:
+    """`--name`, with hyphens where the flag is ours."""
+    return "--" + (name.replace("_", "-") if owner == "dsrun" else name)
+
+
+def normalise(name: str) -> str:
+    """A flag's name as the table holds it: no leading dashes, underscores for hyphens."""
+    return name.removeprefix("--").replace("-", "_")
+
+
+@cache
+def own_flags() -> dict[str, Flag]:
+    """The options of TrainSpec by name, in the order of their declaration."""
+    return {each.name: _own_flag(each) for each in fields(TrainSpec)}
+
+
+def _own_flag(option: Field[Any]) -> Flag:
+    meta = option.metadata
+    annotation = str(option.type)  # a string: spec.py postpones its annotations
+    kind = annotation.removesuffix(" | None")
+    return Flag(
+        name=option.name,
+        owner="dsrun",
+        key=option.name,
+        kind="list" if kind == "list[str]" else _scalar_kind(kind),
+        default=option.default if option.default_factory is MISSING else option.default_factory(),
+        optional=annotation.endswith(" | None"),
+        choices=meta["choices"],
+        aliases=meta["aliases"],
+        group=meta["group"],
+        help=meta["help"],
+        metavar=meta["metavar"],
+        example_scripts=meta["example_scripts"],
+    )
+
+
+def _scalar_kind(word: str) -> Kind:
+    scalars: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
+    return scalars[word]
+
+
+@cache
+def hf_version() -> str:
+    """The version of transformers that the data was taken from."""
+    return str(_harvest()["transformers"])
+
+
+@cache
+def hf_flags() -> dict[str, Flag]:
+    """The training arguments of Transformers by canonical name, without those that TrainSpec speaks for."""
+    raw: Mapping[str, Mapping[str, Any]] = _harvest()["flags"]
+    flags = (_hf_flag(key, entry) for key, entry in raw.items() if key not in OWN_ALIASES)
+    return {flag.name: flag for flag in flags}
+
+
+@cache
+def _harvest() -> dict[str, Any]:
+    text = files("dsrun.recipe").joinpath("hf_flags.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def _hf_flag(key: str, entry: Mapping[str, Any]) -> Flag:
+    choices = entry["choices"]
+    return Flag(
+        name=RENAMED.get(key, key),
+        owner="hf",
+        key=key,
+        kind=entry["type"] if key != "report_to" else "list",  # one tracker or several: always a list
+        default=entry["default"],
+        optional=entry["optional"],
+        choices=tuple(choices) if choices else None,
+    )
+
+
+@cache
+def all_flags() -> dict[str, Flag]:
+    """Every flag by canonical name, ours first."""
+    return own_flags() | hf_flags()
+
+
+@cache
+def by_spelling() -> dict[str, Flag]:
+    """Every flag by every spelling it has.
+
+    Raises ValueError when two flags share one, which only a change of spec.py or of hf_flags.json can bring
+    about.
+    """
+    table: dict[str, Flag] = {}
+    for flag in all_flags().values():
+        for spelling in flag.spellings:
+            if spelling in table:
+                raise ValueError(f"{spelling} names both {table[spelling].name} and {flag.name}")
+            table[spelling] = flag
+    return table
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, or None."""
+    matches = difflib.get_close_matches(normalise(name), list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None

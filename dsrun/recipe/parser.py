@@ -1,0 +1,184 @@
+"""argv -> what was given. argparse splits the words; every message and every conversion is ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dsrun.errors import UsageError
+from dsrun.recipe.convert import describe
+from dsrun.recipe.flags import Flag, nearest, normalise
+from dsrun.recipe.given import COMMAND_LINE, Given, from_data, from_words
+from dsrun.recipe.removed import vocabulary
+
+HELP = "`dsrun train --help` lists all flags"
+# argparse takes -1 and -.5 for values but -1e-4 for a flag (bpo-9334); such a word is joined to the flag
+# before it.
+NEGATIVE = re.compile(r"^-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+NARGS: dict[str, str] = {"bool": "?", "bool|str": "?", "list": "+", "list|str": "+"}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a command line gives: its flags in order, and the JSON file of flags that it names, if any."""
+
+    given: tuple[Given, ...]
+    json_file: str | None
+
+
+class _Splitter(argparse.ArgumentParser):
+    """argparse that neither prints nor exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, fix=HELP)
+
+
+class _Record(argparse.Action):
+    """Append (spelling, words) in order, so that a flag given twice stays visible."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        words = [values] if isinstance(values, str) else list(values or ())
+        namespace.found.append((str(option_string), self.const, words))
+
+
+@cache
+def _splitter() -> _Splitter:
+    splitter = _Splitter(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    known = vocabulary()
+    for spelling, flag in known.items():
+        splitter.add_argument(f"--{spelling}", action=_Record, nargs=NARGS.get(flag.kind), dest=spelling)
+        if flag.kind == "bool" and f"no_{spelling}" not in known:
+            splitter.add_argument(f"--no_{spelling}", action=_Record, nargs=0, const="false", dest=spelling)
+    return splitter
+
+
+def parse(argv: Sequence[str]) -> Parsed:
+    """Read a command line.
+
+    Raises UsageError for an unknown flag (with the nearest known one), a value that the flag does not take, a
+    missing value, and a word that belongs to no flag.
+    """
+    words, typed = _tidied(argv)
+    namespace = argparse.Namespace(found=[])
+    try:
+        _, rest = _splitter().parse_known_args(words, namespace)
+    except argparse.ArgumentError as error:
+        raise _complaint(error, typed) from None
+    json_file = _only_json([word for word in rest if word != "--"], typed)
+    return Parsed(tuple(_read(*each, typed=typed) for each in namespace.found), json_file)
+
+
+def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """argv with underscores in flag names and negative numbers joined, and how each flag was typed."""
+    words: list[str] = []
+    typed: dict[str, str] = {}
+    for position, word in enumerate(argv):
+        if word == "--":
+            return [*words, *argv[position:]], typed
+        name, equals, value = word.partition("=")
+        if word.startswith("--") and " " not in name:
+            flag = f"--{normalise(name)}"
+            typed[flag] = name
+            words.append(f"{flag}{equals}{value}")
+        elif NEGATIVE.match(word) and words and _takes_one_value(words[-1]):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words, typed
+
+
+def _takes_one_value(word: str) -> bool:
+    flag = vocabulary().get(normalise(word)) if word.startswith("--") else None
+    return flag is not None and flag.kind not in ("list", "list|str")
+
+
+def _read(option: str, const: str | None, words: list[str], *, typed: dict[str, str]) -> Given:
+    """One flag with its words; a bare switch means true, `--no_x` false."""
+    spelling = option.removeprefix("--")
+    flag = vocabulary().get(spelling) or vocabulary()[spelling.removeprefix("no_")]
+    values = words or [const or "true"]
+    return from_words(flag, values, spelling=spelling, source=COMMAND_LINE, where=typed[option])
+
+
+def _complaint(error: argparse.ArgumentError, typed: dict[str, str]) -> UsageError:
+    """argparse knows two complaints here: a value is missing, or `--no_x=1` has one too many."""
+    option = str(error.argument_name)
+    name = typed.get(option, option)
+    if "expected" in error.message:
+        return UsageError(
+            f"{name}: a value is missing", fix=f"it takes {describe(vocabulary()[normalise(option)])}"
+        )
+    return UsageError(f"{name} takes no value", fix=f"write {name} alone")
+
+
+def _only_json(rest: Sequence[str], typed: dict[str, str]) -> str | None:
+    """The JSON file among the words that belong to no flag; anything else there is an error."""
+    for word in rest:
+        if word.startswith("-") and not NEGATIVE.match(word):
+            option = word.partition("=")[0]
+            raise unknown_flag(typed.get(option, option))
+    for word in rest:
+        if not word.endswith(".json") or len(rest) > 1:
+            raise UsageError(
+                f"{word!r} belongs to no flag", fix="write --flag value; a value with spaces needs quotes"
+            )
+    return rest[0] if rest else None
+
+
+def unknown_flag(name: str) -> UsageError:
+    """The error for a flag nobody knows, with the nearest that is known."""
+    match = nearest(name, vocabulary())
+    hint = shown_like(name, match) if match else None
+    return UsageError(f"unknown flag {name}", fix=f"did you mean {hint}?" if hint else HELP)
+
+
+def shown_like(typed: str, spelling: str) -> str:
+    """A spelling the way the user writes flags: with the hyphens or underscores of `typed`."""
+    if "_" in typed:
+        return f"--{spelling}"
+    flag: Flag = vocabulary()[spelling]
+    return (
+        f"--{spelling.replace('_', '-')}"
+        if flag.owner == "dsrun" or "-" in typed.strip("-")
+        else f"--{spelling}"
+    )
+
+
+def read_json(path: Path, shown: str) -> tuple[Given, ...]:
+    """The flags in a JSON file, as the example scripts read `script.py args.json`.
+
+    `shown` is the path as the user wrote it. Raises UsageError for a file that cannot be read, is not a JSON
+    object, or holds an unknown key or a wrong value.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{shown}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{shown}: not a JSON object", fix='write {"flag": value, …}')
+    return tuple(_from_json(shown, key, value) for key, value in content.items() if value is not None)
+
+
+def _from_json(shown: str, key: str, value: Any) -> Given:
+    flag = vocabulary().get(normalise(key))
+    where = f"{shown}: {key}"
+    if flag is None:
+        match = nearest(key, vocabulary())
+        raise UsageError(f"{where}: unknown flag", fix=f"did you mean {match}?" if match else HELP)
+    return from_data(flag, value, spelling=normalise(key), source=shown, where=where)

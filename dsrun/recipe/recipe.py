@@ -1,0 +1,43 @@
+"""Recipe: a training run as the user described it, every value with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.recipe.flags import all_flags
+from dsrun.recipe.given import COMMAND_LINE
+from dsrun.recipe.spec import TrainSpec
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What was asked for.
+
+    `hf` holds the given fields of Seq2SeqTrainingArguments only, by their names there. `sources` says for
+    every option of ours and every given training argument "command line", "run.yaml:12", "args.json",
+    "default", or what `with_defaults` was told. `notices` are one-line remarks for stderr.
+    """
+
+    spec: TrainSpec
+    hf: dict[str, Any]
+    sources: dict[str, str]
+    notices: tuple[str, ...] = ()
+
+    def given(self, name: str) -> bool:
+        """Whether the flag of this name has a value from anywhere but dsrun's own default."""
+        return self.sources.get(name, DEFAULT) != DEFAULT
+
+    def value(self, name: str) -> Any:
+        """The value of a flag of ours or of a training argument, its default when not given."""
+        flag = all_flags()[name]
+        return getattr(self.spec, flag.key) if flag.owner == "dsrun" else self.hf.get(flag.key, flag.default)
+
+    def where(self, name: str) -> str:
+        """How an error about this flag begins: `--zero`, or `run.yaml:12: zero`."""
+        source = self.sources.get(name, DEFAULT)
+        if source in (COMMAND_LINE, DEFAULT):
+            return all_flags()[name].shown
+        return f"{source}: {name}"

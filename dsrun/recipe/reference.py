@@ -1,0 +1,186 @@
+"""The reference of `dsrun train`: `--help` and the generated part of docs/train.md, both from the flag table.
+
+`python -m dsrun.recipe.reference` prints the generated part; `python -m dsrun.recipe.reference docs/train.md`
+puts it between the markers of that file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dsrun.errors import UsageError
+from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown
+from dsrun.recipe.given import shown_value
+from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
+from dsrun.recipe.spec import GROUPS
+
+BEGIN = "<!-- generated: python -m dsrun.recipe.reference -->"
+END = "<!-- end -->"
+TITLES = {
+    "model": "Model",
+    "zero": "ZeRO",
+    "batch": "Batch",
+    "data": "Data",
+    "lora": "LoRA",
+    "run": "Run",
+}
+HELP_COLUMN = 30
+
+
+def default_text(flag: Flag) -> str:
+    """The default as the reference writes it; empty where it is nothing."""
+    if flag.default is None or flag.default == []:
+        return ""
+    return shown_value(flag.name, flag.default)
+
+
+def value_text(flag: Flag) -> str:
+    """What follows the flag: its choices, its placeholder, or nothing for a switch."""
+    if flag.choices is not None:
+        return "|".join(flag.choices)
+    if flag.kind == "bool":
+        return ""
+    word = flag.metavar or flag.name.upper()
+    return f"{word} …" if flag.kind == "list" else word
+
+
+def _grouped() -> list[tuple[str, list[Flag]]]:
+    flags = own_flags().values()
+    return [(TITLES[group], [each for each in flags if each.group == group]) for group in GROUPS]
+
+
+def help_text(width: int = 80) -> str:
+    """The flags of `dsrun train` as plain text of at most `width` columns."""
+    parts = [_help_group(title, flags, width) for title, flags in _grouped()]
+    names = " ".join(flag.shown for flag in _sorted(hf_flags().values()))
+    parts.append(
+        f"Training arguments of Transformers ({hf_version()}), under their own names:\n"
+        + textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    )
+    parts.append(
+        textwrap.fill(
+            "Hyphens and underscores in a flag are the same; a switch takes an optional true or false, and "
+            "--no-NAME turns it off. Flags that Transformers 5 removed are translated with a notice.",
+            width,
+        )
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _sorted(flags: Iterable[Flag]) -> list[Flag]:
+    return sorted(flags, key=lambda flag: flag.name)
+
+
+def _help_group(title: str, flags: Sequence[Flag], width: int) -> str:
+    return "\n".join([f"{title}:", *(_help_entry(flag, width) for flag in flags)])
+
+
+def _help_entry(flag: Flag, width: int) -> str:
+    """One flag: name and value to the left, meaning to the right, or below where there is no room."""
+    head = f"  {flag.shown} {value_text(flag)}".rstrip()
+    meaning = flag.help + _help_default(flag)
+    indent = " " * HELP_COLUMN
+    lines = textwrap.wrap(meaning, max(20, width - HELP_COLUMN), break_on_hyphens=False)
+    if len(head) > HELP_COLUMN - 2:
+        return "\n".join([head, *(indent + line for line in lines)])
+    return "\n".join([head.ljust(HELP_COLUMN) + lines[0], *(indent + line for line in lines[1:])])
+
+
+def _help_default(flag: Flag) -> str:
+    text = default_text(flag)
+    return f" [{text}]" if text and text != "false" else ""
+
+
+def markdown() -> str:
+    """The generated part of docs/train.md: our flags by group, the names of the others, the removed flags."""
+    parts = ["## Flags of dsrun"]
+    for title, flags in _grouped():
+        rows = [
+            (f"`{flag.shown}`", _value_cell(flag), _code(default_text(flag)), _meaning(flag))
+            for flag in flags
+        ]
+        parts += [f"### {title}", _table(("flag", "value", "default", "meaning"), rows)]
+    parts += [
+        "## Training arguments of Transformers",
+        f"All {len(hf_flags())} of them are taken under their own names (Transformers {hf_version()}):",
+        ", ".join(f"`{flag.shown}`" for flag in _sorted(hf_flags().values())) + ".",
+        "`--trainer_debug` is the training argument `debug`; `--debug underflow_overflow` reaches it too.",
+        "## Flags that Transformers 5 removed",
+        "Each is translated with one notice on stderr, or refused with what to write instead.",
+        _table(("flag", "what happens"), [(f"`--{row.name}`", _fate(row)) for row in _by_name(ROWS)]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _by_name(rows: Iterable[Removed]) -> list[Removed]:
+    return sorted(rows, key=lambda row: row.name)
+
+
+def _code(text: str) -> str:
+    return f"`{_escaped(text)}`" if text else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _value_cell(flag: Flag) -> str:
+    return _code(value_text(flag)) or "switch"
+
+
+def _meaning(flag: Flag) -> str:
+    also = ", ".join(f"`{shown(alias)}`" for alias in flag.aliases)
+    return _escaped(flag.help) + (f"; also {also}" if also else "")
+
+
+def _fate(row: Removed) -> str:
+    several = len(row.cases) > 1
+    return "; ".join(_case(when, outcome, several=several) for when, outcome in row.cases)
+
+
+def _case(when: When, outcome: Outcome, *, several: bool) -> str:
+    """One case of a removed flag in words."""
+    opening = f"{when.label or 'else'}: " if several else ""
+    if isinstance(outcome, Becomes):
+        flag = by_spelling()[outcome.flag]
+        value = "" if outcome.value is SAME else f" {shown_value(flag.name, outcome.value)}"
+        return f"{opening}taken as `{flag.shown}{value}`"
+    if isinstance(outcome, Ignored):
+        return f"{opening}ignored, {outcome.reason}"
+    return f"{opening}refused, {outcome.reason}: {_escaped(outcome.advice)}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def inserted(page: str) -> str:
+    """The page with the generated part between its markers brought up to date.
+
+    Raises UsageError when the markers are not there, each once and in order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(f"the page has no generated part: {BEGIN} … {END}")
+    return f"{before}{BEGIN}\n\n{markdown()}\n{END}{after}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the generated part, or bring the page named by the first argument up to date."""
+    if not argv:
+        sys.stdout.write(markdown())
+        return
+    page = Path(argv[0])
+    scratch = page.with_name(f".{page.name}.{os.getpid()}")
+    scratch.write_text(inserted(page.read_text(encoding="utf-8")), encoding="utf-8")
+    scratch.replace(page)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,169 @@
+"""argv, run.yaml and defaults -> one Recipe. The command line wins over args.json, that over run.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.recipe.flags import SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
+from dsrun.recipe.given import HIDDEN, Given
+from dsrun.recipe.parser import parse, read_json
+from dsrun.recipe.recipe import DEFAULT, Recipe
+from dsrun.recipe.removed import translate
+from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.validate import validate
+
+__all__ = ["Recipe", "explain", "resolve", "with_defaults"]
+
+# Flags that answer the same question: one given in a stronger place sets those behind it aside in weaker
+# places. So `--deepspeed FILE` wins over run.yaml's zero stage, and the user's --num-train-epochs over a
+# demo's max_steps.
+DISPLACES: Mapping[str, tuple[str, ...]] = {
+    "zero": ("deepspeed",),
+    "deepspeed": ("zero", "offload", "nvme_path"),
+    "micro_batch_size": ("per_device_train_batch_size",),
+    "per_device_train_batch_size": ("micro_batch_size",),
+    "global_batch_size": ("gradient_accumulation_steps",),
+    "gradient_accumulation_steps": ("global_batch_size",),
+    "max_steps": ("num_train_epochs",),
+    "num_train_epochs": ("max_steps",),
+    "bf16": ("fp16",),
+    "fp16": ("bf16",),
+    "max_length": ("max_source_length", "block_size"),
+    "dataset": ("train_file", "validation_file", "test_file"),
+    "train_file": ("dataset", "dataset_config"),
+}
+
+
+def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
+    """What `dsrun train ARGV` asks for, called in the folder `cwd`.
+
+    Reads --config and args.json files and nothing else. Raises UsageError for everything that is wrong
+    without looking at models, data or hardware.
+    """
+    parsed = parse(argv)
+    notices: list[str] = []
+    layers = [_layer(parsed.given, notices)]
+    if parsed.json_file is not None:
+        layers.append(_layer(read_json(cwd / parsed.json_file, parsed.json_file), notices))
+    config = next((layer["config"].value for layer in layers if "config" in layer), None)
+    if config is not None:
+        from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
+
+        layers.append(_layer(_of_this_run(read_run_file(cwd / config, config), notices), notices))
+    recipe = _recipe(_merge(layers, notices), notices)
+    return replace(recipe, notices=(*recipe.notices, *validate(recipe)))
+
+
+def _of_this_run(given: Iterable[Given], notices: list[str]) -> list[Given]:
+    """Set aside what run.yaml says to a supervisor of runs."""
+    kept = []
+    for each in given:
+        if each.name != "max_restarts":
+            kept.append(each)
+        elif each.value < 0:
+            raise UsageError(f"{each.where}: {each.value} is not at least 0")
+        elif each.value > 0:
+            notices.append(f"{each.where} is left to the supervisor: `dsrun train` starts its workers once")
+    return kept
+
+
+def _layer(given: Iterable[Given], notices: list[str]) -> dict[str, Given]:
+    """The values of one place by canonical name, removed flags translated and contradictions refused."""
+    given = list(given)
+    present = {each.name for each in given}
+    layer: dict[str, Given] = {}
+    for each in given:
+        current, notice = translate(each, present)
+        if notice is not None and notice not in notices:
+            notices.append(notice)
+        if current is not None:
+            before = layer.get(current.name)
+            layer[current.name] = current if before is None else _both(before, current)
+    return layer
+
+
+def _both(first: Given, second: Given) -> Given:
+    """One flag given twice in one place: our lists add up, else the last one holds if spelled alike."""
+    flag = all_flags()[first.name]
+    if flag.owner == "dsrun" and flag.kind == "list":
+        return replace(second, value=[*first.value, *second.value])
+    if first.value != second.value and first.spelling != second.spelling:
+        hidden = first.name in SECRETS
+        one, other = (f"{each.where} {HIDDEN}" if hidden else str(each) for each in (first, second))
+        raise UsageError(f"{one} and {other} contradict each other", fix="they are one flag; give it once")
+    return second
+
+
+def _merge(layers: Sequence[Mapping[str, Given]], notices: list[str]) -> dict[str, Given]:
+    """All places as one, the strongest first in `layers`."""
+    merged: dict[str, Given] = {}
+    for layer in layers:
+        aside = _displaced((each.name, each.value) for each in merged.values())
+        for name, each in layer.items():
+            if name in merged:
+                continue
+            if name in aside:
+                notices.append(f"{each.where} gives way to {merged[aside[name]].where}")
+                continue
+            merged[name] = each
+    # A second look at each name would be needed only if a layer displaced itself, which validate() judges.
+    return merged
+
+
+def _displaced(stronger: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """The names set aside, each with the name that does it. False, None and -1 displace nothing."""
+    return {
+        weaker: name
+        for name, value in stronger
+        if value is not None and value is not False and value != -1
+        for weaker in DISPLACES.get(name, ())
+    }
+
+
+def _recipe(given: Mapping[str, Given], notices: Sequence[str]) -> Recipe:
+    own = own_flags()
+    spec = TrainSpec(**{name: each.value for name, each in given.items() if name in own})
+    hf = {hf_flags()[name].key: each.value for name, each in given.items() if name not in own}
+    sources = dict.fromkeys(own, DEFAULT) | {name: each.source for name, each in given.items()}
+    return Recipe(spec=spec, hf=hf, sources=sources, notices=tuple(notices))
+
+
+def with_defaults(recipe: Recipe, values: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe with typed values, by any spelling of theirs, put under everything that was given.
+
+    A value is also left out when what was given answers the same question (`DISPLACES`). Raises UsageError
+    when the whole does not fit together, KeyError for a name that is no flag.
+    """
+    given = [(name, recipe.value(name)) for name in recipe.sources if recipe.given(name)]
+    taken = {name for name, _ in given} | _displaced(given).keys()
+    canonical = {by_spelling()[normalise(name)].name: value for name, value in values.items()}
+    fresh = {name: value for name, value in canonical.items() if name not in taken}
+    own = {name: value for name, value in fresh.items() if name in own_flags()}
+    hf = {hf_flags()[name].key: value for name, value in fresh.items() if name not in own}
+    changed = Recipe(
+        spec=replace(recipe.spec, **own),
+        hf=recipe.hf | hf,
+        sources=recipe.sources | dict.fromkeys(fresh, source),
+        notices=recipe.notices,
+    )
+    remarks = [each for each in validate(changed) if each not in recipe.notices]
+    return replace(changed, notices=(*recipe.notices, *remarks))
+
+
+def explain(recipe: Recipe) -> list[tuple[str, Any, str]]:
+    """(flag, value, source) for all of ours, then the training arguments, given ones first.
+
+    Secrets are hidden.
+    """
+    given = [name for name in hf_flags() if name in recipe.sources]
+    rest = [name for name in hf_flags() if name not in recipe.sources]
+    rows = []
+    for name in (*own_flags(), *given, *rest):
+        value = recipe.value(name)
+        shown = HIDDEN if name in SECRETS and value is not None else value
+        rows.append((name, shown, recipe.sources.get(name, DEFAULT)))
+    return rows

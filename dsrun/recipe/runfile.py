@@ -1,0 +1,186 @@
+"""run.yaml -> what was given, each value with its line.
+
+The file is read as a tree of nodes, not as Python values: a flag's own type decides what its text means, so
+that `source_lang: no`, `dataset_config: 3.0` and `learning_rate: 1e-4` are what they look like (YAML 1.1
+would make them False, a float and a string).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from dsrun.errors import UsageError
+from dsrun.recipe.convert import YAML_FLOAT
+from dsrun.recipe.flags import Flag, nearest, normalise
+from dsrun.recipe.given import Given, from_data, from_words
+from dsrun.recipe.removed import vocabulary
+
+# launch.max_restarts is no option of one training run; resolve() says so.
+MAX_RESTARTS = Flag(
+    name="max_restarts",
+    owner="dsrun",
+    key="max_restarts",
+    kind="int",
+    default=None,
+    optional=True,
+    group="run",
+)
+NULL_TAG = "tag:yaml.org,2002:null"
+FLOAT_TAG = "tag:yaml.org,2002:float"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 without its worst trap: `1e-8` in an inline DeepSpeed config is a number."""
+
+
+_Loader.add_implicit_resolver(FLOAT_TAG, YAML_FLOAT, list("-+.0123456789"))
+
+
+def sections() -> dict[str, Mapping[str, Flag]]:
+    """The flags by the keys that each section of run.yaml has; an empty one is left to another command."""
+    known = vocabulary()
+    zero = {"stage": known["zero"], "offload": known["offload"], "nvme_path": known["nvme_path"]}
+    names = ("nproc", "nproc_per_node", "master_port", "find_port")
+    launch = {name: known[name] for name in names} | {"max_restarts": MAX_RESTARTS}
+    return {"train": known, "zero": zero, "launch": launch, "slurm": {}}
+
+
+def read_run_file(path: Path, shown: str) -> tuple[Given, ...]:
+    """Every value in run.yaml, in order. `shown` is the path as the user wrote it.
+
+    Raises UsageError, with file and line, for text that is not YAML, an unknown or doubled key, and a value
+    that its flag does not take.
+    """
+    loader = _open(path, shown)
+    try:
+        root = loader.get_single_node()
+        return tuple(_from_root(loader, root, shown))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise UsageError(f"{shown}{place}: not YAML: {error.problem}") from None
+    finally:
+        loader.dispose()
+
+
+def _open(path: Path, shown: str) -> _Loader:
+    try:
+        return _Loader(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{shown}: cannot be read: {error.strerror}", fix="--config names a YAML file"
+        ) from None
+    except (UnicodeDecodeError, yaml.reader.ReaderError):
+        raise UsageError(f"{shown}: not a text file", fix="--config names a YAML file") from None
+
+
+def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[Given]:
+    if root is None or root.tag == NULL_TAG:
+        return
+    for key, node in _pairs(root, shown, "the file"):
+        section = key.value
+        if section not in sections():
+            _unknown_section(key, shown)
+        if section == "slurm" or node.tag == NULL_TAG:
+            continue
+        for name, value in _pairs(node, shown, f"{section}:"):
+            given = _from_pair(loader, name, value, section, shown)
+            if given is not None:
+                yield given
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _pairs(node: yaml.Node, shown: str, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """The keys and values of a mapping, refused when it is none or a key is doubled."""
+    if not isinstance(node, yaml.MappingNode):
+        raise UsageError(f"{shown}:{_line(node)}: {what} does not hold `key: value` lines")
+    first: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise UsageError(f"{shown}:{_line(key)}: a key must be one word")
+        name = normalise(key.value)
+        if name in first:
+            raise UsageError(f"{shown}:{_line(key)}: {key.value} stands twice, first in line {first[name]}")
+        first[name] = _line(key)
+    return list(node.value)
+
+
+def _unknown_section(key: yaml.ScalarNode, shown: str) -> NoReturn:
+    where = f"{shown}:{_line(key)}: unknown section {key.value}"
+    if normalise(key.value) in vocabulary():
+        raise UsageError(where, fix=f"{key.value} belongs under train:")
+    match = nearest(key.value, sections())
+    raise UsageError(where, fix=f"did you mean {match}?" if match else f"there are {', '.join(sections())}")
+
+
+def _from_pair(
+    loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: str, shown: str
+) -> Given | None:
+    """One line of a section. An empty value leaves the flag as it is."""
+    name = normalise(key.value)
+    source = f"{shown}:{_line(key)}"
+    where = f"{source}: {section}.{key.value}"
+    flag = sections()[section].get(name)
+    if flag is None:
+        match = nearest(name, sections()[section])
+        raise UsageError(
+            f"{source}: unknown key {section}.{key.value}",
+            fix=f"did you mean {match}?" if match else "docs/train.md lists all flags",
+        )
+    if flag.name == "config":
+        raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")
+    if node.tag == NULL_TAG and flag.optional:
+        return None
+    spelling = f"{section}.{name}"
+    words = _words(node)
+    if words is not None and (len(words) == 1 or flag.kind in ("list", "list|str")):
+        return from_words(flag, words, spelling=spelling, source=source, where=where)
+    return from_data(flag, _data(loader, flag, node, shown), spelling=spelling, source=source, where=where)
+
+
+def _words(node: yaml.Node) -> list[str] | None:
+    """The text of a scalar, or of a list of scalars, as it stands in the file; None for anything else."""
+    if isinstance(node, yaml.ScalarNode):
+        return [node.value]
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
+        return [each.value for each in node.value]
+    return None
+
+
+def _data(loader: _Loader, flag: Flag, node: yaml.Node, shown: str) -> Any:
+    """A mapping or a nested list as Python values; the values of KEY=VALUE flags stay as they are written."""
+    _check_doubles(node, shown)
+    if isinstance(node, yaml.MappingNode) and flag.metavar == "KEY=VALUE":
+        return {
+            key.value: each.value
+            if isinstance(each, yaml.ScalarNode)
+            else json.dumps(_construct(loader, each))
+            for key, each in node.value
+        }
+    return _construct(loader, node)
+
+
+def _construct(loader: _Loader, node: yaml.Node) -> Any:
+    return loader.construct_document(node)
+
+
+def _check_doubles(node: yaml.Node, shown: str) -> None:
+    """Refuse a doubled key at any depth: YAML keeps the last one in silence."""
+    waiting, seen = [node], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, yaml.MappingNode):
+            waiting.extend(value for _, value in _pairs(each, shown, "it"))
+        elif isinstance(each, yaml.SequenceNode):
+            waiting.extend(each.value)

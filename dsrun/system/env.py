@@ -1,0 +1,181 @@
+"""Worker-environment variables: is this process a worker that torchrun or srun started, and which one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dsrun.errors import UsageError
+
+_TORCHRUN_VARIABLES = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Below Linux's ephemeral ports (32768 and up), so that no outgoing connection sits on the port by chance.
+_SLURM_FIRST_PORT = 15000
+_SLURM_PORTS = 15000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One process of a run: its rank among all, its place on its machine, and where the ranks meet."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    source: Literal["torchrun", "slurm"]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker speaks for the run."""
+        return self.rank == 0
+
+    def variables(self) -> dict[str, str]:
+        """The variables that torch.distributed's env:// initialisation reads."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def worker_from_env(environ: Mapping[str, str]) -> Worker | None:
+    """The worker that `environ` describes; None when nobody started this process as one.
+
+    torchrun's RANK wins. Without it a task of an `srun` step with several tasks is a worker; the shell of
+    `sbatch` or `salloc` is not, although SLURM_PROCID is 0 there. Raises UsageError when the variables are
+    incomplete, not integers, or contradict one another.
+    """
+    if environ.get("RANK", "").strip():
+        return _from_torchrun(environ)
+    if _integer(environ, "SLURM_STEP_NUM_TASKS", 0) > 1 and "SLURM_STEP_ID" in environ:
+        return _from_slurm(environ)
+    return None
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Worker:
+    missing = [name for name in _TORCHRUN_VARIABLES if not environ.get(name, "").strip()]
+    if missing:
+        raise UsageError(
+            f"RANK is set but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not",
+            fix="start workers with torchrun, or unset RANK to let dsrun start them",
+        )
+    world_size = _integer(environ, "WORLD_SIZE")
+    return _checked(
+        Worker(
+            rank=_integer(environ, "RANK"),
+            world_size=world_size,
+            local_rank=_integer(environ, "LOCAL_RANK"),
+            local_world_size=_local_world_size(environ, world_size),
+            master_addr=environ["MASTER_ADDR"].strip(),
+            master_port=_integer(environ, "MASTER_PORT"),
+            source="torchrun",
+        )
+    )
+
+
+def _local_world_size(environ: Mapping[str, str], world_size: int) -> int:
+    """LOCAL_WORLD_SIZE of torchrun, else LOCAL_SIZE of the `deepspeed` launcher; one worker needs neither."""
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        if environ.get(name, "").strip():
+            return _integer(environ, name)
+    if world_size == 1:
+        return 1
+    raise UsageError(
+        "RANK is set but LOCAL_WORLD_SIZE is not",
+        fix="set it to the number of workers on each machine, or start them with torchrun",
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Worker:
+    """A task of an srun step; every task derives the same meeting point without talking to the others."""
+    world_size = _integer(environ, "SLURM_STEP_NUM_TASKS")
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    address = environ.get("MASTER_ADDR") or first_host(nodes)
+    if not address:
+        raise UsageError(
+            "SLURM_STEP_NODELIST is not set in this srun step", fix="set MASTER_ADDR to the first node"
+        )
+    return _checked(
+        Worker(
+            rank=_integer(environ, "SLURM_PROCID"),
+            world_size=world_size,
+            local_rank=_integer(environ, "SLURM_LOCALID"),
+            local_world_size=_slurm_local_world_size(environ, world_size),
+            master_addr=address,
+            master_port=_integer(environ, "MASTER_PORT", _slurm_port(environ)),
+            source="slurm",
+        )
+    )
+
+
+def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
+    counts = expand_counts(
+        environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    )
+    node = _integer(environ, "SLURM_NODEID", 0)
+    if node < len(counts):
+        return counts[node]
+    if _integer(environ, "SLURM_STEP_NUM_NODES", 1) == 1:
+        return world_size
+    raise UsageError(
+        f"SLURM_STEP_TASKS_PER_NODE says nothing about node {node}",
+        fix="start the tasks with srun --ntasks-per-node",
+    )
+
+
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """A port that differs between jobs, and between steps of one job, which may share a node."""
+    job = _integer(environ, "SLURM_JOB_ID", 0)
+    return _SLURM_FIRST_PORT + (job * 7 + _integer(environ, "SLURM_STEP_ID", 0)) % _SLURM_PORTS
+
+
+def first_host(nodes: str) -> str | None:
+    """First host of a SLURM host list: "gpu[03-05,9],login" is gpu03; None for an empty list."""
+    found = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\])?([^\[,]*)", nodes.strip())
+    if not found or not found[0]:
+        return None
+    return found[1] + (found[2] or "") + found[3]
+
+
+def expand_counts(text: str) -> list[int]:
+    """SLURM's tasks per node, one number a node: "4(x2),3" is [4, 4, 3]; [] for what cannot be read."""
+    counts: list[int] = []
+    for part in text.split(",") if text else []:
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not found:
+            return []
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not re.fullmatch(r"-?\d+", text):
+        raise UsageError(f"{name}={text!r} is not an integer", fix="start workers with torchrun or srun")
+    return int(text)
+
+
+def _checked(worker: Worker) -> Worker:
+    """`worker`, when its numbers fit together."""
+    fits = {
+        f"RANK {worker.rank} is outside WORLD_SIZE {worker.world_size}": 0 <= worker.rank < worker.world_size,
+        f"LOCAL_RANK {worker.local_rank} is outside LOCAL_WORLD_SIZE {worker.local_world_size}": (
+            0 <= worker.local_rank < worker.local_world_size
+        ),
+        f"LOCAL_WORLD_SIZE {worker.local_world_size} exceeds WORLD_SIZE {worker.world_size}": (
+            worker.local_world_size <= worker.world_size
+        ),
+        f"MASTER_PORT {worker.master_port} is no port": 1 <= worker.master_port <= 65535,
+    }
+    wrong = next((message for message, fine in fits.items() if not fine), None)
+    if wrong:
+        raise UsageError(wrong, fix="start workers with torchrun or srun")
+    return worker

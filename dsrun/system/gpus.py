@@ -1,0 +1,202 @@
+"""Which GPUs a process started here would see, asked of the driver without making a CUDA context."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+_SMI_TIMEOUT_S = 30  # a cold driver without persistence mode takes seconds per GPU
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU, or one MIG instance of it.
+
+    `index` is the number CUDA gives it in this process; memory is in bytes. None: the driver does not say
+    (memory of GPUs that share the host's, capability with an old nvidia-smi).
+    """
+
+    index: int
+    name: str
+    uuid: str
+    memory_total: int | None
+    memory_free: int | None
+    capability: tuple[int, int] | None
+    mig: tuple[Gpu, ...] = ()
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether this is a MIG instance and not a whole GPU."""
+        return self.uuid.startswith("MIG-")
+
+
+def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
+    """The GPUs that CUDA would show a process with the environment `environ` (default: this process's).
+
+    Empty without GPU, driver or permission. Indices in CUDA_VISIBLE_DEVICES are taken in PCI bus order,
+    which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs of the machine are alike.
+    """
+    environ = os.environ if environ is None else environ
+    devices = _from_nvml()
+    if devices is None:
+        devices = _from_smi(environ)
+    return select_visible(devices, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def gpu_count(environ: Mapping[str, str] | None = None) -> int:
+    """How many GPUs a process with the environment `environ` would see."""
+    return len(visible_gpus(environ))
+
+
+def select_visible(devices: Sequence[Gpu], visible: str | None) -> list[Gpu]:
+    """Those of `devices` that the value `visible` of CUDA_VISIBLE_DEVICES shows, renumbered from 0.
+
+    None shows all, the first invalid entry ends the list, and a GPU named twice leaves none, as the CUDA
+    programming guide and the CUDA runtime have it. A GPU in MIG mode shows as its first instance, and one
+    process sees one instance at most (NVIDIA MIG user guide, "Device enumeration").
+    """
+    if visible is None:
+        named = list(devices)
+    else:
+        named = []
+        for entry in visible.split(","):
+            device = _named(devices, entry.strip())
+            if device is None:
+                break
+            named.append(device)
+        if len({device.uuid for device in named}) < len(named):
+            return []
+    usable = [device.mig[0] if device.mig else device for device in named]
+    if any(device.is_mig for device in usable):
+        usable = [device for device in usable if device.is_mig][:1]
+    return [replace(device, index=index) for index, device in enumerate(usable)]
+
+
+def _named(devices: Sequence[Gpu], entry: str) -> Gpu | None:
+    """The device that one entry means: an index, or a UUID, which may be cut short while it stays unique."""
+    if entry.startswith("GPU-"):
+        return _only([device for device in devices if device.uuid.startswith(entry)])
+    if entry.startswith("MIG-"):
+        return _only([mig for device in devices for mig in device.mig if mig.uuid.startswith(entry)])
+    number = re.match(r"\+?\d+", entry)  # CUDA reads it as strtol does: "1x" is 1
+    if not number or int(number[0]) >= len(devices):
+        return None
+    return devices[int(number[0])]
+
+
+def _only(found: list[Gpu]) -> Gpu | None:
+    return found[0] if len(found) == 1 else None
+
+
+def _from_nvml() -> list[Gpu] | None:
+    """All GPUs in PCI bus order; None when NVML cannot be asked."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        return [
+            _describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index)
+            for index in range(nvml.nvmlDeviceGetCount())
+        ]
+    except nvml.NVMLError:
+        return None
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _describe(nvml: Any, handle: Any, index: int) -> Gpu:
+    total: int | None = None
+    free: int | None = None
+    with suppress(nvml.NVMLError):  # GB10 and Jetson share the host's memory and report "not supported"
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, free = int(memory.total), int(memory.free)
+    gpu = Gpu(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        memory_total=total,
+        memory_free=free,
+        capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    )
+    return replace(gpu, mig=_mig_instances(nvml, handle, gpu))
+
+
+def _mig_instances(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
+    with suppress(nvml.NVMLError):  # not supported before A100
+        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return ()
+        found = []
+        for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with suppress(nvml.NVMLError):  # an empty slot is "not found"
+                mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+                memory = nvml.nvmlDeviceGetMemoryInfo(mig)
+                found.append(
+                    Gpu(
+                        index=slot,
+                        name=nvml.nvmlDeviceGetName(mig),
+                        uuid=nvml.nvmlDeviceGetUUID(mig),
+                        memory_total=int(memory.total),
+                        memory_free=int(memory.free),
+                        capability=parent.capability,
+                    )
+                )
+        return tuple(found)
+    return ()
+
+
+def _from_smi(environ: Mapping[str, str]) -> list[Gpu]:
+    """All GPUs as nvidia-smi lists them, without MIG instances; empty when it is missing or fails."""
+    columns = "index,uuid,name,memory.total,memory.free"
+    for query in (f"{columns},compute_cap", columns):  # compute_cap is unknown to drivers before 510
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        try:
+            answer = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=_SMI_TIMEOUT_S,
+                check=False,
+                env=dict(environ),
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        if answer.returncode == 0:
+            return parse_smi(answer.stdout)
+    return []
+
+
+def parse_smi(text: str) -> list[Gpu]:
+    """The rows `index, uuid, name, memory.total, memory.free[, compute_cap]` of nvidia-smi, memory in MiB."""
+    gpus = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) < 5 or not fields[0].isdigit():
+            continue
+        capability = re.fullmatch(r"(\d+)\.(\d+)", fields[5]) if len(fields) > 5 else None
+        gpus.append(
+            Gpu(
+                index=int(fields[0]),
+                name=fields[2],
+                uuid=fields[1],
+                memory_total=_bytes(fields[3]),
+                memory_free=_bytes(fields[4]),
+                capability=(int(capability[1]), int(capability[2])) if capability else None,
+            )
+        )
+    return gpus
+
+
+def _bytes(mebibytes: str) -> int | None:
+    return int(mebibytes) * _MIB if mebibytes.isdigit() else None  # else "[N/A]", "[Not Supported]"

@@ -1,0 +1,194 @@
+"""What this machine offers (processor, memory, disk) within the limits of a container or batch job."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path("/")
+# Linux writes the first two for x86, bf16 for Arm (Documentation/arch/arm64/elf_hwcaps.rst).
+_BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+_GIT_TIMEOUT_S = 10
+_UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a huge number of pages
+
+VERSIONED = (
+    "dsrun",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "peft",
+    "safetensors",
+    "numpy",
+)
+
+
+def hostname() -> str:
+    """This machine's name, as SLURM and logs know it."""
+    return socket.gethostname()
+
+
+def cpu_flags(root: Path = ROOT) -> frozenset[str]:
+    """Instruction-set flags of the first processor in /proc/cpuinfo; empty where there is none."""
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def cpu_bf16(root: Path = ROOT) -> bool:
+    """Whether the processor computes in bfloat16 by itself (AMX-BF16, AVX512-BF16, Arm BF16)."""
+    return bool(_BF16_FLAGS & cpu_flags(root))
+
+
+def cores(root: Path = ROOT) -> int:
+    """Cores this process may use: its affinity mask, cut to the cgroup's quota (rounded down, at least 1)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for folder in _cgroups(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    return max(1, int(min([allowed, *quotas])))
+
+
+def memory_available(root: Path = ROOT) -> int:
+    """Bytes of host memory that can still be had without swapping or meeting a cgroup limit."""
+    left = [left for folder in _cgroups(root, "memory") if (left := _memory_left(folder)) is not None]
+    return max(0, min([_meminfo(root, "MemAvailable"), *left]))
+
+
+def memory_total(root: Path = ROOT) -> int:
+    """Bytes of host memory this process may use at all: the machine's, or the smallest cgroup limit."""
+    limits = [limit for folder in _cgroups(root, "memory") if (limit := _memory_limit(folder)) is not None]
+    return min([_meminfo(root, "MemTotal"), *limits])
+
+
+def disk_free(path: Path) -> int:
+    """Free bytes for an ordinary user on the file system that holds, or would hold, `path`."""
+    return shutil.disk_usage(nearest_existing(path)).free
+
+
+def nearest_existing(path: Path) -> Path:
+    """`path`, or the closest folder above it that exists."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def shm_free(root: Path = ROOT) -> int | None:
+    """Free bytes of /dev/shm, where data-loader workers pass batches; None when the system has none."""
+    folder = root / "dev/shm"
+    return shutil.disk_usage(folder).free if folder.is_dir() else None
+
+
+def git_commit(cwd: Path) -> str | None:
+    """Commit checked out around `cwd`, with `-dirty` when tracked files differ; None outside a repository."""
+    command = ["git", "-C", str(cwd), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+            # Without this git takes the index lock, and a user's own git command beside the run fails.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None
+
+
+def versions(packages: Iterable[str] = VERSIONED) -> dict[str, str]:
+    """Installed versions of `packages` by name, and Python's, from their metadata; nothing is imported."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _meminfo(root: Path, key: str) -> int:
+    """A line of /proc/meminfo in bytes; psutil where that file does not exist."""
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.available if key == "MemAvailable" else memory.total)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the cgroups this process is in, innermost first, whose limits of `controller` all apply.
+
+    Inside a container /proc/self/cgroup may name a path of the host that is not mounted here; the folders
+    above it then remain, up to the container's own root.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            mount = root / "sys/fs/cgroup"
+        elif controller in names.split(","):
+            mount = _v1_mount(root, names, controller)
+        else:
+            continue
+        inner = mount / path.strip("/")
+        for folder in (inner, *inner.parents):
+            if folder.is_dir():
+                yield folder
+            if folder == mount:
+                break
+
+
+def _v1_mount(root: Path, names: str, controller: str) -> Path:
+    mounts = root / "sys/fs/cgroup"
+    return mounts / names if (mounts / names).is_dir() else mounts / controller
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else None  # v2 writes "max" for no limit
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Cores' worth of CPU time per period that cgroup `folder` allows (v2 cpu.max, v1 cpu.cfs_*)."""
+    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit():
+        return int(quota) / int(period)
+    v1_quota, v1_period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return v1_quota / v1_period if v1_quota and v1_quota > 0 and v1_period else None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    limits = (_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
+    limit = next((limit for limit in limits if limit is not None), None)
+    return limit if limit is not None and limit < _UNLIMITED else None
+
+
+def _memory_left(folder: Path) -> int | None:
+    """Bytes below the limit; page cache that the kernel would drop before it kills does not count as used."""
+    limit = _memory_limit(folder)
+    usages = (_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
+    used = next((used for used in usages if used is not None), None)
+    if limit is None or used is None:
+        return None
+    stat = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    cache = int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+    return limit - used + cache

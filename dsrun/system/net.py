@@ -1,0 +1,87 @@
+"""TCP ports for the rendezvous."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from dsrun.errors import UsageError
+
+TRIES = 10
+_LAST_PORT = 65535
+
+
+def free_port() -> int:
+    """A port that nobody on this machine listens on, chosen by the kernel."""
+    with _socket(None) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def port_is_free(port: int, host: str | None = None) -> bool:
+    """Whether a server could listen on `port` of `host` (an address of this machine; None: all of them).
+
+    Listens for a moment instead of trying to connect: that also sees ports another user's firewall hides,
+    and takes a port in TIME_WAIT for what it is, free, as torch's TCPStore does with SO_REUSEADDR. A `host`
+    that is not this machine counts as free, because nothing here can occupy it.
+    """
+    try:
+        with _socket(host) as probe:
+            probe.bind((host or "", port))
+            probe.listen(1)
+    except OSError as error:
+        return error.errno not in (errno.EADDRINUSE, errno.EACCES)
+    return True
+
+
+def next_free_port(port: int, tries: int = TRIES) -> int | None:
+    """The first free port after `port` among the next `tries`; None when all are taken."""
+    following = range(port + 1, min(port + tries, _LAST_PORT) + 1)
+    return next((candidate for candidate in following if port_is_free(candidate)), None)
+
+
+def claim_port(port: int, find: bool) -> int:
+    """`port` when it is free, with `find` else the next free one of the ten after it.
+
+    Raises UsageError when the port is taken, naming its holder where the system tells, and the next free
+    port.
+    """
+    if not 1 <= port <= _LAST_PORT:
+        raise UsageError(f"--master-port {port} is no port", fix=f"give a number from 1 to {_LAST_PORT}")
+    if port_is_free(port):
+        return port
+    following = next_free_port(port)
+    if find and following is not None:
+        return following
+    taken = f"port {port} is taken by {_holder(port) or 'another process'}"
+    if following is None:
+        raise UsageError(
+            f"{taken}, and so are the {TRIES} after it", fix="leave --master-port out to get a free one"
+        )
+    raise UsageError(
+        f"{taken}; the next free one is {following}", fix=f"--master-port {following} or --find-port"
+    )
+
+
+def _socket(host: str | None) -> socket.socket:
+    """A TCP socket on which binding to `host`, or to every address of both families, is tried."""
+    if host is None and socket.has_dualstack_ipv6():
+        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    else:
+        probe = socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET, socket.SOCK_STREAM)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return probe
+
+
+def _holder(port: int) -> str | None:
+    """Program and process id that listen on `port`; other users' processes are hidden from all but root."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.pid and connection.laddr and connection.laddr[1] == port:
+                return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
+    except (psutil.Error, OSError):
+        return None
+    return None

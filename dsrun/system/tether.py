@@ -1,0 +1,37 @@
+"""Exec trampoline: `python -I -S tether.py PARENT argv…` becomes `argv`, tied to the life of process PARENT.
+
+A file of its own and not a preexec_fn, because Python code between fork and exec may deadlock in a program
+with threads; the standard library only, because it runs before any environment of the child counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; survives execve (prctl(2))
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process `signum` when its parent dies; no effect outside Linux.
+
+    `parent` is the process id of the parent as last known: if it is gone already, the signal is sent at once.
+    The kernel means the thread that forked, so that thread must live as long as the parent itself.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signum)
+
+
+def main(arguments: list[str]) -> None:
+    """Tie this process to its parent and become the program."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would print a traceback
+    die_with_parent(int(arguments[0]))
+    os.execvp(arguments[1], arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,52 @@
+"""`python -m dsrun.train.ahead`: load and tokenise a run's data into the cache that training then finds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsrun.recipe.files import check_files
+from dsrun.recipe.resolve import resolve
+from dsrun.train import failure
+from dsrun.train.console import Console
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare the data; returns the exit code."""
+    console = Console(sys.stderr, terminal=sys.stderr.isatty())
+    try:
+        _prepare(argv, console)
+    except Exception as error:
+        if "--debug" in argv:
+            raise
+        code, message = failure.explain(error)
+        console.say(f"error: {message}", style="red")
+        return code
+    return 0
+
+
+def _prepare(argv: Sequence[str], console: Console) -> None:
+    recipe = resolve(argv, Path.cwd())
+    for notice in recipe.notices:
+        console.notice(notice)
+    check_files(recipe.spec)
+    # Quiet before the imports, or transformers advertises its frameworks.
+    from transformers.utils import logging as transformers_logging
+
+    from dsrun.train import model as models
+    from dsrun.train.arguments import phases
+    from dsrun.train.demos import fill_in
+    from dsrun.train.run import data_request, prepare_and_say
+
+    transformers_logging.set_verbosity_error()
+    recipe, _ = fill_in(recipe, say=console.notice)
+    config = models.load_config(recipe.spec)
+    tokenizer = models.load_tokenizer(recipe.spec)
+    task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
+    data = prepare_and_say(data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console)
+    console.say(f"prepared {data.origin}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""From the recipe to transformers' Seq2SeqTrainingArguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import Seq2SeqTrainingArguments
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.batch import BatchPlan
+from dsrun.recipe.resolve import Recipe
+from dsrun.system.host import cores, shm_free
+from dsrun.train.model import Task
+from dsrun.train.precision import Precision
+from dsrun.train.world import World
+
+KEPT_CHECKPOINTS = 3
+MOST_LOADER_WORKERS = 4
+
+# A loader worker passes batches through /dev/shm; Docker's default of 64 MiB is filled by two long batches.
+SMALLEST_SHM = 256 * 2**20
+
+
+def training_arguments(
+    recipe: Recipe,
+    *,
+    world: World,
+    plan: BatchPlan,
+    precision: Precision,
+    deepspeed: dict[str, Any] | None,
+    task: Task,
+    run: Path,
+    has_validation: bool,
+) -> Any:
+    """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults."""
+    given = {name: value for name, value in recipe.hf.items() if name != "deepspeed"}
+    spec = recipe.spec
+    values: dict[str, Any] = _defaults(task, world, plan, has_validation)
+    values |= _stopping(spec.early_stopping, given)
+    values |= given
+    values |= {
+        "output_dir": str(run),
+        "per_device_train_batch_size": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "use_cpu": world.device == "cpu",
+        "deepspeed": deepspeed,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "label_names": ["labels"],
+        "do_train": "train" in phases(recipe),
+    }
+    if world.device == "cpu" and deepspeed is None:
+        values["ddp_backend"] = "gloo"
+    if spec.num_beams:
+        values["generation_num_beams"] = spec.num_beams
+    if values.get("auto_find_batch_size"):
+        raise UsageError(
+            "--auto-find-batch-size changes the global batch behind your back", fix="set --micro-batch-size"
+        )
+    try:
+        return Seq2SeqTrainingArguments(**values)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"training arguments: {str(error).splitlines()[0]}") from error
+    except ImportError as error:
+        raise MissingError(str(error).strip().splitlines()[0]) from error
+
+
+def phases(recipe: Recipe) -> frozenset[str]:
+    """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
+    and evaluating where there is validation data."""
+    asked = {
+        phase
+        for flag, phase in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test"))
+        if recipe.hf.get(flag)
+    }
+    if asked:
+        return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
+    return frozenset({"train", "validation"})
+
+
+def evaluates_while_training(recipe: Recipe) -> bool:
+    """Whether flags ask for evaluation during training."""
+    strategy = str(recipe.hf.get("eval_strategy", "no"))
+    return strategy != "no" or recipe.spec.early_stopping is not None or bool(recipe.hf.get("load_best_model_at_end"))
+
+
+def _defaults(task: Task, world: World, plan: BatchPlan, has_validation: bool) -> dict[str, Any]:
+    workers = loader_workers(world)
+    values: dict[str, Any] = {
+        "logging_steps": 10,
+        "logging_nan_inf_filter": False,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "report_to": "none",
+        "log_level": "info",
+        "per_device_eval_batch_size": max(8, plan.micro_batch),
+        "predict_with_generate": task == "seq2seq",
+        "do_eval": has_validation,
+        "dataloader_num_workers": workers,
+        "dataloader_persistent_workers": workers > 0,
+        "ddp_find_unused_parameters": False,
+    }
+    if world.device == "cuda":
+        import torch
+
+        values["tf32"] = torch.cuda.get_device_capability()[0] >= 8
+        values["use_liger_kernel"] = _liger_installed()
+    return values
+
+
+def loader_workers(world: World) -> int:
+    """Loader processes per rank: half its share of the cores, none on a CPU run, where the model needs them all."""
+    if world.device == "cpu":
+        return 0
+    room = shm_free()
+    if room is not None and room < SMALLEST_SHM:
+        return 0
+    return min(MOST_LOADER_WORKERS, cores() // world.local_size // 2)
+
+
+def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What early stopping and keeping the best checkpoint need the Trainer to do."""
+    if patience is None and not given.get("load_best_model_at_end"):
+        return {}
+    metric = str(given.get("metric_for_best_model", "loss"))
+    strategy = given.get("eval_strategy") or given.get("save_strategy") or "epoch"
+    return {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": metric,
+        "greater_is_better": not metric.endswith(("loss", "perplexity")),
+        "eval_strategy": strategy,
+        "save_strategy": strategy,
+        **({"save_steps": given["eval_steps"]} if strategy == "steps" and "eval_steps" in given else {}),
+    }
+
+
+def _liger_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("liger_kernel") is not None

@@ -1,0 +1,148 @@
+"""What happens around training steps: records for the run folder, figures for the user, profiling, stopping."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import TrainerCallback
+
+from dsrun.train import engine
+from dsrun.train.console import Console, TrainingBar, duration, number
+from dsrun.train.trainer import RunTrainer
+
+SHOWN_METRICS = ("loss", "perplexity", "exact_match", "bleu", "chrf", "rougeL")
+
+
+class ProveEngine(TrainerCallback):
+    """Before the first step: the engine and ZeRO stage are those that were asked for."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        engine.assert_in_charge(self.trainer.model_wrapped, self.trainer.ds_config)
+
+
+class Recorder(TrainerCallback):
+    """Turns the Trainer's logs into metrics.jsonl records and the progress bar's figures. Rank 0 only."""
+
+    def __init__(
+        self, trainer: RunTrainer, console: Console, write: Any, *, parameters: int, peak_flops: float | None
+    ) -> None:
+        self.trainer = trainer
+        self.console = console
+        self.write = write
+        self.parameters = parameters
+        self.peak_flops = peak_flops
+        self.bar: TrainingBar | None = None
+        self._mark = (0.0, 0, 0.0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar = self.console.training(state.max_steps, state.global_step)
+        self._set_mark()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar:
+            self.bar.advance(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        if "loss" in logs:
+            record = self._step_record(state, logs)
+            self.write(record)
+            if self.bar:
+                self.bar.figures(state.global_step, record, last=state.global_step >= state.max_steps)
+        elif any(name.startswith("eval_") for name in logs):
+            self.write({"step": state.global_step, **logs, "time": time.time()})
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        if not self.trainer.is_in_train:
+            return
+        self.console.say(f"step {state.global_step}  evaluation  {metric_words(metrics, 'eval_')}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def _set_mark(self) -> None:
+        self._mark = (time.monotonic(), self.trainer.tokens_seen, self.trainer.seconds_not_training)
+
+    def _step_record(self, state: Any, logs: dict[str, float]) -> dict[str, Any]:
+        then, tokens, pauses = self._mark
+        seconds = max(time.monotonic() - then - (self.trainer.seconds_not_training - pauses), 1e-9)
+        speed = (self.trainer.tokens_seen - tokens) / seconds
+        self._set_mark()
+        return {
+            "step": state.global_step,
+            "epoch": state.epoch,
+            "loss": logs["loss"],
+            "learning_rate": logs.get("learning_rate"),
+            "grad_norm": logs.get("grad_norm"),
+            "tokens": self.trainer.tokens_seen,
+            "tokens_per_s": speed,
+            "mfu": self._mfu(speed),
+            **memory(),
+            "time": time.time(),
+        }
+
+    def _mfu(self, tokens_per_s: float) -> float | None:
+        """Model FLOPs utilisation: 6 FLOPs per parameter and token (Kaplan et al. 2020), over the GPUs' dense peak."""
+        if not self.peak_flops:
+            return None
+        return 6 * self.parameters * tokens_per_s / (self.peak_flops * self.trainer.split.world_size)
+
+
+class Profiler(TrainerCallback):
+    """Traces `steps` optimizer steps with torch.profiler, after two that warm caches and kernels up."""
+
+    WARM_UP = 2
+
+    def __init__(self, steps: int, folder: Path, console: Console, *, rank: int) -> None:
+        self.steps = steps
+        self.file = folder / f"trace-rank{rank}.json"
+        self.console = console
+        self._profiler: torch.profiler.profile | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if args.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        schedule = torch.profiler.schedule(wait=0, warmup=self.WARM_UP, active=self.steps, repeat=1)
+        self._profiler = torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self._finish)
+        self._profiler.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._profiler:
+            self._profiler.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._profiler:
+            self._profiler.stop()
+            self._profiler = None
+
+    def _finish(self, profiler: torch.profiler.profile) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(self.file))
+        key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        self.console.say(profiler.key_averages().table(sort_by=key, row_limit=12, max_name_column_width=40))
+        self.console.say(f"trace of {self.steps} steps: {self.file} (open it in ui.perfetto.dev)")
+
+
+def memory() -> dict[str, int]:
+    """Bytes in use now: this rank's resident memory, and its peak on the GPU since the start."""
+    figures = {"host_memory": psutil.Process().memory_info().rss}
+    if torch.cuda.is_available():
+        figures["gpu_memory"] = torch.cuda.max_memory_reserved()
+    return figures
+
+
+def metric_words(metrics: dict[str, Any], prefix: str) -> str:
+    """The metrics worth a line, in one."""
+    found = [(name, metrics[prefix + name]) for name in SHOWN_METRICS if prefix + name in metrics]
+    words = [f"{name.replace('_', ' ')} {number(float(value))}" for name, value in found]
+    seconds = metrics.get(f"{prefix}seconds")
+    return "  ".join(words) + (f"  ({duration(seconds)})" if seconds else "")

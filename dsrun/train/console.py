@@ -1,0 +1,151 @@
+"""What the user sees: header, one progress bar, evaluation lines, summary. Only rank 0 has a console that talks.
+
+On a terminal the bar is live; elsewhere (a file, a SLURM log) a plain line appears now and then. Every line also goes
+into the run folder's console.log.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console as RichConsole
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1:02:03, or 2:03 below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: Any) -> str:
+    """A figure for people: 12,345 or 0.1234 or 3.0e-05."""
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    if value and (abs(value) < 1e-3):
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+class Console:
+    """Rank 0's voice. `out` is None on every other rank: then nothing is said."""
+
+    def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
+        self._rich = RichConsole(
+            file=out, force_terminal=terminal, width=width if terminal else 120, highlight=False, soft_wrap=True
+        )
+        self._silent = out is None
+        self._transcript: TextIO | None = None
+        self.terminal = terminal
+        self._said: set[str] = set()
+
+    def record_in(self, path: Path) -> None:
+        """Also append every line to `path` (console.log)."""
+        if not self._silent:
+            self._transcript = path.open("a", encoding="utf-8", buffering=1)
+
+    def say(self, text: str = "", *, style: str | None = None) -> None:
+        if self._silent:
+            return
+        self._rich.print(escape(text), style=style)
+        if self._transcript:
+            self._transcript.write(text + "\n")
+
+    def notice(self, text: str) -> None:
+        """A line worth knowing, said once however often it is sent."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(f"note: {text}", style="yellow")
+
+    def rows(self, rows: list[tuple[str, str]]) -> None:
+        """An aligned block of names and values."""
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            self.say(f"  {name.ljust(width)}  {value}")
+
+    def task(self, what: str) -> PlainTask:
+        """Progress of something that is not training: tokenising, evaluating."""
+        return PlainTask(self, what)
+
+    def training(self, total: int, start: int) -> TrainingBar:
+        """The one progress bar of the training loop, from optimizer step `start` to `total`."""
+        return TrainingBar(self, total, start)
+
+
+class _Figures(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(task.fields.get("figures", ""))
+
+
+class TrainingBar:
+    """Training progress with loss, tokens/s and ETA."""
+
+    def __init__(self, console: Console, total: int, start: int) -> None:
+        self.console = console
+        self.total = total
+        self.start = start
+        self.began = self._printed = time.monotonic()
+        self._figures = ""
+        self._bar: Progress | None = None
+        if console.terminal:
+            self._bar = Progress(
+                TextColumn("training"), BarColumn(), MofNCompleteColumn(), _Figures(), console=console._rich, transient=True
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=total, completed=start)
+
+    def advance(self, step: int) -> None:
+        """An optimizer step is done."""
+        if self._bar:
+            self._bar.update(self._task, completed=step, figures=f"{self._figures}  ETA {self._eta(step)}")
+
+    def figures(self, step: int, values: dict[str, float], *, last: bool = False) -> None:
+        """New figures at `step`: loss, learning_rate, tokens_per_s."""
+        parts = [f"loss {number(values['loss'])}"] if "loss" in values else []
+        parts += [f"lr {number(values['learning_rate'])}"] if "learning_rate" in values else []
+        parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if values.get("tokens_per_s") else []
+        self._figures = "  ".join(parts)
+        self.advance(step)
+        now = time.monotonic()
+        if not self._bar and (last or now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES):
+            self._printed = now
+            self.console.say(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
+
+    def _eta(self, step: int) -> str:
+        done = step - self.start
+        if not done:
+            return "?"
+        return duration((time.monotonic() - self.began) / done * (self.total - step))
+
+    def stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __enter__(self) -> TrainingBar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+class PlainTask:
+    """Counts something up; quiet when it is over before anybody would wonder."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self.console = console
+        self.what = what
+        self._printed = time.monotonic()
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES and done < total:
+            self._printed = now
+            self.console.say(f"{self.what} {done:,}/{total:,}")

@@ -1,0 +1,79 @@
+"""From rows of different length to one batch of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsrun.train.data.tokenise import IGNORED
+
+
+@dataclass
+class Collator:
+    """Pads rows {"input_ids", "labels"} on the right; other keys are left out.
+
+    Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100 where
+    there is padding. Padding is marked by position and never by id, so a tokenizer whose padding is its end token
+    still learns to end.
+
+    For seq2seq set `model` after it is built: decoder_input_ids [batch, target] then come from the labels.
+
+    `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
+    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
+    """
+
+    pad_id: int
+    seq2seq: bool
+    multiple_of: int = 1
+    length: int | None = None
+    target_length: int | None = None
+    model: Any = None
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        inputs = [_array(row["input_ids"]) for row in rows]
+        labels = [_array(row["labels"]) for row in rows]
+        width = self._width(inputs, self.length)
+        batch = {
+            "input_ids": _padded(inputs, width, self.pad_id),
+            "attention_mask": _padded([np.ones_like(ids) for ids in inputs], width, 0),
+            "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
+        }
+        if self.seq2seq and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(
+                labels=self._shiftable(batch["labels"])
+            )
+        return batch
+
+    def _width(self, arrays: Sequence[np.ndarray], fixed: int | None) -> int:
+        longest = max(len(array) for array in arrays)
+        if fixed is not None:
+            return max(fixed, longest)
+        return -(-longest // self.multiple_of) * self.multiple_of
+
+    def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels whose rows all hold a token.
+
+        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are ignored, as
+        in the filler rows of a short batch. What such a row decodes does not matter, as nothing in it is learned.
+        """
+        empty = (labels == IGNORED).all(dim=1)
+        if not empty.any():
+            return labels
+        labels = labels.clone()
+        labels[empty, 0] = 0 if self.pad_id != 0 else 1
+        return labels
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor:
+    out = np.full((len(arrays), width), fill, dtype=np.int64)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(out)

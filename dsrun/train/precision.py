@@ -1,0 +1,53 @@
+"""Which floating-point format a run trains in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from dsrun.errors import UsageError
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+# Activations of these models exceed fp16's largest number, 65,504, and turn into NaN; bf16 has fp32's range.
+OVERFLOW_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"})
+
+
+def decide(
+    given: dict[str, Any],
+    *,
+    model_type: str,
+    bf16_supported: bool,
+    device: str,
+    deepspeed: dict[str, Any] | None = None,
+    force: bool = False,
+) -> Precision:
+    """The precision asked for, else bf16 where the hardware computes in it, else fp32.
+
+    `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or
+    off decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
+    """
+    wish = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
+    if wish.get("fp16"):
+        if model_type in OVERFLOW_IN_FP16 and not force:
+            raise UsageError(
+                f"--fp16: {model_type} models overflow in fp16 and their loss becomes NaN",
+                fix="use --bf16, or fp32 with --bf16 false; --force trains in fp16 all the same",
+            )
+        return "fp16"
+    if wish.get("bf16"):
+        if not bf16_supported and device == "cuda" and not force:
+            raise UsageError(
+                "--bf16: this GPU does not compute in bf16 (compute capability 8.0 and above do)",
+                fix="use --fp16, or fp32 with --bf16 false",
+            )
+        return "bf16"
+    if "bf16" in wish or "fp16" in wish:
+        return "fp32"
+    return "bf16" if bf16_supported else "fp32"
+
+
+def _switches(deepspeed: dict[str, Any]) -> list[tuple[str, bool]]:
+    """The precision blocks of a DeepSpeed configuration that say true or false themselves."""
+    blocks = ((name, deepspeed.get(name)) for name in ("bf16", "fp16"))
+    values = ((name, block.get("enabled", False)) for name, block in blocks if isinstance(block, dict))
+    return [(name, value) for name, value in values if isinstance(value, bool)]

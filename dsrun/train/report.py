@@ -1,0 +1,93 @@
+"""The words at the beginning and the end of a run, and its final evaluation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.runs.folder import RunFolder
+from dsrun.train import engine
+from dsrun.train.callbacks import metric_words
+from dsrun.train.console import Console, duration, number
+from dsrun.train.data.prepare import PreparedData
+from dsrun.train.evaluation import write_predictions
+from dsrun.train.precision import Precision
+from dsrun.train.trainer import RunTrainer
+
+if TYPE_CHECKING:
+    from dsrun.train.run import Plan
+
+SHOWN_EXAMPLES = 5
+
+
+def header(
+    console: Console, plan: Plan, data: PreparedData, folder: RunFolder, *, parameters: int, trainable: int
+) -> None:
+    """What is about to be trained, on what, and how."""
+    spec = plan.recipe.spec
+    how = f"{parameters:,} parameters" + (", from scratch" if spec.from_scratch or not spec.model else "")
+    if trainable != parameters:
+        how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
+    stage = engine.stage_of(plan.deepspeed)
+    zero = f"ZeRO-{stage}" if plan.deepspeed is not None else "plain DDP (ZeRO 0)"
+    if spec.offload != "none":
+        zero += f", offloaded to {spec.offload}"
+    console.rows(
+        [
+            ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
+            ("task", plan.task),
+            ("parallel", f"{zero} on {plan.world.size} {plan.world.device_words}"),
+            ("batch", plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")),
+            ("precision", plan.precision),
+            ("data", data.origin),
+            ("output", str(folder.path)),
+        ]
+    )
+
+
+def evaluate_and_predict(
+    console: Console, plan: Plan, trainer: RunTrainer, data: PreparedData, folder: RunFolder
+) -> None:
+    """The final evaluation and, with --do-predict, the test split; texts go into predictions files."""
+    for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
+        if split not in plan.phases or rows is None:
+            continue
+        metrics = trainer.evaluate(rows, metric_key_prefix=prefix)
+        console.say(f"{split}  {metric_words(metrics, prefix + '_')}")
+        examples = trainer.last_evaluation.examples
+        if examples and plan.world.is_main:
+            write_predictions(examples, folder.path / f"predictions-{split}.jsonl")
+            _show(console, examples)
+
+
+def summary(console: Console, plan: Plan, trainer: RunTrainer, folder: RunFolder, *, seconds: float) -> None:
+    """What came out of the run and where it lies."""
+    state = trainer.state
+    rows = []
+    if "train" in plan.phases:
+        rows.append(("trained", f"{state.global_step:,} steps in {duration(seconds)}"))
+    if state.best_metric is not None:
+        name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+        rows.append(("best", f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"))
+    if (folder.path / "adapter").is_dir():
+        rows.append(("adapter", str(folder.path / "adapter")))
+    if "train" in plan.phases:
+        rows.append(("model", str(folder.model)))
+    console.say("")
+    console.rows(rows)
+
+
+def peak_flops(precision: Precision) -> float | None:
+    """Dense peak of this GPU in FLOP/s at the training precision, where the table knows it."""
+    tflops = peak_bf16_tflops(torch.cuda.get_device_name())
+    return tflops * 1e12 if tflops and precision != "fp32" else None
+
+
+def _show(console: Console, examples: list[Any]) -> None:
+    console.say("")
+    for example in examples[:SHOWN_EXAMPLES]:
+        right = example.prediction.strip() == example.reference.strip()
+        console.say(f"  {example.source}")
+        console.say(f"    -> {example.prediction}" + ("" if right else f"   (reference: {example.reference})"))

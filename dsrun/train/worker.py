@@ -1,0 +1,102 @@
+"""One worker from its first line to its exit code: streams first, then the heavy imports, then the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.launch.agent import CONSOLE_VARIABLE, TERMINAL_VARIABLE
+from dsrun.recipe.resolve import Recipe, resolve
+from dsrun.runs.folder import RunFolder, default_name
+from dsrun.system.env import Worker, worker_from_env
+from dsrun.train import failure
+from dsrun.train.console import Console
+from dsrun.train.streams import open_console, send_output_to
+
+OUTPUT_VARIABLE = "DSRUN_OUTPUT"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one worker; returns its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    worker = worker_from_env(os.environ)
+    rank = worker.rank if worker else 0
+    console = _console(rank)
+    log: Path | None = None
+    try:
+        if worker is None:
+            raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
+        os.environ.update(worker.variables())
+        recipe = resolve(argv, Path.cwd())
+        folder = RunFolder(Path(output_folder(recipe)))
+        log = folder.logs / f"{_attempt()}-rank{rank}.log"
+        send_output_to(log, echo=recipe.spec.debug)
+        _run(recipe, folder, console, rank)
+    except BaseException as error:
+        code, message = failure.record(error, rank=rank, log=log)
+        if CONSOLE_VARIABLE not in os.environ:
+            console.say(f"error: {message}", style="red")
+        if recipe_debug(argv):
+            raise
+        return code
+    return 0
+
+
+def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int) -> None:
+    if rank == 0:
+        folder.create(force=recipe.spec.force)
+        folder.acquire()
+        console.record_in(folder.path / "console.log")
+    from dsrun.train.demos import fill_in
+    from dsrun.train.run import run
+    from dsrun.train.world import here
+
+    recipe, title = fill_in(recipe, say=console.notice)
+    run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console)
+
+
+def output_folder(recipe: Recipe) -> str:
+    """The run folder: as given, as the launcher chose it, else named after the job so that all ranks agree."""
+    chosen = recipe.spec.output or os.environ.get(OUTPUT_VARIABLE)
+    if chosen:
+        return chosen
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID")
+    model = recipe.spec.model or recipe.spec.model_type or "model"
+    if job and job != "none":
+        return str(Path("runs") / f"{Path(model).name}-{job}")
+    if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == int(os.environ["WORLD_SIZE"]):
+        import psutil
+
+        # All workers of one machine have the same parent, started at one moment.
+        return default_name(model, datetime.fromtimestamp(psutil.Process(os.getppid()).create_time()))
+    raise UsageError("on several nodes every rank must know the run folder", fix="add --output DIR")
+
+
+def _console(rank: int) -> Console:
+    if rank != 0:
+        return Console(None)
+    channel = os.environ.get(CONSOLE_VARIABLE)
+    width = int(os.environ.get(TERMINAL_VARIABLE, 0)) or None
+    terminal = bool(width) if channel else sys.stderr.isatty()
+    return Console(open_console(channel), terminal=terminal, width=width)
+
+
+def _attempt() -> str:
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    """End like Ctrl-C does: through the finally blocks, so that nothing is left half written."""
+    raise KeyboardInterrupt
+
+
+def recipe_debug(argv: Sequence[str]) -> bool:
+    """Whether --debug was given, also where the flags could not be parsed."""
+    return any(arg in ("--debug", "--debug=true") for arg in argv)

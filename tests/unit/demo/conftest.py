@@ -1,0 +1,16 @@
+"""Demos made once for all tests that only read them."""
+
+import pytest
+
+from dsrun.demo import materialise
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory):
+    return materialise("demo-t5", tmp_path_factory.mktemp("t5") / "demo")
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    return materialise("demo-llama", tmp_path_factory.mktemp("llama") / "demo")

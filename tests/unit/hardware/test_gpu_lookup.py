@@ -1,0 +1,186 @@
+"""The look-up by name: what drivers print, what people type, and what must stay unknown."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsrun.hardware.gpus import gpu_table, lookup, peak_bf16_tflops
+
+TABLE = gpu_table()
+rows = st.sampled_from(TABLE)
+
+
+def test_the_table_is_whole_and_its_names_are_unique():
+    assert len(TABLE) == 270
+    assert len({row.name for row in TABLE}) == 270
+    assert {row.confidence for row in TABLE} == {"A", "B", "C"}
+    for row in TABLE:
+        assert (5, 0) <= row.capability <= (12, 1)
+        assert row.memory_gib
+        assert row.memory_gib > 0
+
+
+def test_no_peak_for_gpus_without_bf16_tensor_cores():
+    stated = [row for row in TABLE if row.bf16_tflops]
+    assert len(stated) > 30
+    assert [row.name for row in stated if not row.has_bf16] == []
+
+
+def test_peaks_are_dense_and_in_the_units_stated():
+    # One figure with sparsity, or GB/s mistaken for TB/s, falls out of these ranges.
+    for row in TABLE:
+        if row.bf16_tflops:
+            assert 10 < row.bf16_tflops <= 2500, row.name
+        if row.memory_bandwidth_gbs:
+            assert 190 <= row.memory_bandwidth_gbs <= 8000, row.name
+    assert peak_bf16_tflops("NVIDIA A100-SXM4-80GB") == 312
+    assert peak_bf16_tflops("NVIDIA GeForce RTX 4090") == pytest.approx(165.2)
+
+
+def test_every_alias_finds_its_row():
+    for row in TABLE:
+        for alias in row.aliases:
+            assert lookup(alias) is row
+            assert lookup(f"NVIDIA {alias}") is row
+
+
+@given(rows)
+def test_every_row_finds_itself(row):
+    assert lookup(row.name) is row
+
+
+@given(
+    rows,
+    st.sampled_from(["", "NVIDIA ", "NVIDIA Corporation "]),
+    st.sampled_from([" ", "-", "_", "  "]),
+    st.sampled_from([str.lower, str.upper, str.title, str]),
+    st.sampled_from(["", " GPU", " "]),
+)
+def test_case_spacing_and_vendor_do_not_matter(row, vendor, gap, case, tail):
+    name = case(vendor + re.sub(r" ", gap, row.name) + tail)
+    assert lookup(name) == row
+
+
+@given(rows)
+def test_a_name_without_its_brand_never_finds_another_capability(row):
+    found = lookup(re.sub(r"^(Tesla|GeForce|Quadro) ", "", row.name))
+    assert found is None or found.capability == row.capability
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_answered(text):
+    found = lookup(text)
+    assert found is None or found.capability >= (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("A100-SXM-80GB", "A100 SXM4 80GB"),
+        ("NVIDIA A100-SXM-64GB", "A100 SXM4 64GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5 80GB"),
+        ("NVIDIA H100 PCIe", "H100 PCIe 80GB"),
+        ("NVIDIA H100 NVL", "H100 NVL 94GB"),
+        ("NVIDIA H200", "H200 SXM 141GB"),
+        ("NVIDIA H200 NVL", "H200 NVL 141GB"),
+        ("NVIDIA H20", "H20 SXM5 96GB"),
+        ("NVIDIA GH200 480GB", "GH200 96GB"),  # 480 GB is the host's memory
+        ("NVIDIA GH200 144G HBM3e", "GH200 144GB"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200 NVL72", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB10", "GB10 (DGX Spark)"),
+        ("Tesla V100-SXM2-16GB", "Tesla V100 SXM2 16GB"),
+        ("Tesla V100S-PCIE-32GB", "Tesla V100S PCIe 32GB"),
+        ("Tesla P100-PCIE-12GB", "Tesla P100 PCIe 12GB"),
+        ("Tesla T4", "Tesla T4"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", "RTX 4000 SFF Ada"),
+        ("NVIDIA RTX 5000 Ada Generation Laptop GPU", "RTX 5000 Ada Laptop"),
+        ("Quadro RTX 6000", "Quadro RTX 6000"),
+        ("Quadro RTX 5000 with Max-Q Design", "Quadro RTX 5000 Laptop"),
+        ("Quadro T2000", "T2000 Laptop"),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 D", "GeForce RTX 4090 D"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "GeForce RTX 4090 Laptop"),
+        ("NVIDIA GeForce RTX 2080 Super with Max-Q Design", "GeForce RTX 2080 SUPER Laptop"),
+        ("NVIDIA GeForce RTX 2050", "GeForce RTX 2050 Laptop"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server Edition"),
+        ("TITAN X (Pascal)", "TITAN X (Pascal)"),
+        ("GeForce GTX TITAN X", "GeForce GTX TITAN X"),
+        ("rtx4090", "GeForce RTX 4090"),
+        ("4090", "GeForce RTX 4090"),
+        ("a6000", "RTX A6000"),
+        ("h100-sxm", "H100 SXM5 80GB"),
+        ("H100SXM", "H100 SXM5 80GB"),
+    ],
+)
+def test_names_that_mean_one_row(printed, name):
+    found = lookup(printed)
+    assert found
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "memory", "bf16"),
+    [
+        ("a100", (8, 0), None, 312),
+        ("a100-80gb", (8, 0), 80, 312),
+        ("h100", (9, 0), None, None),  # SXM, PCIe and NVL have different peaks
+        ("v100", (7, 0), None, None),
+        ("NVIDIA GeForce RTX 3080", (8, 6), None, None),  # 10 GB or 12 GB
+        ("rtx pro 6000", (12, 0), 96, None),
+        ("NVIDIA RTX A2000 Laptop GPU", (8, 6), None, None),
+    ],
+)
+def test_a_name_of_several_rows_gives_what_they_share(name, capability, memory, bf16):
+    found = lookup(name)
+    assert found
+    assert (found.capability, found.memory_gib, found.bf16_tflops) == (capability, memory, bf16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb+me",
+        "GRID A100-40C",
+        "GRID A100DX-80C",
+        "GRID A100-4-20C",
+    ],
+)
+def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name):
+    found = lookup(name)
+    assert found
+    assert found.capability == (8, 0)
+    assert (found.memory_gib, found.bf16_tflops, found.memory_bandwidth_gbs) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "titan x",  # 5.2 or 6.1
+        "rtx 4000",  # Quadro (7.5) or Ada (8.9)
+        "RTX 6000",
+        "GRID RTX6000-24Q",
+        "GeForce RTX 6000",
+        "Quadro P5000 with Max-Q Design",
+        "H100 SXM4",
+        "A100 48GB",
+        "NVIDIA Graphics Device",
+        "MI300X",
+        "gpu",
+        "",
+    ],
+)
+def test_the_unknown_and_the_ambiguous_stay_unknown(name):
+    assert lookup(name) is None
+    assert peak_bf16_tflops(name) is None

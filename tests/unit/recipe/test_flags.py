@@ -1,0 +1,103 @@
+import importlib.util
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dsrun.recipe.flags import all_flags, by_spelling, hf_flags, nearest, own_flags
+from dsrun.recipe.spec import GROUPS, TrainSpec
+
+TOOL = Path(__file__).parents[3] / "tools" / "harvest_hf_flags.py"
+
+
+@pytest.fixture(scope="module")
+def harvester():
+    spec = importlib.util.spec_from_file_location("harvest_hf_flags", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_harvest_is_that_of_the_installed_transformers(harvester):
+    assert harvester.main(["--check"]) == 0
+
+
+def test_the_check_notices_a_difference_and_the_harvest_mends_it(harvester, tmp_path, monkeypatch):
+    target = tmp_path / "hf_flags.json"
+    monkeypatch.setattr(harvester, "TARGET", target)
+    target.write_text("{}")
+    assert harvester.main(["--check"]) == 3
+    assert harvester.main([]) == 0
+    assert harvester.main(["--check"]) == 0
+
+
+def test_the_harvest_holds_no_sentences_of_transformers(harvester):
+    content = json.loads(harvester.TARGET.read_text(encoding="utf-8"))
+    assert {key for flag in content["flags"].values() for key in flag} == {
+        "type",
+        "default",
+        "choices",
+        "optional",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("learning_rate", "float"),
+        ("max_steps", "int"),
+        ("bf16", "bool"),
+        ("tf32", "bool"),
+        ("run_name", "str"),
+        ("label_names", "list"),
+        ("report_to", "list"),
+        ("optim_target_modules", "list|str"),
+        ("lr_scheduler_kwargs", "json"),
+        ("parallelism_config", "json"),
+        ("liger_kernel_config", "json"),
+        ("fsdp", "bool|str"),
+        ("include_num_input_tokens_seen", "bool|str"),
+        ("generation_config", "str"),
+    ],
+)
+def test_kinds_of_training_arguments(name, kind):
+    assert hf_flags()[name].kind == kind
+
+
+def test_enums_become_choices():
+    assert hf_flags()["eval_strategy"].choices == ("no", "steps", "epoch")
+    assert "cosine" in hf_flags()["lr_scheduler_type"].choices
+
+
+def test_our_flags_follow_the_spec():
+    assert list(own_flags()) == [field.name for field in fields(TrainSpec)]
+    assert own_flags()["zero"].kind == "int"
+    assert own_flags()["zero"].optional
+    assert own_flags()["lora_targets"].kind == "list"
+    assert own_flags()["lora_targets"].default == []
+    assert not own_flags()["offload"].optional
+    assert {flag.group for flag in own_flags().values()} == set(GROUPS)
+
+
+def test_names_of_ours_and_of_transformers_meet_in_one_flag():
+    table = by_spelling()
+    assert table["output_dir"] is table["output"]
+    assert table["resume_from_checkpoint"] is table["resume"]
+    assert table["debug"].owner == "dsrun"
+    assert table["trainer_debug"].key == "debug"
+    assert table["deepspeed"].owner == "hf"
+    assert table["per_device_train_batch_size"].owner == "hf"
+    assert len(table) == sum(len(flag.spellings) for flag in all_flags().values())
+
+
+def test_every_training_argument_can_be_reached():
+    content = json.loads((TOOL.parents[1] / "dsrun/recipe/hf_flags.json").read_text(encoding="utf-8"))
+    assert set(content["flags"]) <= set(by_spelling())
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--modle", "model"), ("--learning-rat", "learning_rate"), ("qqqqqq", None)]
+)
+def test_nearest(typed, meant):
+    assert nearest(typed, by_spelling()) == meant

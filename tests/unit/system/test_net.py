@@ -1,0 +1,77 @@
+"""Ports, with real sockets."""
+
+import os
+import socket
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.system import net
+
+
+@pytest.fixture
+def taken():
+    """A port somebody listens on, at an address other than the wildcard."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_free_port_can_be_had():
+    port = net.free_port()
+    assert net.port_is_free(port)
+    with socket.create_server(("", port)):
+        assert not net.port_is_free(port)
+
+
+def test_a_listener_on_one_address_takes_the_port(taken):
+    assert not net.port_is_free(taken)
+    assert not net.port_is_free(taken, "127.0.0.1")
+    assert net.port_is_free(taken, "127.0.0.2")
+
+
+def test_a_port_in_time_wait_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        peer, _ = server.accept()
+        peer.close()  # the server's side closes first and keeps TIME_WAIT
+        client.close()
+    assert net.port_is_free(port)
+
+
+def test_another_machines_address_counts_as_free(taken):
+    assert net.port_is_free(taken, "192.0.2.1")
+
+
+def test_next_free_port_passes_over_taken_ones(taken):
+    following = net.next_free_port(taken)
+    assert following
+    assert taken < following <= taken + 10
+    with socket.create_server(("", following)):
+        assert net.next_free_port(taken, tries=following - taken) is None
+
+
+def test_claim_a_free_port():
+    port = net.free_port()
+    assert net.claim_port(port, find=False) == port
+
+
+def test_claim_a_taken_port(taken):
+    following = net.next_free_port(taken)
+    with pytest.raises(UsageError) as caught:
+        net.claim_port(taken, find=False)
+    assert f"port {taken} is taken by" in caught.value.message
+    assert f"(process {os.getpid()})" in caught.value.message
+    assert f"the next free one is {following}" in caught.value.message
+    assert caught.value.fix == f"--master-port {following} or --find-port"
+    assert net.claim_port(taken, find=True) == following
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_no_port(port):
+    with pytest.raises(UsageError, match="is no port"):
+        net.claim_port(port, find=True)
+
+
+def test_nothing_follows_the_last_port():
+    assert net.next_free_port(65535) is None

@@ -1,0 +1,264 @@
+"""Real children: exit codes, signals passed on, and nobody left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsrun.system.proc import exit_of, run_foreground, start_time
+
+PATIENCE_S = 30
+
+# A grandchild as torchrun makes its workers: in a session of its own. If asked, it ignores SIGTERM.
+GRANDCHILD = """
+import os, signal, sys, time, pathlib
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+path = pathlib.Path(sys.argv[1])
+path.with_suffix(".new").write_text(str(os.getpid()))
+path.with_suffix(".new").rename(path)
+time.sleep(600)
+"""
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited in vain: {what}")
+
+
+def pid_in(path: Path) -> int:
+    return int(until(lambda: path.exists() and path.read_text(), path))
+
+
+def until_size(path: Path, size: int) -> None:
+    until(lambda: path.stat().st_size >= size, path)
+
+
+def gone(pid: int) -> bool:
+    return start_time(pid) is None
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+
+
+def parent_of_grandchild(tmp_path: Path, tail: str, deaf: bool = False) -> list[str]:
+    """A child that starts the grandchild, waits until it is there, then does `tail`."""
+    code = f"""
+import pathlib, subprocess, sys, time, os, signal
+code, path, mood = sys.argv[1:]
+subprocess.Popen([sys.executable, "-c", code, path, mood], start_new_session=True)
+while not pathlib.Path(path).exists():
+    time.sleep(0.02)
+{tail}
+"""
+    return [sys.executable, "-c", code, GRANDCHILD, str(tmp_path / "grandchild"), "deaf" if deaf else "tame"]
+
+
+def launcher(argv: list[str], *, grace_s: float = 10, patience_s: float = 600) -> subprocess.Popen:
+    """A process of its own that runs `argv` in the foreground, as `dsrun train` does."""
+    code = f"""
+import sys
+from dsrun.system.proc import run_foreground
+sys.exit(run_foreground(sys.argv[1:], grace_s={grace_s}, patience_s={patience_s}))
+"""
+    return subprocess.Popen([sys.executable, "-c", code, *argv])
+
+
+@pytest.mark.parametrize(("returncode", "shown"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
+def test_exit_of(returncode, shown):
+    assert exit_of(returncode) == shown
+
+
+def test_exit_code_output_and_environment_pass_through(tmp_path):
+    with (tmp_path / "out").open("wb") as out:
+        code = "import os, sys; print(os.environ['COLOUR'], os.getcwd(), sys.argv[1]); sys.exit(7)"
+        argv = python(code, "a b\n'c'")
+        env = {"COLOUR": "green", "PATH": os.environ["PATH"]}
+        assert run_foreground(argv, env, cwd=tmp_path, stdout=out) == 7
+    assert (tmp_path / "out").read_text() == f"green {tmp_path} a b\n'c'\n"
+
+
+def test_death_by_signal_is_128_plus_n():
+    assert run_foreground(python("import os; os.kill(os.getpid(), 9)")) == 137
+
+
+def test_a_missing_program_raises(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        run_foreground([str(tmp_path / "nothing")])
+    with pytest.raises(FileNotFoundError):
+        run_foreground(["no-such-program-anywhere"])
+
+
+def test_it_runs_outside_the_main_thread():
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(run_foreground(python("raise SystemExit(5)"))))
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert codes == [5]
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    run_foreground(python(""))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_grandchild_in_another_session_does_not_survive_the_child(tmp_path, deaf):
+    argv = parent_of_grandchild(tmp_path, "sys.exit(3)", deaf)
+    assert run_foreground(argv, grace_s=0.5) == 3
+    assert gone(pid_in(tmp_path / "grandchild"))
+
+
+def test_nor_does_it_survive_a_killed_child(tmp_path):
+    argv = parent_of_grandchild(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert run_foreground(argv, grace_s=5) == 137
+    assert gone(pid_in(tmp_path / "grandchild"))
+
+
+def test_processes_of_others_are_left_alone(tmp_path):
+    bystander = subprocess.Popen(python("import time; time.sleep(600)"))
+    try:
+        run_foreground(parent_of_grandchild(tmp_path, "sys.exit(0)"), grace_s=1)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_ends_everybody(tmp_path, signum):
+    process = launcher(parent_of_grandchild(tmp_path, "time.sleep(600)"))
+    grandchild = pid_in(tmp_path / "grandchild")
+    process.send_signal(signum)
+    assert process.wait(PATIENCE_S) in (
+        128 + signum,
+        1,
+    )  # Python answers SIGINT with a traceback and 1 or 130
+    assert gone(grandchild)
+
+
+def test_the_child_may_finish_its_work_after_a_stop_signal(tmp_path):
+    tail = f"""
+def save(*_):
+    pathlib.Path({str(tmp_path / "saved")!r}).write_text("yes")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path({str(tmp_path / "ready")!r}).touch()
+time.sleep(600)
+"""
+    process = launcher(parent_of_grandchild(tmp_path, tail))
+    until((tmp_path / "ready").exists, "the child is ready")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    assert (tmp_path / "saved").read_text() == "yes"
+
+
+@pytest.mark.parametrize(("patience_s", "signals"), [(0.2, 1), (600, 3)])
+def test_a_deaf_child_is_killed_when_patience_ends_or_at_the_third_signal(tmp_path, patience_s, signals):
+    tail = f"""
+log = open({str(tmp_path / "heard")!r}, "ab", buffering=0)
+signal.signal(signal.SIGTERM, lambda *_: log.write(b"x"))
+pathlib.Path({str(tmp_path / "ready")!r}).touch()
+while True:
+    time.sleep(1)
+"""
+    process = launcher(parent_of_grandchild(tmp_path, tail, deaf=True), grace_s=0.2, patience_s=patience_s)
+    until((tmp_path / "ready").exists, "the child is ready")
+    for count in range(1, signals + 1):
+        process.send_signal(signal.SIGTERM)
+        if count < signals:
+            until_size(tmp_path / "heard", count)
+    assert process.wait(PATIENCE_S) == 137
+    assert gone(pid_in(tmp_path / "grandchild"))
+
+
+def test_user_signals_reach_the_child_or_the_callback(tmp_path):
+    heard = []
+
+    def on_signal(signum, family):
+        heard.append((signum, family.pid in family.members()))
+        family.signal_group(signal.SIGUSR2)
+
+    code = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(42))
+    os.kill(os.getppid(), signal.SIGUSR1)
+    time.sleep(600)
+    """
+    assert run_foreground(python(code), on_signal=on_signal) == 42
+    assert heard == [(signal.SIGUSR1, True)]
+
+    code = code.replace("SIGUSR2", "SIGUSR1")
+    assert run_foreground(python(code)) == 42
+
+
+def test_a_signal_that_was_ignored_stays_ignored(tmp_path):
+    code = """
+    import os, signal, time
+    os.kill(os.getppid(), signal.SIGHUP)
+    print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+    """
+    process = subprocess.run(
+        ["nohup", *launcher_argv(python(code))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (0, b"True\n")
+
+
+def launcher_argv(argv: list[str]) -> list[str]:
+    code = "import sys; from dsrun.system.proc import run_foreground; sys.exit(run_foreground(sys.argv[1:]))"
+    return [sys.executable, "-c", code, *argv]
+
+
+def test_the_child_dies_when_the_launcher_is_killed_outright(tmp_path):
+    code = """
+    import os, pathlib, sys, time
+    path = pathlib.Path(sys.argv[1])
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+    time.sleep(600)
+    """
+    process = launcher(python(code, tmp_path / "child"))
+    child = pid_in(tmp_path / "child")
+    assert os.getsid(child) == child  # Ctrl-C of the terminal reaches the launcher only
+    process.kill()
+    process.wait(PATIENCE_S)
+    until(lambda: gone(child), "the child is gone")
+
+
+def test_a_nested_family_ends_with_the_outer_one(tmp_path):
+    inner = launcher_argv(parent_of_grandchild(tmp_path, "time.sleep(600)", deaf=True))
+    code = """
+import pathlib, subprocess, sys, time
+inner = subprocess.Popen(sys.argv[2:], start_new_session=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+inner.kill()
+"""
+    assert run_foreground(python(code, tmp_path / "grandchild", *inner), grace_s=0.2) == 0
+    assert gone(pid_in(tmp_path / "grandchild"))
+
+
+def test_start_time():
+    assert start_time(os.getpid()) == pytest.approx(psutil.Process().create_time())
+    child = subprocess.Popen(python(""))
+    until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child ended")
+    assert start_time(child.pid) is None
+    child.wait()
+    assert start_time(child.pid) is None

@@ -1,0 +1,169 @@
+"""Which GPUs are visible: the real pynvml over a small driver library made for the test, and a fake nvidia-smi."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.system.gpus import Gpu, parse_smi, select_visible, visible_gpus
+
+ASK = """
+import dataclasses, json
+from dsrun.system.gpus import gpu_count, visible_gpus
+print(json.dumps([gpu_count(), [dataclasses.asdict(gpu) for gpu in visible_gpus()]]))
+"""
+SMI = "0, GPU-aaaa, Tesla T4, 15360, 14900, 7.5\n1, GPU-bbbb, NVIDIA GB10, [N/A], [N/A], 12.1\n"
+
+
+def gpu(index: int, uuid: str, mig: tuple[Gpu, ...] = ()) -> Gpu:
+    return Gpu(index=index, name="GPU", uuid=uuid, memory_total=1, memory_free=1, capability=(8, 0), mig=mig)
+
+
+PLAIN = [gpu(0, "GPU-aa11"), gpu(1, "GPU-aa22"), gpu(2, "GPU-bb33")]
+MIG = [gpu(0, "GPU-aa11"), gpu(1, "GPU-aa22", (gpu(0, "MIG-1"), gpu(1, "MIG-2")))]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, "aa11 aa22 bb33"),
+        ("", ""),
+        ("-1", ""),
+        ("NoDevFiles", ""),
+        ("0", "aa11"),
+        ("2,0", "bb33 aa11"),
+        (" 1 , 2 ", "aa22 bb33"),
+        ("0,3,1", "aa11"),  # an invalid index ends the list
+        ("0,-1,1", "aa11"),
+        ("0,,1", "aa11"),
+        ("1x,2", "aa22 bb33"),
+        ("0,0", ""),  # a GPU named twice
+        ("GPU-bb", "bb33"),
+        ("GPU-aa22,GPU-aa11", "aa22 aa11"),
+        ("GPU-aa", ""),  # not unique
+        ("GPU-zz,0", ""),
+        ("MIG-1", ""),
+    ],
+)
+def test_cuda_visible_devices(visible, uuids):
+    found = select_visible(PLAIN, visible)
+    assert [gpu.uuid for gpu in found] == [f"GPU-{uuid}" for uuid in uuids.split()]
+    assert [gpu.index for gpu in found] == list(range(len(found)))
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        ("0", ["GPU-aa11"]),
+        ("1", ["MIG-1"]),  # a GPU in MIG mode shows as its first instance
+        ("MIG-2", ["MIG-2"]),
+        ("MIG-2,MIG-1", ["MIG-2"]),  # a process sees one instance
+        (None, ["MIG-1"]),
+    ],
+)
+def test_mig(visible, uuids):
+    assert [gpu.uuid for gpu in select_visible(MIG, visible)] == uuids
+
+
+def test_parse_smi_old_and_new():
+    first, second = parse_smi(SMI)
+    assert first == Gpu(
+        index=0,
+        name="Tesla T4",
+        uuid="GPU-aaaa",
+        memory_total=15360 << 20,
+        memory_free=14900 << 20,
+        capability=(7, 5),
+    )
+    assert (second.memory_total, second.memory_free, second.capability) == (None, None, (12, 1))
+    assert parse_smi("0, GPU-aaaa, Tesla T4, 15360, 14900\n")[0].capability is None
+    assert parse_smi("No devices were found\n") == []
+
+
+def ask(path: Path, **environ: str) -> tuple[int, list[dict]]:
+    """What a fresh process finds whose libraries and programs come from `path` first."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"},
+        "LD_LIBRARY_PATH": str(path),
+        "PATH": str(path),
+        **environ,
+    }
+    answer = subprocess.run(
+        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stderr == ""
+    count, found = json.loads(answer.stdout)
+    return count, found
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).with_name("fake_nvml.c")
+    command = ["cc", "-shared", "-fPIC", "-w", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture
+def smi(tmp_path):
+    def write(script: str) -> Path:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return tmp_path
+
+    return write
+
+
+def test_nvml_is_asked(driver):
+    count, found = ask(driver, CUDA_VISIBLE_DEVICES="3,2,0")
+    assert count == 3
+    assert [(entry["name"], entry["capability"], entry["memory_total"]) for entry in found] == [
+        ("NVIDIA H200", [9, 0], 4000),
+        ("NVIDIA GB10", [12, 1], None),
+        ("NVIDIA A100-SXM4-80GB", [8, 0], 1000),
+    ]
+    assert [entry["memory_free"] for entry in found] == [3900, None, 900]
+
+
+def test_nvml_mig_instances(driver):
+    count, found = ask(driver, CUDA_VISIBLE_DEVICES="MIG-2222")
+    assert (count, found[0]["name"], found[0]["capability"]) == (
+        1,
+        "NVIDIA A100-SXM4-80GB MIG 2g.20gb",
+        [8, 0],
+    )
+    assert [mig["uuid"] for mig in ask(driver, CUDA_VISIBLE_DEVICES="1")[1]] == ["MIG-1111"]
+
+
+def test_hidden_gpus_stay_hidden(driver):
+    assert ask(driver, CUDA_VISIBLE_DEVICES="") == (0, [])
+
+
+def test_nvidia_smi_answers_when_nvml_does_not(driver, smi):
+    folder = smi(f"/bin/cat <<'end'\n{SMI}end")
+    (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
+    count, found = ask(folder, FAKE_NVML_BROKEN="1", CUDA_VISIBLE_DEVICES="1,0")
+    assert (count, [entry["name"] for entry in found]) == (2, ["NVIDIA GB10", "Tesla T4"])
+
+
+def test_an_old_nvidia_smi_is_asked_again_without_the_capability(driver, smi):
+    old = "case $1 in *compute_cap*) exit 2;; esac\necho '0, GPU-aaaa, Tesla K80, 11441, 11000'"
+    folder = smi(old)
+    (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
+    count, found = ask(folder, FAKE_NVML_BROKEN="1")
+    assert (count, found[0]["name"], found[0]["capability"]) == (1, "Tesla K80", None)
+
+
+def test_neither_answers(driver, smi):
+    folder = smi("echo 'NVIDIA-SMI has failed'; exit 9")
+    (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
+    assert ask(folder, FAKE_NVML_BROKEN="1") == (0, [])
+
+
+def test_no_gpu_is_no_error():
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "", "PATH": ""}) == []

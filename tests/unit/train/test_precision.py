@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.train.precision import decide
+
+
+def choose(given=None, *, model="llama", bf16=True, device="cuda", deepspeed=None, force=False):
+    return decide(
+        given or {}, model_type=model, bf16_supported=bf16, device=device, deepspeed=deepspeed, force=force
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ({}, "bf16"),
+        ({"bf16": False}, "fp32"),
+        ({"given": {"bf16": False}}, "fp32"),
+        ({"given": {"fp16": True}}, "fp16"),
+        ({"given": {"bf16": True}, "bf16": False, "device": "cpu"}, "bf16"),
+        ({"deepspeed": {"bf16": {"enabled": "auto"}}}, "bf16"),
+        ({"deepspeed": {"bf16": {"enabled": True}}, "bf16": False, "device": "cpu"}, "bf16"),
+        ({"deepspeed": {"fp16": {"enabled": True}}}, "fp16"),
+        ({"deepspeed": {"bf16": {"enabled": False}}}, "fp32"),
+        ({"given": {"bf16": False}, "deepspeed": {"bf16": {"enabled": "auto"}}}, "fp32"),
+    ],
+)
+def test_flags_win_over_the_json_and_both_over_the_hardware(case, expected):
+    assert choose(**case) == expected
+
+
+@pytest.mark.parametrize("model", ["t5", "mt5", "longt5"])
+def test_fp16_is_refused_where_it_overflows(model):
+    with pytest.raises(UsageError, match=r"overflow in fp16.*--bf16"):
+        choose({"fp16": True}, model=model)
+    assert choose({"fp16": True}, model=model, force=True) == "fp16"
+
+
+def test_bf16_is_refused_on_a_gpu_that_only_emulates_it():
+    with pytest.raises(UsageError, match=r"does not compute in bf16.*--fp16"):
+        choose({"bf16": True}, bf16=False)

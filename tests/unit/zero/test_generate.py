@@ -1,0 +1,90 @@
+"""The generated JSON: what DeepSpeed itself makes of it, and what must never be left to defaults that move."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsrun.datafiles import data_folder
+from dsrun.errors import UsageError
+from dsrun.zero.generate import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements, generate, render
+from dsrun.zero.shipped import SHIPPED
+from dsrun.zero.spec import ZeroSpec, from_offload
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_shipped_files_are_what_the_generator_prints(name):
+    assert (data_folder("ds_configs") / name).read_text() == render(generate(SHIPPED[name]))
+
+
+def test_no_shipped_file_is_forgotten():
+    assert {f.name for f in data_folder("ds_configs").glob("*.json")} == set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_deepspeed_accepts_the_shipped_files(name):
+    """DeepSpeed's own models refuse unknown keys in sub-blocks; "auto" is filled as the Trainer does."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    config = generate(SHIPPED[name], hidden_size=1024)
+    config |= {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}
+    config |= {"gradient_clipping": 1.0}
+    for block in ("bf16", "fp16"):
+        config[block] |= {"enabled": block == "bf16"}
+    parsed = DeepSpeedConfig(config)
+    assert parsed.zero_optimization_stage == SHIPPED[name].stage
+    assert parsed.zero_config.reduce_bucket_size == bucket_elements(1024)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_moved_defaults_are_written_out(stage):
+    config = generate(from_offload(stage, "cpu" if stage else "none"))
+    assert config["gradient_clipping"] == "auto"
+    assert config["bf16"]["check_grad_overflow"] is True
+    if stage:
+        assert config["zero_optimization"]["offload_optimizer"]["pin_memory"] is True
+
+
+def test_zero3_can_save_weights():
+    assert generate(from_offload(3, "none"))["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "elements"), [(64, SMALLEST_BUCKET), (4096, 4096 * 4096), (32768, LARGEST_BUCKET)]
+)
+def test_buckets_follow_the_width_within_bounds(hidden, elements):
+    assert bucket_elements(hidden) == elements
+
+
+def test_offload_moves_parameters_only_under_stage_3():
+    assert "offload_param" not in generate(from_offload(2, "cpu"))["zero_optimization"]
+    assert generate(from_offload(3, "cpu"))["zero_optimization"]["offload_param"]["device"] == "cpu"
+
+
+def test_an_optimizer_of_the_users_own_is_not_replaced():
+    config = generate(from_offload(2, "cpu", own_optimizer=True))
+    assert "optimizer" not in config
+    assert config["zero_force_ds_cpu_optimizer"] is False
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (ZeroSpec(stage=4), "ZeRO stage 4 does not exist"),
+        (from_offload(0, "cpu"), "offload needs ZeRO"),
+        (from_offload(2, "nvme", "/nvme"), "ZeRO-2 cannot offload to NVMe"),
+        (from_offload(3, "nvme"), "--nvme-path"),
+        (ZeroSpec(stage=2, offload_param="cpu"), "cannot offload parameters"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(spec, words):
+    with pytest.raises(UsageError) as error:
+        generate(spec)
+    assert words in str(error.value)
+
+
+def test_rendering_is_json_with_a_final_newline():
+    text = render(generate(from_offload(3, "cpu")))
+    assert text.endswith("}\n")
+    assert json.loads(text) == generate(from_offload(3, "cpu"))
