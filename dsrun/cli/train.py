@@ -53,14 +53,16 @@ def _launch(recipe: Recipe, args: list[str]) -> int:
     from dsrun.launch.agent import run_agent
     from dsrun.launch.command import agent_argv, worker_environment
     from dsrun.recipe.files import check_files
-    from dsrun.runs.folder import RunFolder
+    from dsrun.recipe.trackers import check_packages
+    from dsrun.runs.folder import RunFolder, refuse_unfit
 
     for notice in recipe.notices:
         click.secho(f"note: {notice}", fg="yellow", err=True)
     check_files(recipe.spec)
+    check_packages(recipe)
     topology = _topology(recipe)
     folder = RunFolder(Path(recipe.spec.output or _default_output(recipe)))
-    folder.check_usable(force=recipe.spec.force)
+    refuse_unfit(folder.path, force=recipe.spec.force)
     argv = agent_argv(topology, port=_port(recipe), module=WORKER, args=args)
     changes = worker_environment(topology, os.environ, debug=recipe.spec.debug) | {OUTPUT_VARIABLE: str(folder.path)}
     if recipe.spec.dry_run:
@@ -68,7 +70,7 @@ def _launch(recipe: Recipe, args: list[str]) -> int:
         return 0
     _require_training_packages()
     env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    RunFolder.create(folder.path, force=recipe.spec.force)
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     log = folder.logs / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
     outcome = run_agent(argv, env, log, terminal_width=width)

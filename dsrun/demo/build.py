@@ -177,13 +177,13 @@ def _read_mark(folder: Path) -> Mapping[str, Any] | None:
         mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return mark if isinstance(mark, dict) and {"name", "key", "files"} <= mark.keys() else None
+    return mark if isinstance(mark, dict) and {"name", "key"} <= mark.keys() else None
 
 
 def _is_whole(folder: Path, mark: Mapping[str, Any]) -> bool:
     """Whether all files are there; one emptied by a crash of the machine counts as missing."""
-    files = [folder / file for file in mark["files"]]
-    return all(file.is_file() and file.stat().st_size > 0 for file in files)
+    files = [folder / file for file in mark.get("files", ())]
+    return bool(files) and all(file.is_file() and file.stat().st_size > 0 for file in files)
 
 
 def _key() -> str:

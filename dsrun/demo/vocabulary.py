@@ -25,7 +25,7 @@ LLAMA_PAD: Final = 0
 LLAMA_BOS: Final = 1
 LLAMA_EOS: Final = 2
 LLAMA_SPECIAL: Final = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
-LLAMA_VOCABULARY: Final = 3072
+LLAMA_VOCABULARY: Final = 2048
 
 # Sentences a user may put before a phrase with --source-prefix, in the manner of the T5 paper.
 _PREFIXES: Final = ("translate english to romanian:", "translate romanian to english:")

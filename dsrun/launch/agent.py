@@ -20,6 +20,8 @@ CONSOLE_VARIABLE = "DSRUN_CONSOLE"
 TERMINAL_VARIABLE = "DSRUN_TERMINAL"
 FAILURES_VARIABLE = "DSRUN_FAILURES"
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 # The last table that torch.distributed.run prints names each failed worker's exit code.
 EXIT_CODES = re.compile(r"exitcode\s*:\s*(-?\d+)")
 
@@ -46,7 +48,7 @@ def run_agent(argv: Sequence[str], env: Mapping[str, str], log: Path, *, termina
         if terminal_width:
             variables[TERMINAL_VARIABLE] = str(terminal_width)
         with _Relay(pipe), log.open("ab") as sink:
-            code = run_foreground(argv, {**env, **variables}, stdout=sink, stderr=sink)
+            code = run_foreground(argv, {**env, **variables}, forward=STOPPING, stdout=sink, stderr=sink)
         return _outcome(code, Path(scratch), log)
 
 

@@ -1,7 +1,8 @@
 """The data and model files a run names: looked at before any worker starts.
 
-Only the standard library is used and only the head of each file is read, so the launcher can refuse a wrong path
-or a mislabelled file in milliseconds. The training process reads the whole files and finds what lies deeper.
+Only the standard library is used and only the head of each file is read, so the launcher can refuse a wrong
+path or a mislabelled file in milliseconds. The training process reads the whole files and finds what lies
+deeper.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def check_data_file(path: Path) -> None:
 def json_error(text: str, complete: bool) -> tuple[int, str] | None:
     """The first error of the head of a JSON file, as (line, reason); None when there is none to be seen.
 
-    A file is JSON lines, or one value over many lines. `complete` says that `text` is the whole file; otherwise
-    its last line may be cut off and is not judged.
+    A file is JSON lines, or one value over many lines. `complete` says that `text` is the whole file;
+    otherwise its last line may be cut off and is not judged.
     """
     lines = text.splitlines()
     if not complete:

@@ -78,7 +78,7 @@ def parse(argv: Sequence[str]) -> Parsed:
         _, rest = _splitter().parse_known_args(words, namespace)
     except argparse.ArgumentError as error:
         raise _complaint(error, typed) from None
-    json_file = _only_json([word for word in rest if word != "--"], typed)
+    json_file = _only_json(rest, typed)
     return Parsed(tuple(_read(*each, typed=typed) for each in namespace.found), json_file)
 
 
@@ -86,9 +86,9 @@ def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """argv with underscores in flag names and negative numbers joined, and how each flag was typed."""
     words: list[str] = []
     typed: dict[str, str] = {}
-    for position, word in enumerate(argv):
-        if word == "--":
-            return [*words, *argv[position:]], typed
+    for word in argv:
+        if word == "--":  # some launchers leave it in front of a program's own flags
+            continue
         name, equals, value = word.partition("=")
         if word.startswith("--") and " " not in name:
             flag = f"--{normalise(name)}"

@@ -57,8 +57,10 @@ def help_text(width: int = 80) -> str:
     """The flags of `dsrun train` as plain text of at most `width` columns."""
     parts = [_help_group(title, flags, width) for title, flags in _grouped()]
     names = " ".join(flag.shown for flag in _sorted(hf_flags().values()))
+    title = f"Training arguments of Transformers ({hf_version()}), under their own names:"
     parts.append(
-        f"Training arguments of Transformers ({hf_version()}), under their own names:\n"
+        textwrap.fill(title, width)
+        + "\n"
         + textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     )
     parts.append(

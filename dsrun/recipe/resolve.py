@@ -110,7 +110,6 @@ def _merge(layers: Sequence[Mapping[str, Given]], notices: list[str]) -> dict[st
                 notices.append(f"{each.where} gives way to {merged[aside[name]].where}")
                 continue
             merged[name] = each
-    # A second look at each name would be needed only if a layer displaced itself, which validate() judges.
     return merged
 
 

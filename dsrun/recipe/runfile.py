@@ -130,10 +130,11 @@ def _from_pair(
     where = f"{source}: {section}.{key.value}"
     flag = sections()[section].get(name)
     if flag is None:
-        match = nearest(name, sections()[section])
+        keys = sections()[section]
+        match = nearest(name, keys)
+        listed = "docs/train.md lists all flags" if section == "train" else f"there are {', '.join(keys)}"
         raise UsageError(
-            f"{source}: unknown key {section}.{key.value}",
-            fix=f"did you mean {match}?" if match else "docs/train.md lists all flags",
+            f"{source}: unknown key {section}.{key.value}", fix=f"did you mean {match}?" if match else listed
         )
     if flag.name == "config":
         raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")

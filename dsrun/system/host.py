@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path("/")
@@ -106,6 +105,8 @@ def git_commit(cwd: Path) -> str | None:
 
 def versions(packages: Iterable[str] = VERSIONED) -> dict[str, str]:
     """Installed versions of `packages` by name, and Python's, from their metadata; nothing is imported."""
+    from importlib import metadata  # loads the email package, which --help can do without
+
     found = {"python": platform.python_version()}
     for package in packages:
         try:

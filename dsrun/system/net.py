@@ -18,17 +18,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def reachable(host: str, port: int = 443, timeout_s: float = 3.0) -> bool:
+    """Whether `host` accepts a TCP connection on `port` within `timeout_s` seconds."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
 def port_is_free(port: int, host: str | None = None) -> bool:
     """Whether a server could listen on `port` of `host` (an address of this machine; None: all of them).
 
-    Listens for a moment instead of trying to connect: that also sees ports another user's firewall hides,
+    Binds for a moment instead of trying to connect: that also sees ports another user's firewall hides,
     and takes a port in TIME_WAIT for what it is, free, as torch's TCPStore does with SO_REUSEADDR. A `host`
     that is not this machine counts as free, because nothing here can occupy it.
     """
     try:
         with _socket(host) as probe:
             probe.bind((host or "", port))
-            probe.listen(1)
     except OSError as error:
         return error.errno not in (errno.EADDRINUSE, errno.EACCES)
     return True

@@ -35,7 +35,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     from transformers.utils import logging as transformers_logging
 
     from dsrun.train import model as models
-    from dsrun.train.arguments import phases
+    from dsrun.recipe.phases import phases
     from dsrun.train.demos import fill_in
     from dsrun.train.run import data_request, prepare_and_say
 

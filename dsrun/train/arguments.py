@@ -9,7 +9,9 @@ from transformers import Seq2SeqTrainingArguments
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.batch import BatchPlan
+from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
+from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.model import Task
 from dsrun.train.precision import Precision
@@ -36,7 +38,7 @@ def training_arguments(
     """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults."""
     given = {name: value for name, value in recipe.hf.items() if name != "deepspeed"}
     spec = recipe.spec
-    values: dict[str, Any] = _defaults(task, world, plan, has_validation)
+    values: dict[str, Any] = _defaults(task, world, plan, has_validation, run)
     values |= _stopping(spec.early_stopping, given)
     values |= given
     values |= {
@@ -50,10 +52,15 @@ def training_arguments(
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "label_names": ["labels"],
+        "report_to": trackers(recipe) or "none",
         "do_train": "train" in phases(recipe),
     }
     if world.device == "cpu" and deepspeed is None:
         values["ddp_backend"] = "gloo"
+    if isinstance(values.get("parallelism_config"), dict):
+        from accelerate import ParallelismConfig
+
+        values["parallelism_config"] = ParallelismConfig(**values["parallelism_config"])
     if spec.num_beams:
         values["generation_num_beams"] = spec.num_beams
     if values.get("auto_find_batch_size"):
@@ -68,32 +75,13 @@ def training_arguments(
         raise MissingError(str(error).strip().splitlines()[0]) from error
 
 
-def phases(recipe: Recipe) -> frozenset[str]:
-    """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
-    and evaluating where there is validation data."""
-    asked = {
-        phase
-        for flag, phase in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test"))
-        if recipe.hf.get(flag)
-    }
-    if asked:
-        return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
-    return frozenset({"train", "validation"})
-
-
-def evaluates_while_training(recipe: Recipe) -> bool:
-    """Whether flags ask for evaluation during training."""
-    strategy = str(recipe.hf.get("eval_strategy", "no"))
-    return strategy != "no" or recipe.spec.early_stopping is not None or bool(recipe.hf.get("load_best_model_at_end"))
-
-
-def _defaults(task: Task, world: World, plan: BatchPlan, has_validation: bool) -> dict[str, Any]:
+def _defaults(task: Task, world: World, plan: BatchPlan, has_validation: bool, run: Path) -> dict[str, Any]:
     workers = loader_workers(world)
     values: dict[str, Any] = {
         "logging_steps": 10,
         "logging_nan_inf_filter": False,
         "save_total_limit": KEPT_CHECKPOINTS,
-        "report_to": "none",
+        "run_name": run.name,
         "log_level": "info",
         "per_device_eval_batch_size": max(8, plan.micro_batch),
         "predict_with_generate": task == "seq2seq",

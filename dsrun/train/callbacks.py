@@ -57,7 +57,7 @@ class Recorder(TrainerCallback):
             if self.bar:
                 self.bar.figures(state.global_step, record, last=state.global_step >= state.max_steps)
         elif any(name.startswith("eval_") for name in logs):
-            self.write({"step": state.global_step, **logs, "time": time.time()})
+            self.write({"step": state.global_step, **logs})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         if not self.trainer.is_in_train:
@@ -80,13 +80,12 @@ class Recorder(TrainerCallback):
             "step": state.global_step,
             "epoch": state.epoch,
             "loss": logs["loss"],
-            "learning_rate": logs.get("learning_rate"),
+            "lr": logs.get("learning_rate"),
             "grad_norm": logs.get("grad_norm"),
             "tokens": self.trainer.tokens_seen,
             "tokens_per_s": speed,
             "mfu": self._mfu(speed),
             **memory(),
-            "time": time.time(),
         }
 
     def _mfu(self, tokens_per_s: float) -> float | None:
@@ -136,7 +135,7 @@ def memory() -> dict[str, int]:
     """Bytes in use now: this rank's resident memory, and its peak on the GPU since the start."""
     figures = {"host_memory": psutil.Process().memory_info().rss}
     if torch.cuda.is_available():
-        figures["gpu_memory"] = torch.cuda.max_memory_reserved()
+        figures |= {"gpu_memory": torch.cuda.memory_reserved(), "gpu_memory_peak": torch.cuda.max_memory_reserved()}
     return figures
 
 

@@ -108,9 +108,9 @@ class TrainingBar:
             self._bar.update(self._task, completed=step, figures=f"{self._figures}  ETA {self._eta(step)}")
 
     def figures(self, step: int, values: dict[str, float], *, last: bool = False) -> None:
-        """New figures at `step`: loss, learning_rate, tokens_per_s."""
+        """New figures at `step`: loss, lr, tokens_per_s."""
         parts = [f"loss {number(values['loss'])}"] if "loss" in values else []
-        parts += [f"lr {number(values['learning_rate'])}"] if "learning_rate" in values else []
+        parts += [f"lr {number(values['lr'])}"] if "lr" in values else []
         parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if values.get("tokens_per_s") else []
         self._figures = "  ".join(parts)
         self.advance(step)

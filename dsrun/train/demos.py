@@ -23,7 +23,7 @@ def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:
         paths = materialise(spec.model, _cache() / spec.model)
-        recipe = with_defaults(recipe, dict(DEFAULTS[spec.model]), spec.model)
+        recipe = with_defaults(recipe, _settings(recipe, spec.model), spec.model)
         # The demos are untrained by nature: their weights come from the run.
         recipe = replace(recipe, spec=replace(recipe.spec, model=str(paths.model), from_scratch=True))
     elif has_data(spec):
@@ -40,6 +40,19 @@ def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]
 def has_data(spec: TrainSpec) -> bool:
     """Whether the user named any data."""
     return any((spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
+
+
+def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
+    """The demo's hyperparameters. Its models are so small that a rank takes its whole share at once."""
+    values = dict(DEFAULTS[demo])
+    batch_flags = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+    given = [name for name in batch_flags if recipe.sources.get(name, "default") != "default"]
+    share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", 1)))
+    if given:
+        del values["global_batch_size"]
+    elif not rest:
+        values["micro_batch_size"] = share
+    return values
 
 
 def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:

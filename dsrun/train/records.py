@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError
+from dsrun.recipe.flags import SECRETS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
-from dsrun.runs.records import Appender, write_json_atomic
+from dsrun.runs.records import Appender, EventLog, utc_now, write_json_atomic
 from dsrun.system.host import git_commit, hostname, versions
 
 if TYPE_CHECKING:
     from dsrun.train.run import Plan
-
-SECRET = ("token", "key", "password")
 
 
 class RunRecords:
@@ -28,7 +27,7 @@ class RunRecords:
         self._facts: dict[str, Any] = {}
         if main:
             self._metrics = Appender(folder.metrics)
-            self._events = Appender(folder.events, durable=True)
+            self._events = EventLog(folder.events)
 
     def start(self, plan: Plan, *, parameters: int, resumed_from: Path | None) -> None:
         """Write run.json and the first event."""
@@ -40,12 +39,12 @@ class RunRecords:
         if not self.main:
             return
         write_json_atomic(self.folder.run_json, _description(plan, parameters) | self._facts)
-        self._events.event("start", world_size=plan.world.size, host=hostname())
+        self._events.write("start", world_size=plan.world.size)
         if resumed_from:
-            self._events.event("resume", checkpoint=resumed_from.name)
+            self._events.write("resume", path=resumed_from.name, step=_step(resumed_from))
 
     def metric(self, record: dict[str, Any]) -> None:
-        self._metrics.write(record)
+        self._metrics.append(record)
 
     def checkpoint(self, phase: str, folder: Path, seconds: float) -> None:
         """`begin` or `end` of a save; the manifest is written last, and makes the checkpoint complete."""
@@ -53,16 +52,20 @@ class RunRecords:
             return
         if phase == "end":
             write_manifest(folder, {"step": _step(folder), **self._facts})
-        self._events.event(f"checkpoint_{phase}", checkpoint=folder.name, **({"seconds": seconds} if seconds else {}))
+        details = {"path": folder.name, "step": _step(folder)}
+        if phase == "begin":
+            self._events.write("checkpoint_begin", **details)
+        else:
+            self._events.write("checkpoint_end", **details, seconds=seconds)
 
     def failure(self, error: BaseException) -> None:
         if self.main:
             message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
-            self._events.event("failure", message=message)
+            self._events.write("failure", message=message)
 
     def end(self, step: int) -> None:
         if self.main:
-            self._events.event("end", step=step)
+            self._events.write("end", step=step)
 
 
 def _step(checkpoint: Path) -> int:
@@ -73,6 +76,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
     recipe = plan.recipe
     return {
         "version": 1,
+        "time": utc_now(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "model": plan.title,
         "model_type": plan.config.model_type,
@@ -81,7 +85,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
         "deepspeed": plan.deepspeed,
-        "train": _without_secrets(dataclasses.asdict(recipe.spec) | recipe.hf),
+        "specs": {"train": _without_secrets(dataclasses.asdict(recipe.spec) | recipe.hf)},
         "sources": recipe.sources,
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),
@@ -90,4 +94,4 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
 
 def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:
     """Hub tokens must not stand in a file that is passed around."""
-    return {name: "(hidden)" if value and name.endswith(SECRET) else value for name, value in values.items()}
+    return {name: "(hidden)" if value and name in SECRETS else value for name, value in values.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, checkpoints, is_complete
+from dsrun.runs.manifest import MANIFEST, is_complete, read_manifest, survey
 
 STATE_FILE = "trainer_state.json"
 
@@ -34,13 +35,34 @@ def find_checkpoint(resume: str, folder: RunFolder, *, world_size: int, say: Cal
     return found
 
 
+def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) -> Path | None:
+    """Make room for --resume never: an earlier run's checkpoints must not be taken for this run's by a later resume.
+
+    Its results move into `earlier-<time>/` of the run folder, or are deleted with `discard` (--force); its logs stay.
+    Returns the folder they moved to, if any did.
+    """
+    names = [path.name for _, path in folder.checkpoints()]
+    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "console.log"]
+    names += [path.name for path in folder.path.glob("predictions-*.jsonl")]
+    results = [path for path in (folder.path / name for name in names) if path.exists()]
+    aside = folder.path / f"earlier-{now:%Y%m%d-%H%M%S}"
+    if results and not discard:
+        aside.mkdir()
+    for path in results:
+        if not discard:
+            path.rename(aside / path.name)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return aside if results and not discard else None
+
+
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> Path | None:
-    complete, torn = checkpoints(folder.path)
-    newest = complete[0] if complete else None
-    for step, path, why in torn:
-        if newest is None or step > newest[0]:
-            say(f"{path.name} is passed over: {why}")
-    return newest[1] if newest else None
+    found = survey(folder)
+    for finding in found.passed_over:
+        say(f"{finding.message}; passed over")
+    return found.complete[0][1] if found.complete else None
 
 
 def _given(path: Path) -> Path:
@@ -53,7 +75,5 @@ def _given(path: Path) -> Path:
 
 def _world_size(checkpoint: Path) -> int | None:
     """Ranks that saved the checkpoint; None for one that dsrun did not write."""
-    try:
-        return int(json.loads((checkpoint / MANIFEST).read_text())["world_size"])
-    except (OSError, KeyError, ValueError):
-        return None
+    manifest = read_manifest(checkpoint)
+    return manifest["extra"].get("world_size") if manifest else None

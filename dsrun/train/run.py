@@ -13,11 +13,12 @@ from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import cpu_bf16, disk_free
 from dsrun.train import engine, model as models, report, world as worlds
-from dsrun.train.arguments import phases, training_arguments
+from dsrun.train.arguments import training_arguments
 from dsrun.train.batches import Split
 from dsrun.train.callbacks import Profiler, ProveEngine, Recorder
 from dsrun.train.console import Console
@@ -88,7 +89,6 @@ def run(recipe: Recipe, title: str, world: World, folder: RunFolder, console: Co
     except BaseException as error:
         records.failure(error)
         raise
-    worlds.leave()
 
 
 def prepare_and_say(request: DataRequest, tokenizer: Any, console: Console) -> PreparedData:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +13,16 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.launch.agent import CONSOLE_VARIABLE, TERMINAL_VARIABLE
+from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe, resolve
+from dsrun.recipe.trackers import environment
 from dsrun.runs.folder import RunFolder, default_name
 from dsrun.system.env import Worker, worker_from_env
+from dsrun.system.net import reachable
+from dsrun.system.tether import die_with_parent
 from dsrun.train import failure
 from dsrun.train.console import Console
+from dsrun.train.resume import set_earlier_run_aside
 from dsrun.train.streams import open_console, send_output_to
 
 OUTPUT_VARIABLE = "DSRUN_OUTPUT"
@@ -26,6 +31,8 @@ OUTPUT_VARIABLE = "DSRUN_OUTPUT"
 def main(argv: Sequence[str]) -> int:
     """Run one worker; returns its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    # torchrun killed outright would leave its ranks training on.
+    die_with_parent(os.getppid())
     worker = worker_from_env(os.environ)
     rank = worker.rank if worker else 0
     console = _console(rank)
@@ -36,7 +43,14 @@ def main(argv: Sequence[str]) -> int:
         os.environ.update(worker.variables())
         recipe = resolve(argv, Path.cwd())
         folder = RunFolder(Path(output_folder(recipe)))
-        log = folder.logs / f"{_attempt()}-rank{rank}.log"
+        if rank == 0:
+            folder = RunFolder.create(folder.path, force=recipe.spec.force)
+            folder.acquire()
+            if recipe.spec.resume == "never" and "train" in phases(recipe):
+                aside = set_earlier_run_aside(folder, datetime.now(), discard=recipe.spec.force)
+                if aside:
+                    console.notice(f"the results of an earlier run moved to {aside}")
+        log = next_log(folder, rank)
         send_output_to(log, echo=recipe.spec.debug)
         _run(recipe, folder, console, rank)
     except BaseException as error:
@@ -51,15 +65,19 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int) -> None:
     if rank == 0:
-        folder.create(force=recipe.spec.force)
-        folder.acquire()
         console.record_in(folder.path / "console.log")
     from dsrun.train.demos import fill_in
     from dsrun.train.run import run
-    from dsrun.train.world import here
+    from dsrun.train.world import here, leave
 
+    if rank == 0:
+        variables, notice = environment(recipe, folder.path, os.environ, reachable=reachable)
+        os.environ.update(variables)
+        if notice:
+            console.notice(notice)
     recipe, title = fill_in(recipe, say=console.notice)
     run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console)
+    leave()
 
 
 def output_folder(recipe: Recipe) -> str:
@@ -88,8 +106,10 @@ def _console(rank: int) -> Console:
     return Console(open_console(channel), terminal=terminal, width=width)
 
 
-def _attempt() -> str:
-    return time.strftime("%Y%m%d-%H%M%S")
+def next_log(folder: RunFolder, rank: int) -> Path:
+    """The log of this rank's attempt: no attempt writes into an earlier one's."""
+    attempts = (folder.log(rank, attempt) for attempt in itertools.count())
+    return next(log for log in attempts if not log.exists())
 
 
 def _terminate(signum: int, frame: Any) -> None:

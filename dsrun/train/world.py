@@ -53,8 +53,10 @@ def join(world: World, *, deepspeed: bool) -> None:
     """Set up the process group: NCCL on GPUs, gloo on CPUs.
 
     Under DeepSpeed this must happen before the model is built, or zero.Init sees a world of one process and the
-    engine's batch assertion fails.
+    engine's batch assertion fails. A second call does nothing.
     """
+    if dist.is_initialized():
+        return
     timeout = datetime.timedelta(minutes=float(os.environ.get("DEEPSPEED_TIMEOUT", DEFAULT_TIMEOUT_MINUTES)))
     backend = "nccl" if world.device == "cuda" else "gloo"
     if world.device == "cuda":

@@ -14,7 +14,9 @@ import numpy as np
 from dsrun.train.data.tokens import DTYPES, narrowest
 
 
-def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None) -> int:
+def write_tokens(
+    documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None
+) -> int:
     """Write runs of ids one after another as a token file, at most `limit` tokens; returns how many.
 
     `largest_id` chooses the width: see `tokens.narrowest`.

@@ -1,8 +1,9 @@
 """Prepared data on disk, found by what it was made from.
 
-An entry is a folder `prepared/<key>/` that holds `meta.json`. It is made under another name and renamed when whole, so
-a process killed in between leaves nothing that counts. A file lock lets exactly one of many processes (the ranks of
-a node start at the same moment, before any collective exists) do the work while the others wait.
+An entry is a folder `prepared/<key>/` that holds `meta.json`. It is made under another name and renamed when
+whole, so a process killed in between leaves nothing that counts. A file lock lets exactly one of many
+processes (the ranks of a node start at the same moment, before any collective exists) do the work while the
+others wait.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def obtain(
-    key: str, build: Callable[[Path], Meta], *, overwrite: bool = False, say: Callable[[str], None] = lambda _: None
+    key: str,
+    build: Callable[[Path], Meta],
+    *,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, Meta]:
     """The entry's folder and what `build` said of it, from the cache or built now.
 
-    `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built
-    again, but once: ranks that come later take what the first has made.
+    `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is
+    built again, but once: ranks that come later take what the first has made.
 
     Raises:
         MissingError: the cache cannot be written.
@@ -69,7 +74,8 @@ def obtain(
         _acquire(lock, say)
     except OSError as error:
         raise MissingError(
-            f"the cache {root} cannot be written: {error.strerror or error}", fix="set DSRUN_CACHE to a writable folder"
+            f"the cache {root} cannot be written: {error.strerror or error}",
+            fix="set DSRUN_CACHE to a writable folder",
         ) from error
     try:
         found = _read(folder, since)
@@ -87,7 +93,9 @@ def _acquire(lock: FileLock, say: Callable[[str], None]) -> None:
 
 
 def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
-    """Make the entry; the lock is held, so every other unfinished folder of this key belongs to a dead process."""
+    """Make the entry; the lock is held, so every other unfinished folder of this key belongs to a dead
+    process.
+    """
     for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     work = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
@@ -119,7 +127,8 @@ def _read(folder: Path, since: float) -> Meta | None:
 
 
 def _fresh_since(key: str) -> float:
-    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds.
+    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any
+    builds.
 
     A process that asks a second time means a new rebuild.
     """

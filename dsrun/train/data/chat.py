@@ -95,7 +95,7 @@ def check_template(tokenizer: Any, where: str) -> None:
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
             f"{where} holds conversations, but the tokenizer has no chat template",
-            fix="--tokenizer of an instruction-tuned model, or put a chat_template.jinja into the model's folder",
+            fix="--tokenizer of an instruction-tuned model, or a chat_template.jinja in the model's folder",
         )
 
 
@@ -104,15 +104,22 @@ def encode_chat(
 ) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation and, for each, whether the assistant wrote it.
 
-    The template's own `{% generation %}` marks are used where it has them. Otherwise each assistant message is what
-    rendering one message more adds to the text.
+    The template's own `{% generation %}` marks are used where it has them. Otherwise each assistant message
+    is what rendering one message more adds to the text.
 
     Raises:
-        UsageError: the template refuses the messages, or renders an earlier message anew when a later one comes.
+        UsageError: the template refuses the messages, or renders an earlier message anew when a later one
+            comes.
     """
     if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
         found = _render(
-            tokenizer, messages, tools, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            tokenizer,
+            messages,
+            tools,
+            where,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
     full = _render(tokenizer, messages, tools, where, tokenize=False)
@@ -122,7 +129,9 @@ def encode_chat(
     return _mark_by_prefixes(tokenizer, full, spans, where)
 
 
-def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str, **how: Any) -> Any:
+def _render(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str, **how: Any
+) -> Any:
     from jinja2 import TemplateError
 
     try:
@@ -139,12 +148,18 @@ def _assistant_spans(
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        after = full if i + 1 == len(messages) else _render(tokenizer, messages[: i + 1], tools, where, tokenize=False)
+        after = (
+            full
+            if i + 1 == len(messages)
+            else _render(tokenizer, messages[: i + 1], tools, where, tokenize=False)
+        )
         if i == 0:
             # Many templates cannot render an empty conversation.
             start = max(0, after.find(message["content"].strip()))
         else:
-            before = _render(tokenizer, messages[:i], tools, where, tokenize=False, add_generation_prompt=True)
+            before = _render(
+                tokenizer, messages[:i], tools, where, tokenize=False, add_generation_prompt=True
+            )
             if not after.startswith(before):
                 # A template without a generation prompt of its own kind, or one that opens with the answer.
                 before = _render(tokenizer, messages[:i], tools, where, tokenize=False)
@@ -159,8 +174,8 @@ def _assistant_spans(
 
 def _not_a_prefix(where: str) -> None:
     raise UsageError(
-        f"{where}: the chat template changes earlier messages when later ones come, so the assistant's tokens "
-        "cannot be told apart",
+        f"{where}: the chat template changes earlier messages when later ones come, so the assistant's "
+        "tokens cannot be told apart",
         fix="put {% generation %} … {% endgeneration %} around the assistant's part of the template",
     )
 
@@ -173,7 +188,11 @@ def _mark_by_offsets(tokenizer: Any, full: str, spans: list[tuple[int, int]]) ->
     for start, end in spans:
         inside = [k for k, (left, right) in enumerate(offsets) if start <= left < end and right > left]
         # ChatML closes a turn with a control token and a line break; generation stops before the line break.
-        while len(inside) > 1 and not full[slice(*offsets[inside[-1]])].strip() and ids[inside[-1]] not in control:
+        while (
+            len(inside) > 1
+            and not full[slice(*offsets[inside[-1]])].strip()
+            and ids[inside[-1]] not in control
+        ):
             if not any(ids[k] in control for k in inside):
                 break
             inside.pop()

@@ -16,14 +16,16 @@ from dsrun.train.data.tokenise import IGNORED
 class Collator:
     """Pads rows {"input_ids", "labels"} on the right; other keys are left out.
 
-    Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100 where
-    there is padding. Padding is marked by position and never by id, so a tokenizer whose padding is its end token
-    still learns to end.
+    Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100
+    where there is padding. Padding is marked by position and never by id, so a tokenizer whose padding is its
+    end token still learns to end.
 
     For seq2seq set `model` after it is built: decoder_input_ids [batch, target] then come from the labels.
 
-    `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
-    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
+    `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the
+    batch, rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
+
+    `max_target_length` is not used here: it is what generation in evaluation should be bounded by.
     """
 
     pad_id: int
@@ -31,6 +33,7 @@ class Collator:
     multiple_of: int = 1
     length: int | None = None
     target_length: int | None = None
+    max_target_length: int | None = None
     model: Any = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -40,7 +43,9 @@ class Collator:
         batch = {
             "input_ids": _padded(inputs, width, self.pad_id),
             "attention_mask": _padded([np.ones_like(ids) for ids in inputs], width, 0),
-            "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
+            "labels": _padded(
+                labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED
+            ),
         }
         if self.seq2seq and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(
@@ -57,8 +62,9 @@ class Collator:
     def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels whose rows all hold a token.
 
-        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are ignored, as
-        in the filler rows of a short batch. What such a row decodes does not matter, as nothing in it is learned.
+        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are
+        ignored, as in the filler rows of a short batch. What such a row decodes does not matter, as nothing
+        in it is learned.
         """
         empty = (labels == IGNORED).all(dim=1)
         if not empty.any():

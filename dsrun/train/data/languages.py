@@ -8,17 +8,21 @@ from typing import Any
 from dsrun.errors import UsageError
 
 # ISO 639-3 to 639-1, for the codes of NLLB (`ron_Latn`) over data keyed by two letters (`ro`).
-_TWO_LETTERS = dict(
-    pair.split(":")
-    for pair in (
-        "afr:af amh:am arb:ar ara:ar azj:az bel:be ben:bn bos:bs bul:bg cat:ca ces:cs cym:cy dan:da deu:de ell:el "
-        "eng:en epo:eo est:et eus:eu fas:fa pes:fa fin:fi fra:fr gle:ga glg:gl guj:gu hau:ha heb:he hin:hi hrv:hr "
-        "hun:hu hye:hy ibo:ig ind:id isl:is ita:it jpn:ja kat:ka kaz:kk khm:km kan:kn kor:ko kir:ky lit:lt lvs:lv "
-        "mkd:mk mal:ml khk:mn mar:mr zsm:ms mya:my npi:ne nld:nl nob:no pan:pa pol:pl por:pt ron:ro rus:ru sin:si "
-        "slk:sk slv:sl som:so als:sq srp:sr swe:sv swh:sw tam:ta tel:te tha:th tgl:tl tur:tr ukr:uk urd:ur uzn:uz "
-        "vie:vi xho:xh yor:yo zho:zh zul:zu spa:es"
-    ).split()
-)
+# fmt: off
+_TWO_LETTERS = {
+    "afr": "af", "amh": "am", "arb": "ar", "ara": "ar", "azj": "az", "bel": "be", "ben": "bn", "bos": "bs",
+    "bul": "bg", "cat": "ca", "ces": "cs", "cym": "cy", "dan": "da", "deu": "de", "ell": "el", "eng": "en",
+    "epo": "eo", "est": "et", "eus": "eu", "fas": "fa", "pes": "fa", "fin": "fi", "fra": "fr", "gle": "ga",
+    "glg": "gl", "guj": "gu", "hau": "ha", "heb": "he", "hin": "hi", "hrv": "hr", "hun": "hu", "hye": "hy",
+    "ibo": "ig", "ind": "id", "isl": "is", "ita": "it", "jpn": "ja", "kat": "ka", "kaz": "kk", "khm": "km",
+    "kan": "kn", "kor": "ko", "kir": "ky", "lit": "lt", "lvs": "lv", "mkd": "mk", "mal": "ml", "khk": "mn",
+    "mar": "mr", "zsm": "ms", "mya": "my", "npi": "ne", "nld": "nl", "nob": "no", "pan": "pa", "pol": "pl",
+    "por": "pt", "ron": "ro", "rus": "ru", "sin": "si", "slk": "sk", "slv": "sl", "som": "so", "als": "sq",
+    "srp": "sr", "swe": "sv", "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr",
+    "ukr": "uk", "urd": "ur", "uzn": "uz", "vie": "vi", "xho": "xh", "yor": "yo", "zho": "zh", "zul": "zu",
+    "spa": "es",
+}
+# fmt: on
 
 
 def translation_keys(
@@ -26,8 +30,8 @@ def translation_keys(
 ) -> tuple[str, str]:
     """The keys of the source and the target text in a translation dictionary.
 
-    Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is the
-    other of exactly two keys; with neither given they are taken in order.
+    Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is
+    the other of exactly two keys; with neither given they are taken in order.
 
     Raises:
         UsageError: a language is not among the keys, or more than two leave a choice.
@@ -49,18 +53,20 @@ def translation_keys(
 
 
 def _key(found: Sequence[str], wanted: str, flag: str, where: str) -> str:
-    head = wanted.split("_")[0].split("-")[0].lower()
+    head = wanted.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0].lower()
     for candidate in (wanted, head, _TWO_LETTERS.get(head)):
         if candidate in found:
             return candidate
-    raise UsageError(f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {found[0]}")
+    raise UsageError(
+        f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {found[0]}"
+    )
 
 
 def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
     """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages; others are left alone.
 
-    Such a tokenizer writes a language token into every source and target; its default is English for both, which
-    trains a wrong model in silence.
+    Such a tokenizer writes a language token into every source and target; its default is English for both,
+    which trains a wrong model in silence.
 
     Raises:
         UsageError: no language was given, or the tokenizer does not know it.

@@ -1,10 +1,12 @@
-"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's hints.
+"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's
+hints.
 
 A layout brings every row into one of four normal forms:
 
 - pair   {"source": str, "target": str}
 - text   {"text": str, "starts": bool, "ends": bool}: a document, or a piece of one
-- chat   {"messages": str, "tools": str | None}: both JSON, as Arrow would give every message all keys of all others
+- chat   {"messages": str, "tools": str | None}: both JSON, as Arrow would give every message all keys of all
+  others
 - tokens {"input_ids": list[int], "labels": list[int] | None}
 
 A value of None where text should be marks a row that is left out and counted; a source may be empty.
@@ -51,7 +53,9 @@ PAIRS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("news_body",), "news_title"),
     (("review_body",), "review_title"),
 )
-"""Source columns (joined by a line break when there are several) and the target column, in order of preference."""
+"""Source columns (joined by a line break when there are several) and the target column, in order of
+preference.
+"""
 
 TEXTS = ("text", "content")
 CHATS = ("messages", "conversations")
@@ -72,8 +76,8 @@ class Hints:
 class Layout:
     """How rows are read: `columns` play the parts of the normal form, in its order.
 
-    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a causal
-    model reads them as one text.
+    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a
+    causal model reads them as one text.
     """
 
     kind: Kind
@@ -154,28 +158,43 @@ def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wh
 def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
     if hints.text_column and hints.summary_column:
         return Layout("pair", (hints.text_column,), hints.summary_column, separator="\n")
-    if hints.text_column:
-        return Layout("text", (hints.text_column,))
-    if "input_ids" in columns:
+    if "input_ids" in columns and not hints.text_column:
         extra = tuple(name for name in ("labels", "attention_mask") if name in columns)
         return Layout("tokens", ("input_ids", *extra))
-    for column in CHATS:
-        if column in columns:
+    return (
+        _conversation(columns, sample, hints)
+        or _translation(columns, sample, hints, where)
+        or (None if hints.text_column else _known_pair(columns, sample, hints))
+        or _documents(columns, sample, hints, where)
+    )
+
+
+def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints) -> Layout | None:
+    for column in (hints.text_column,) if hints.text_column else CHATS:
+        # A conversation in a CSV file is JSON in a text.
+        if column in columns and (column in CHATS or isinstance(sample.get(column), list)):
             return Layout("chat", (column, "tools") if "tools" in columns else (column,))
     if {"prompt", "completion"} <= set(columns) and isinstance(sample.get("prompt"), list):
         return Layout("chat", ("prompt", "completion"))
-    layout = _translation(columns, sample, hints, where) or _known_pair(columns, sample, hints)
-    if layout:
-        return layout
+    return None
+
+
+def _documents(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+    if hints.text_column:
+        return Layout("text", (hints.text_column,))
     for column in TEXTS:
         if column in columns:
             return Layout("text", (column,))
     if len(columns) == 1 and isinstance(sample.get(columns[0]), str):
-        return Layout("text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text")
+        return Layout(
+            "text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text"
+        )
     return None
 
 
-def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+def _translation(
+    columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str
+) -> Layout | None:
     column = "translation" if "translation" in columns else hints.text_column
     if column is None or not isinstance(sample.get(column), Mapping):
         return None
@@ -196,14 +215,19 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
         if hints.summary_column and target != hints.summary_column:
             continue
         if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
-            # A prompt is written to be continued as it stands; other pairs need something between their halves.
+            # A prompt is written to be continued as it stands; other pairs need something between their
+            # halves.
             glued = hints.task == "seq2seq" or source == ("prompt",)
             return Layout("pair", source, target, separator="" if glued else "\n")
     return None
 
 
 def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
-    fix = "--text-column and --summary-column name them" if hints.task == "seq2seq" else "--text-column names it"
+    fix = (
+        "--text-column and --summary-column name them"
+        if hints.task == "seq2seq"
+        else "--text-column names it"
+    )
     raise UsageError(
         f"{where}: cannot tell what the columns mean for {hints.task}; columns found: {_listed(columns)}; "
         f"layouts known: {known_layouts(hints.task)}",
@@ -246,7 +270,10 @@ def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     tools = row.get("tools")
     if tools is not None and not isinstance(tools, str):
         tools = json.dumps(tools, ensure_ascii=False)
-    return {"messages": json.dumps(messages, ensure_ascii=False) if messages else None, "tools": tools or None}
+    return {
+        "messages": json.dumps(messages, ensure_ascii=False) if messages else None,
+        "tools": tools or None,
+    }
 
 
 def _tokens(row: Mapping[str, Any], where: str) -> dict[str, Any]:

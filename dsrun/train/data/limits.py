@@ -7,6 +7,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.data.counts import Counts
 
 DEFAULT_LENGTH = 1024
 """Cap of a source or block nobody chose, as in the Transformers example scripts."""
@@ -19,7 +20,7 @@ _UNLIMITED = 1_000_000
 
 @dataclass(frozen=True)
 class Limits:
-    """In tokens: `source` is the source of seq2seq or the whole sequence of causal LM; targets are seq2seq's."""
+    """In tokens: `source` is also the whole sequence of a causal LM; only seq2seq has targets."""
 
     source: int
     target: int
@@ -28,7 +29,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
+    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was
+    cut.
+    """
 
     cut: int
     total: int
@@ -40,10 +43,16 @@ class Truncation:
         at = f"{self.limit:,} tokens"
         if self.target_limit is not None:
             at = f"{self.limit:,} source or {self.target_limit:,} target tokens"
-        verb = "was" if self.cut == 1 else "were"
-        return f"{self.cut or 'none':,} of {self.total:,} examples {verb} cut at {at}" if self.cut else (
-            f"none of {self.total:,} examples was cut at {at}"
-        )
+        if not self.cut:
+            return f"none of {self.total:,} examples was cut at {at}"
+        return f"{self.cut:,} of {self.total:,} examples {'was' if self.cut == 1 else 'were'} cut at {at}"
+
+
+def truncation_of(counts: Counts, source_limit: int, target_limit: int) -> Truncation:
+    """What was counted, with the limits that were met."""
+    if counts.cut_source and counts.cut_target:
+        return Truncation(counts.cut, counts.rows, source_limit, target_limit)
+    return Truncation(counts.cut, counts.rows, target_limit if counts.cut_target else source_limit)
 
 
 def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> Limits:
@@ -66,7 +75,9 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     source = _checked(flag, asked, default, positions, least)
     short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
     target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
-    eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
+    eval_target = _checked(
+        "--val-max-target-length", spec.val_max_target_length, target, max_positions, least
+    )
     return Limits(source, target, eval_target)
 
 
@@ -94,7 +105,9 @@ def _checked(flag: str, asked: int | None, default: int, positions: int | None, 
     if asked < least:
         raise UsageError(f"{flag} {asked}: a sequence needs at least {least} tokens")
     if positions is not None and asked > positions:
-        raise UsageError(f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
+        raise UsageError(
+            f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}"
+        )
     return asked
 
 

@@ -1,8 +1,8 @@
 """Rows of local data files, one at a time, with the place each came from.
 
-dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the words
-"NA" and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a reason to
-re-read the file as something else, and do not say which line it was.
+dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the
+words "NA" and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a
+reason to re-read the file as something else, and do not say which line it was.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ csv.field_size_limit(1 << 30)
 def read_rows(path: Path, *, keep_linebreaks: bool = True) -> Rows:
     """All rows of a json, csv, tsv, parquet or txt file.
 
-    A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one document, else
-    every line that is not blank is one.
+    A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one
+    document, else every line that is not blank is one.
 
     Raises:
         UsageError: naming the file and the line where it is not what its suffix says.
@@ -78,7 +78,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; bytes that are not UTF-8 are an error with the number of their line."""
+    """Lines with their numbers from 1; bytes that are not UTF-8 are an error naming the line."""
     number = 0
     with _open(path) as file:
         try:
@@ -153,7 +153,12 @@ def _rows_within(value: Row) -> list[Any] | None:
     for key in ("data", *value) if len(value) == 1 else ("data",):
         rows = value.get(key)
         # A conversation alone in its row looks the same, but its items are messages.
-        if isinstance(rows, list) and rows and isinstance(rows[0], dict) and key not in ("messages", "conversations"):
+        if (
+            isinstance(rows, list)
+            and rows
+            and isinstance(rows[0], dict)
+            and key not in ("messages", "conversations")
+        ):
             return rows
     return None
 

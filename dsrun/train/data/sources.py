@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders of files, saved datasets and the Hub, as train, validation and test."""
+"""Where rows come from: files, folders of them, saved datasets and the Hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ class FileSource:
     @property
     def where(self) -> str:
         """For messages."""
-        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
+        return (
+            str(self.paths[0])
+            if len(self.paths) == 1
+            else f"{self.paths[0].parent} ({len(self.paths)} files)"
+        )
 
     def identity(self) -> str:
         """A digest of the content: the same after a copy or a touch, another after any edit."""
@@ -129,7 +133,9 @@ def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSourc
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are validation."""
+    """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are
+    validation.
+    """
     words = set(re.split(r"[^a-z]+", name.lower()))
     return next((split for split, names in _NAMES.items() if words & set(names)), None)
 
@@ -174,7 +180,9 @@ def _folder(path: Path, spec: TrainSpec) -> dict[str, Source]:
     ]
     files = [file for file in files if _is_data(file)]
     if not files:
-        raise UsageError(f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
+        raise UsageError(
+            f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders"
+        )
     found: dict[str, list[Path]] = {}
     for file in files:
         split = split_of(file.name) or split_of(str(file.relative_to(path).parent))
@@ -183,9 +191,7 @@ def _folder(path: Path, spec: TrainSpec) -> dict[str, Source]:
     # As `datasets` has it: without any split in the names everything is training data.
     if not found:
         found = {"train": unnamed}
-    return {
-        split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()
-    }
+    return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
 
 
 def _hub(spec: TrainSpec) -> dict[str, Source]:
@@ -216,7 +222,9 @@ def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     name, reason = spec.dataset, _first_line(error)
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
-            raise UsageError(f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`") from error
+            raise UsageError(
+                f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`"
+            ) from error
         raise UsageError(
             f"dataset {name} does not exist on the Hub or is private, and there is no such folder here",
             fix="check the name; `hf auth login` for a private one",
@@ -237,7 +245,9 @@ def _tables(loaded: Any, name: str) -> dict[str, Source]:
         if split and split not in splits:
             splits[split] = TableSource(table, f"{name} ({key})")
     if not splits:
-        raise UsageError(f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}")
+        raise UsageError(
+            f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}"
+        )
     return splits
 
 
@@ -272,7 +282,9 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def stream_rows(paths: list[Path], keep_linebreaks: bool, convert: Callable[[Row, str], Row]) -> Iterator[Row]:
+def stream_rows(
+    paths: list[Path], keep_linebreaks: bool, convert: Callable[[Row, str], Row]
+) -> Iterator[Row]:
     """Rows of files for a stream, each brought into its normal form by `convert`."""
     for where, row in read_all(paths, keep_linebreaks=keep_linebreaks):
         yield convert(row, where)

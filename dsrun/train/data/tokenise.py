@@ -11,6 +11,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.train.data.chat import encode_chat
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.layouts import Layout, normalise
 
 IGNORED = -100
@@ -21,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Affixes:
-    """Special tokens around a document: what the tokenizer puts there, and an end token after it in any case."""
+    """Special tokens around a document: those the tokenizer puts there, and an end token in any case."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -52,34 +53,15 @@ def affixes_of(tokenizer: Any) -> Affixes:
 
 
 @dataclass
-class Counts:
-    """What happened to rows: how many were read, cut, and left out, and why."""
-
-    rows: int = 0
-    cut: int = 0
-    cut_source: int = 0
-    cut_target: int = 0
-    incomplete: int = 0
-    no_loss: int = 0
-    first_incomplete: str = ""
-    first_no_loss: str = ""
-
-    def add(self, other: dict[str, Any]) -> None:
-        """Sum numbers; the first place that was seen stays."""
-        for name, value in other.items():
-            mine = getattr(self, name)
-            setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
-
-
-@dataclass
 class RowEncoder:
     """A batch function for `map`: raw or normalised rows in, token ids out.
 
-    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent reads
-    progress and totals, as a worker has no other way back than its rows.
+    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent
+    reads progress and totals, as a worker has no other way back than its rows.
 
-    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in which).
-    `keep_text` adds `source_text` and `target_text`.
+    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in
+    which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused here,
+    for streams, which nobody can look through beforehand.
     """
 
     tokenizer: Any
@@ -93,6 +75,7 @@ class RowEncoder:
     layout: Layout | None = None
     keep_text: bool = False
     ledger: Path | None = None
+    vocab_size: int | None = None
     affixes: Affixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,12 +109,21 @@ class RowEncoder:
         encoded = self._encode(rows, counts) if rows else []
         if self.ledger:
             _append(self.ledger, counts)
+        if self.vocab_size is not None:
+            for row in encoded:
+                check_vocabulary(
+                    max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where
+                )
         return {name: [row[name] for row in encoded] for name in self.columns}
 
     def _incomplete(self, row: Row) -> bool:
         if self.kind == "pair":
             # A causal model may write from nothing; an encoder needs something to read.
-            return row["target"] is None or row["source"] is None or (self.task == "seq2seq" and not row["source"])
+            return (
+                row["target"] is None
+                or row["source"] is None
+                or (self.task == "seq2seq" and not row["source"])
+            )
         return row[{"text": "text", "chat": "messages", "tokens": "input_ids"}[self.kind]] is None
 
     def _encode(self, rows: list[Row], counts: Counts) -> list[Row]:
@@ -148,7 +140,9 @@ class RowEncoder:
         return self._fit(encoded, counts)
 
     def _documents(self, rows: list[Row]) -> list[Row]:
-        ids = self.tokenizer([row["text"] for row in rows], add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self.tokenizer([row["text"] for row in rows], add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         # An empty document would be nothing but special tokens.
         return [
             {"input_ids": self.affixes.wrap(tokens, starts=row["starts"], ends=row["ends"])}
@@ -173,7 +167,8 @@ class RowEncoder:
     def _limited(self, side: str, texts: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
         """Token ids of at most `limit`, and which texts were longer.
 
-        Only those that came out exactly full are tokenised once more, without limit, to see whether they were cut.
+        Only those that came out exactly full are tokenised once more, without limit, to see whether they were
+        cut.
         """
         ids = self.tokenizer(**{side: texts}, max_length=limit, truncation=True)["input_ids"]
         full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
@@ -187,8 +182,8 @@ class RowEncoder:
     def _continuations(self, rows: list[Row]) -> list[Row]:
         """Prompt and completion as one sequence with loss on the completion and the end token.
 
-        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it with
-        the completion, the two are tokenised apart.
+        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it
+        with the completion, the two are tokenised apart.
         """
         prompts = [self.prefix + row["source"] + self.separator for row in rows]
         heads = self._plain(prompts)
@@ -254,6 +249,17 @@ class RowEncoder:
             else:
                 kept.append({**row, "input_ids": row["input_ids"][: self.source_limit], "labels": labels})
         return kept
+
+
+def check_vocabulary(largest: int, vocab_size: int, where: str, *, hint: str | None = None) -> None:
+    """Refuse ids that the embedding has no row for; on a GPU they end in a device-side assert that names
+    nothing.
+    """
+    if largest >= vocab_size:
+        raise UsageError(
+            f"{where}: token id {largest} is outside the model's embedding of {vocab_size} rows",
+            fix=hint or "tokenizer and model do not belong together; use the model's own tokenizer",
+        )
 
 
 def _append(ledger: Path, counts: Counts) -> None:

@@ -1,7 +1,10 @@
-"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes them)."""
+"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes
+them).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,14 @@ from dsrun.errors import UsageError
 
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
-# 64 MiB of uint32 at a time.
-_CHUNK = 1 << 24
-
 
 class TokenBin(Dataset):
-    """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the same.
+    """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the
+    same.
 
-    Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
-    Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is
-    opened anew in each process, so that data loader workers get a path and not its content.
+    Blocks follow one another without overlap and the last may be short, so every token is in exactly one of
+    them. Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the
+    map is opened anew in each process, so that data loader workers get a path and not its content.
 
     `start` and `stop` bound the tokens used.
     """
@@ -42,13 +43,13 @@ class TokenBin(Dataset):
 
     def __len__(self) -> int:
         """Number of blocks."""
-        return -(-(self.stop - self.start) // self.block_size)
+        return math.ceil(self.tokens / self.block_size)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         left = self.start + (index % len(self)) * self.block_size
-        block = self._tokens()[left : min(left + self.block_size, self.stop)].astype(np.int64)
+        block = np.array(self._tokens()[left : min(left + self.block_size, self.stop)], dtype=np.int64)
         return {"input_ids": block, "labels": block.copy()}
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
@@ -90,22 +91,10 @@ def count_tokens(path: Path, dtype: str) -> int:
     if size == 0:
         raise UsageError(f"{path} is empty")
     if size % width:
-        raise UsageError(f"{path} holds {size:,} bytes, which is no whole number of {dtype} tokens", fix=_dtype_fix(path))
+        raise UsageError(
+            f"{path} holds {size:,} bytes, which is no whole number of {dtype} tokens", fix=dtype_hint(path)
+        )
     return size // width
-
-
-def dtype_of(path: Path, vocab_size: int) -> str:
-    """The dtype of a token file: as the file `NAME.dtype` beside it says, else the narrowest that holds the vocabulary.
-
-    nanoGPT leaves the vocabulary in a pickle beside the file; a pickle is a program and is not opened.
-    """
-    beside = path.with_name(path.name + ".dtype")
-    if beside.is_file():
-        named = beside.read_text(encoding="utf-8").strip()
-        if named not in DTYPES:
-            raise UsageError(f"{beside} says {named!r}; it may say {' or '.join(DTYPES)}")
-        return named
-    return narrowest(vocab_size - 1)
 
 
 def narrowest(largest_id: int) -> str:
@@ -113,16 +102,23 @@ def narrowest(largest_id: int) -> str:
     return "uint16" if largest_id <= np.iinfo(np.uint16).max else "uint32"
 
 
-def largest_token(path: Path, dtype: str) -> int:
-    """The largest id in a file, read in pieces."""
-    tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")
-    return max(int(tokens[i : i + _CHUNK].max()) for i in range(0, len(tokens), _CHUNK))
+def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenBin]:
+    """The first `percent` of the blocks, at least one, and the others.
+
+    Raises:
+        UsageError: there is one block only.
+    """
+    count = len(blocks)
+    if count < 2:
+        raise UsageError(
+            f"{where} makes one block of at most {blocks.block_size:,} tokens; none can be held out for validation",
+            fix="--validation-file FILE, a smaller --block-size, or --validation-split-percentage 0",
+        )
+    held = min(count - 1, max(1, round(count * percent / 100)))
+    edge = blocks.start + held * blocks.block_size
+    return blocks.part(blocks.start, edge), blocks.part(edge, blocks.stop)
 
 
-def outside_hint(path: Path, dtype: str) -> str:
-    """How to mend ids that are too large because the file was read in the wrong width."""
-    return f"it was read as {dtype}; {_dtype_fix(path)}"
-
-
-def _dtype_fix(path: Path) -> str:
+def dtype_hint(path: Path) -> str:
+    """How to say what a token file holds."""
     return f"write uint16 or uint32 into {path.name}.dtype beside it if that is what it holds"

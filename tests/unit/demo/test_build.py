@@ -160,6 +160,17 @@ def test_a_damaged_folder_is_built_again(small, tmp_path, damage):
     assert _contents(tmp_path / "demo") == before
 
 
+def test_a_mark_of_an_older_format_builds_again(small, tmp_path):
+    paths = materialise("demo-t5", tmp_path / "demo")
+    before = _contents(tmp_path / "demo")
+    mark = json.loads((tmp_path / "demo" / MARK).read_text())
+    del mark["files"]
+    (tmp_path / "demo" / MARK).write_text(json.dumps(mark))
+    paths.test_file.unlink()
+    materialise("demo-t5", tmp_path / "demo")
+    assert _contents(tmp_path / "demo") == before
+
+
 def test_an_empty_folder_may_be_filled(small, tmp_path):
     (tmp_path / "demo").mkdir()
     assert materialise("demo-t5", tmp_path / "demo").train_file.is_file()

@@ -82,7 +82,9 @@ sizes = st.integers(1, 300)
 maybe = st.none() | st.integers(1, 40)
 
 
-@given(total=st.none() | sizes, micro=maybe, steps=maybe, world=st.integers(1, 16), default=st.integers(1, 16))
+@given(
+    total=st.none() | sizes, micro=maybe, steps=maybe, world=st.integers(1, 16), default=st.integers(1, 16)
+)
 def test_a_plan_multiplies_out_and_keeps_what_was_given(total, micro, steps, world, default):
     try:
         found = plan(world, total=total, micro=micro, steps=steps, default=default)

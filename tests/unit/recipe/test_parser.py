@@ -52,7 +52,9 @@ def test_a_switch_without_default_is_on_by_itself():
     assert values("--tf32", "--gradient_checkpointing") == {"tf32": True, "gradient_checkpointing": True}
 
 
-@pytest.mark.parametrize("flag", [flag for flag in all_flags().values() if flag.kind == "bool"], ids=str)
+@pytest.mark.parametrize(
+    "flag", [flag for flag in all_flags().values() if flag.kind == "bool"], ids=lambda flag: flag.name
+)
 def test_every_switch_has_its_opposite(flag):
     assert values(f"--no_{flag.name}") == {flag.name: False}
 
@@ -104,7 +106,9 @@ def test_debug_is_ours_unless_it_names_a_debug_option():
     assert values("--debug", "underflow_overflow") == {"trainer_debug": "underflow_overflow"}
 
 
-@pytest.mark.parametrize(("word", "meaning"), [("True", "auto"), ("false", "never"), ("out/ckpt", "out/ckpt")])
+@pytest.mark.parametrize(
+    ("word", "meaning"), [("True", "auto"), ("false", "never"), ("out/ckpt", "out/ckpt")]
+)
 def test_resume_takes_the_booleans_of_the_trainer(word, meaning):
     assert values("--resume_from_checkpoint", word) == {"resume": meaning}
 
@@ -116,7 +120,10 @@ def test_resume_takes_the_booleans_of_the_trainer(word, meaning):
         (["--do_trian"], "unknown flag --do_trian (did you mean --do_train?)"),
         (["--max-lenght=3"], "unknown flag --max-lenght (did you mean --max-length?)"),
         (["--learning-rat", "1"], "unknown flag --learning-rat (did you mean --learning-rate?)"),
-        (["--overwrite_output_dri"], "unknown flag --overwrite_output_dri (did you mean --overwrite_output_dir?)"),
+        (
+            ["--overwrite_output_dri"],
+            "unknown flag --overwrite_output_dri (did you mean --overwrite_output_dir?)",
+        ),
         (["--qqqqqqqq"], "unknown flag --qqqqqqqq (`dsrun train --help` lists all flags)"),
         (["-m", "x"], "unknown flag -m (`dsrun train --help` lists all flags)"),
         (["--no-model"], "unknown flag --no-model (did you mean --model?)"),
@@ -126,7 +133,10 @@ def test_resume_takes_the_booleans_of_the_trainer(word, meaning):
         (["--bf16", "maybe"], "--bf16: 'maybe' is not true or false"),
         (["--offload", "gpu"], "--offload: 'gpu' is not one of none, cpu, nvme"),
         (["--optim", "adamw_troch"], "--optim: 'adamw_troch' is not known; did you mean adamw_torch?"),
-        (["--lr_scheduler_kwargs", "[1]"], "--lr_scheduler_kwargs: '[1]' is not a JSON object like '{\"key\": 1}'"),
+        (
+            ["--lr_scheduler_kwargs", "[1]"],
+            "--lr_scheduler_kwargs: '[1]' is not a JSON object like '{\"key\": 1}'",
+        ),
         (["--model"], "--model: a value is missing (it takes text)"),
         (["--model-name-or-path", "--zero", "2"], "--model-name-or-path: a value is missing (it takes text)"),
         (["--report_to"], "--report_to: a value is missing (it takes one or more words)"),
@@ -146,6 +156,10 @@ def test_invalid_json_says_where():
     assert complaint("--lr_scheduler_kwargs", '{"a":}').startswith(
         "--lr_scheduler_kwargs: not valid JSON: Expecting value at column 6"
     )
+
+
+def test_a_double_dash_in_front_changes_nothing():
+    assert values("--", "--zero", "2") == {"zero": 2}
 
 
 def test_flags_are_never_shortened():

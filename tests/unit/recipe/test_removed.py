@@ -5,16 +5,22 @@ from dsrun.recipe.flags import by_spelling
 from dsrun.recipe.parser import parse
 from dsrun.recipe.removed import ROWS, Becomes, table, translate, vocabulary
 
-# Arguments of Seq2SeqTrainingArguments 4.57 and before, and of older example scripts, that 5.23 does not have.
-GONE = """
-overwrite_output_dir evaluation_strategy evaluate_during_training warmup_ratio logging_dir group_by_length no_cuda
-use_mps_device xpu_backend per_gpu_train_batch_size per_gpu_eval_batch_size adafactor fp16_backend
-half_precision_backend fp16_opt_level save_safetensors include_inputs_for_metrics include_tokens_per_second
-push_to_hub_token push_to_hub_model_id push_to_hub_organization use_auth_token low_cpu_mem_usage
-use_legacy_prediction_loop ray_scope torchdynamo jit_mode_eval use_ipex past_index tpu_num_cores tpu_metrics_debug
-mp_parameters sharded_ddp fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap dispatch_batches split_batches
-max_val_samples max_test_samples eval_beams src_lang tgt_lang train_data_file eval_data_file
-""".split()
+# Arguments of Seq2SeqTrainingArguments 4.57 and before, and of older example scripts, that 5.23 does not
+# have.
+GONE = tuple(
+    word
+    for line in (
+        "overwrite_output_dir evaluation_strategy evaluate_during_training warmup_ratio logging_dir",
+        "group_by_length no_cuda use_mps_device xpu_backend per_gpu_train_batch_size per_gpu_eval_batch_size",
+        "adafactor fp16_backend half_precision_backend fp16_opt_level save_safetensors",
+        "include_inputs_for_metrics include_tokens_per_second push_to_hub_token push_to_hub_model_id",
+        "push_to_hub_organization use_auth_token low_cpu_mem_usage use_legacy_prediction_loop ray_scope",
+        "torchdynamo jit_mode_eval use_ipex past_index tpu_num_cores tpu_metrics_debug mp_parameters",
+        "sharded_ddp fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap dispatch_batches split_batches",
+        "max_val_samples max_test_samples eval_beams src_lang tgt_lang train_data_file eval_data_file",
+    )
+    for word in line.split()
+)
 
 
 def now(*argv):
@@ -122,10 +128,10 @@ def test_flags_without_an_effect_are_ignored_with_a_reason(argv):
         (["--tpu_metrics_debug"], "drop it"),
         (["--mp_parameters", "partitions=2"], "--zero 3"),
         (["--sharded_ddp", "simple"], "--zero 2"),
-        (["--fsdp_min_num_params", "100"], '--fsdp_config \'{"min_num_params": N}\''),
+        (["--fsdp_min_num_params", "100"], "--fsdp_config '{\"min_num_params\": N}'"),
         (["--fsdp_transformer_layer_cls_to_wrap", "T5Block"], "--fsdp_config"),
-        (["--dispatch_batches"], '--accelerator_config \'{"dispatch_batches": true}\''),
-        (["--split_batches"], '--accelerator_config \'{"split_batches": true}\''),
+        (["--dispatch_batches"], "--accelerator_config '{\"dispatch_batches\": true}'"),
+        (["--split_batches"], "--accelerator_config '{\"split_batches\": true}'"),
     ],
 )
 def test_flags_without_an_equivalent_name_what_to_write(argv, replacement):

@@ -1,4 +1,4 @@
-"""Which GPUs are visible: the real pynvml over a small driver library made for the test, and a fake nvidia-smi."""
+"""Which GPUs are visible: the real pynvml over a small driver made for the test, and a fake nvidia-smi."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def ask(path: Path, **environ: str) -> tuple[int, list[dict]]:
     """What a fresh process finds whose libraries and programs come from `path` first."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"},
-        "LD_LIBRARY_PATH": str(path),
+        "LD_LIBRARY_PATH": f"{path}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         "PATH": str(path),
         **environ,
     }

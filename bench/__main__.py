@@ -1,0 +1,25 @@
+"""`python -m bench [NAME …]`: run all benchmarks, or those named. Exit code 1 when a limit does not hold."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+BENCHMARKS = ("startup",)
+
+
+def main(names: list[str]) -> int:
+    """Run them one after another; 2 for a name that is none of them."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"error: no benchmark {unknown[0]!r} (there are: {', '.join(BENCHMARKS)})", file=sys.stderr)
+        return 2
+    held = True
+    for name in names or BENCHMARKS:
+        print(f"== {name}")
+        held &= import_module(f"bench.{name}").main()
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,24 @@
+"""What a run is asked to do: train, evaluate, predict."""
+
+from __future__ import annotations
+
+from dsrun.recipe.recipe import Recipe
+
+
+def phases(recipe: Recipe) -> frozenset[str]:
+    """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
+    and evaluating where there is validation data."""
+    asked = {
+        phase
+        for flag, phase in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test"))
+        if recipe.hf.get(flag)
+    }
+    if asked:
+        return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
+    return frozenset({"train", "validation"})
+
+
+def evaluates_while_training(recipe: Recipe) -> bool:
+    """Whether flags ask for evaluation during training."""
+    strategy = str(recipe.hf.get("eval_strategy", "no"))
+    return strategy != "no" or recipe.spec.early_stopping is not None or bool(recipe.hf.get("load_best_model_at_end"))

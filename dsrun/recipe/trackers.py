@@ -1,0 +1,81 @@
+"""Experiment trackers: which packages they need, and what keeps them from asking questions in the middle of a job."""
+
+from __future__ import annotations
+
+import netrc
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from dsrun.errors import MissingError
+from dsrun.recipe.recipe import Recipe
+
+PACKAGES = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
+    "comet_ml": "comet_ml",
+    "clearml": "clearml",
+    "swanlab": "swanlab",
+    "codecarbon": "codecarbon",
+}
+WANDB_HOST = "api.wandb.ai"
+
+
+def trackers(recipe: Recipe) -> list[str]:
+    """The trackers that --report-to and --wandb-project name."""
+    given = recipe.hf.get("report_to") or []
+    names = [name for name in ([given] if isinstance(given, str) else given) if name != "none"]
+    if recipe.spec.wandb_project and not {"wandb", "all"} & set(names):
+        names.append("wandb")
+    return names
+
+
+def check_packages(recipe: Recipe) -> None:
+    """Raise MissingError, before a job starts, for a tracker that is not installed."""
+    for name in trackers(recipe):
+        package = PACKAGES.get(name)
+        if package and find_spec(package) is None:
+            raise MissingError(f"--report-to {name} needs the package {package}", fix=f"pip install {package}")
+
+
+def environment(
+    recipe: Recipe, run: Path, environ: Mapping[str, str], *, reachable: Callable[[str], bool]
+) -> tuple[dict[str, str], str | None]:
+    """The variables the trackers of a run in folder `run` need, and a notice where wandb goes offline.
+
+    wandb without a key asks for one and waits; with a key but without a network it retries for minutes and then
+    ends the job. Offline it writes everything into the run folder, from where `wandb sync` takes it later.
+    `reachable` says whether a host answers; it is asked only where a key would be used.
+    """
+    names = trackers(recipe)
+    wanted: dict[str, str] = {}
+    notice = None
+    if "tensorboard" in names or "all" in names:
+        wanted["TENSORBOARD_LOGGING_DIR"] = recipe.spec.tensorboard_dir or str(run / "tensorboard")
+    if "wandb" in names:
+        wanted |= {"WANDB_DIR": str(run), "WANDB_SILENT": "true"}
+        if recipe.spec.wandb_project:
+            wanted["WANDB_PROJECT"] = recipe.spec.wandb_project
+        if "WANDB_MODE" not in environ:
+            why = _why_offline(environ, reachable)
+            if why:
+                wanted["WANDB_MODE"] = "offline"
+                notice = f"wandb {why}: the run is logged offline; send it later with `wandb sync {run}/wandb/offline-*`"
+    return {name: value for name, value in wanted.items() if name not in environ}, notice
+
+
+def _why_offline(environ: Mapping[str, str], reachable: Callable[[str], bool]) -> str | None:
+    host = environ.get("WANDB_BASE_URL", f"https://{WANDB_HOST}").split("//")[-1].split("/")[0].split(":")[0]
+    if not environ.get("WANDB_API_KEY") and not _has_netrc_entry(environ, host):
+        return "has no API key"
+    return None if reachable(host) else f"cannot reach {host}"
+
+
+def _has_netrc_entry(environ: Mapping[str, str], host: str) -> bool:
+    file = environ.get("NETRC") or str(Path(environ.get("HOME", "~")).expanduser() / ".netrc")
+    try:
+        return netrc.netrc(file).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

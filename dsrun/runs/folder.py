@@ -1,0 +1,147 @@
+"""The run folder: where everything of a run is, and which folders may become one."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from dsrun.errors import UsageError
+from dsrun.runs.lock import Holder, RunLock, in_use
+from dsrun.runs.lock import is_in_use as _holder_of
+from dsrun.system.host import nearest_existing
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+# What a run leaves when it dies before run.json is written, and what a batch system puts there before it
+# starts.
+_OWN = re.compile(
+    r"\.lock|logs|console\.log|(metrics|events)\.jsonl|\.run\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
+)
+_SLUG_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder; making a RunFolder touches no file."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path | str, *, force: bool = False) -> RunFolder:
+        """The folder `path`, made if it is not there; an earlier run's folder is taken over as it is.
+
+        For the launcher and the main worker, before `acquire`: the folder is in use afterwards, also for
+        this process. Raises UsageError where `refuse_unfit` does.
+        """
+        folder = cls(Path(path))
+        refuse_unfit(folder.path, force=force)
+        try:
+            folder.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_write(folder.path, error.strerror) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run folder, for reading. Raises UsageError when `path` is none."""
+        folder = cls(Path(path))
+        if not folder.run_json.is_file():
+            what = "has no run.json" if folder.path.is_dir() else "does not exist"
+            raise UsageError(
+                f"{folder.path} is no run folder: it {what}", fix="give the --output of a dsrun train"
+            )
+        return folder
+
+    @property
+    def run_json(self) -> Path:
+        """Resolved specs, versions, host, command line; written once at the start."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """The ledger of what happened."""
+        return self.path / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of one log per rank and attempt."""
+        return self.path / "logs"
+
+    @property
+    def model(self) -> Path:
+        """Folder of the final model."""
+        return self.path / "model"
+
+    @property
+    def lock(self) -> Path:
+        """The lock file."""
+        return self.path / ".lock"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after optimizer step `step`."""
+        return self.path / f"checkpoint-{step}"
+
+    def log(self, rank: int, attempt: int = 0) -> Path:
+        """Log of one rank in one attempt."""
+        return self.logs / f"rank-{rank}.attempt-{attempt}.log"
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """Every checkpoint-N folder as (step, path), highest step first, whole or torn."""
+        found = [
+            (int(match[1]), entry)
+            for entry in (self.path.iterdir() if self.path.is_dir() else ())
+            if (match := _CHECKPOINT.fullmatch(entry.name)) and entry.is_dir()
+        ]
+        return sorted(found, reverse=True)
+
+    def acquire(self) -> RunLock:
+        """Lock the folder for this process; UsageError when a run is going on in it."""
+        return RunLock(self.lock).acquire()
+
+
+def is_in_use(path: Path | str) -> Holder | None:
+    """Who trains in `path` now; None when nobody does. For a look before workers start."""
+    return _holder_of(Path(path))
+
+
+def default_name(model: str, now: datetime) -> str:
+    """Run folder of a run of `model` (Hub name or path) started at `now`: runs/t5-small-20261121-044800."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rpartition("/")[2])[:_SLUG_LENGTH].strip("-._")
+    return f"runs/{slug or 'run'}-{now:%Y%m%d-%H%M%S}"
+
+
+def refuse_unfit(path: Path, *, force: bool = False) -> None:
+    """Raise UsageError unless a run may write to `path`; nothing is created.
+
+    Unfit: a file; a folder in use; a place that cannot be written; a folder with other things in it that is
+    no run folder, which `force` allows.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"output {path} is a file", fix="give a folder as --output")
+    base = nearest_existing(path)
+    if not base.is_dir():
+        raise UsageError(f"output {path} lies below the file {base}", fix="give a folder as --output")
+    if not os.access(base, os.W_OK | os.X_OK):
+        raise _cannot_write(path, f"no permission in {base}")
+    holder = is_in_use(path)
+    if holder:
+        raise in_use(path, holder)
+    if path.is_dir() and not force and not (path / "run.json").is_file():
+        foreign = sorted(entry.name for entry in path.iterdir() if not _OWN.fullmatch(entry.name))
+        if foreign:
+            raise UsageError(
+                f"output folder {path} is no run folder and holds {', '.join(foreign[:3])}"
+                + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""),
+                fix="choose another --output, or --force to write into it",
+            )
+
+
+def _cannot_write(path: Path, why: str | None) -> UsageError:
+    return UsageError(f"cannot write to output folder {path}: {why}", fix="choose another --output")

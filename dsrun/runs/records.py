@@ -1,0 +1,166 @@
+"""Reading and writing the run folder's files so that a crash at any moment leaves them readable."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dsrun.runs.schema import EventKind
+from dsrun.system import host
+
+_NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def utc_now() -> str:
+    """The time as ISO 8601 in UTC with milliseconds: "2026-11-21T04:48:00.123Z"."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Appender:
+    """Writes one JSON object a line to the end of a file.
+
+    Each line is a single write in append mode, so that several processes of one machine may share the file
+    and a killed one leaves at most a truncated last line. `fsync` makes every line survive a power cut, for
+    the ledger of events; metrics do without. Values that JSON cannot express (NaN, infinities) are written
+    as null and named under "nonfinite"; `revive` brings them back.
+    """
+
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        self.path = path
+        self._fsync = fsync
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._began = time.monotonic()
+        # A writer killed in mid-line must not swallow the next writer's first line.
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def append(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Write `record` with time stamps; returns the object as written. OSError when the disk is full."""
+        stamps = {"time": utc_now(), "elapsed": round(time.monotonic() - self._began, 3)}
+        written = plain({**stamps, **record})
+        line = memoryview((b"\n" if self._torn else b"") + _encode(written) + b"\n")
+        self._torn = True
+        while line:  # a full disk or a signal may cut a write short
+            line = line[os.write(self._fd, line) :]
+        self._torn = False
+        if self._fsync:
+            os.fsync(self._fd)
+        return written
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EventLog(Appender):
+    """events.jsonl: what happened to a run, each line on disk before the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, fsync=True)
+
+    def write(self, kind: EventKind, **details: Any) -> dict[str, Any]:
+        """Append an event of `kind`; the keys of `details` are those of `schema.Event`."""
+        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **details})
+
+
+def plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`record` as values that JSON has: paths become text, array scalars numbers, NaN and infinities null.
+
+    What was not finite is listed under "nonfinite" by its key, nested keys joined by dots.
+    """
+    lost: dict[str, str] = {}
+    cleaned = {str(key): _plain(value, str(key), lost) for key, value in record.items()}
+    return {**cleaned, "nonfinite": lost} if lost else cleaned
+
+
+def _plain(value: Any, key: str, lost: dict[str, str]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        lost[key] = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner, f"{key}.{name}", lost) for name, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(inner, f"{key}.{index}", lost) for index, inner in enumerate(value)]
+    if hasattr(value, "tolist"):  # numpy and torch, neither of which may be imported here
+        return _plain(value.tolist(), key, lost)
+    return str(value)
+
+
+def _encode(record: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """JSON as UTF-8. A lone surrogate, as in an undecodable file name, becomes its own JSON escape."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=indent)
+    return text.encode("utf-8", errors="backslashreplace")
+
+
+def revive(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`record` with the top-level values that were not finite put back as floats."""
+    lost = record.get("nonfinite")
+    lost = lost if isinstance(lost, dict) else {}
+    back = {key: _NAMES[name] for key, name in lost.items() if key in record and name in _NAMES}
+    return {key: value for key, value in {**record, **back}.items() if key != "nonfinite"}
+
+
+def iter_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of `path`, read line by line; nothing when the file is not there.
+
+    Lines that are no JSON object are passed over: the last one of a run that is writing or was killed, and
+    the torn one that a resumed run ended. Unknown keys are kept.
+    """
+    with suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of `path`; see `iter_records`."""
+    return list(iter_records(path))
+
+
+def write_json_atomic(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` to `path`: a reader, also after a power cut, sees the old file or the new one."""
+    content = _encode(plain(value), indent=2) + b"\n"
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut, where its file system knows how."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems refuse to sync a folder
+            os.fsync(fd)
+    finally:
+        os.close(fd)

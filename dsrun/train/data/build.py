@@ -1,0 +1,273 @@
+"""Making one cache entry: the rows of a source read, brought into normal form, tokenised and written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, Features, Sequence, Value
+
+from dsrun.errors import UsageError
+from dsrun.train.data.blocks import flat_chunks, write_tokens
+from dsrun.train.data.cache import Meta
+from dsrun.train.data.chat import check_template
+from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts, normalise
+from dsrun.train.data.limits import check_sample_count
+from dsrun.train.data.mapping import map_rows, quiet
+from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.counts import Counts
+from dsrun.train.data.tokenise import IGNORED, RowEncoder
+from dsrun.train.data.tokens import narrowest
+
+Progress = Callable[[str, int, int], None]
+
+# Fixed, so that the same rows are held out whatever the seed of the run: runs stay comparable, and a model is
+# never evaluated on what it was trained on before.
+_HOLD_OUT_SEED = 0
+
+_FIRST_ROWS = 1000
+
+_NORMAL = {
+    "pair": pa.schema([("source", pa.string()), ("target", pa.string()), ("where", pa.string())]),
+    "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_())]),
+    "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), ("where", pa.string())]),
+    "tokens": pa.schema(
+        [("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64())), ("where", pa.string())]
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split made from a source.
+
+    `samples` is the limit that `flag` asked for; `share` says which rows of a divided source are meant.
+    """
+
+    split: str
+    target_limit: int
+    keep_text: bool
+    flag: str
+    samples: int | None = None
+    share: str = "all"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's
+    key.
+
+    `held_out` is the percentage of the rows that goes to the part with share "held".
+    """
+
+    task: str
+    hints: Hints
+    source_limit: int
+    prefix: str
+    parts: tuple[Part, ...]
+    held_out: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def build(
+    job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress
+) -> Meta:
+    """Fill the folder `work` and say what is in it.
+
+    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is
+    read.
+
+    Raises:
+        UsageError: the data is empty, its columns mean nothing known, or nothing in it can be learned.
+    """
+    layout, _ = layout_of(job, source, tokenizer)
+    scratch = work / "scratch"
+    scratch.mkdir()
+    maker = _Maker(job, source, layout, tokenizer, scratch, num_proc, progress)
+    meta = maker.documents(work) if layout.kind == "text" else maker.rows(work)
+    shutil.rmtree(scratch)
+    return {**meta, "layout": layout.name, "notices": [layout.notice] if layout.notice else []}
+
+
+def layout_of(job: Job, source: Source, tokenizer: Any) -> tuple[Layout, list[str]]:
+    """What the source's columns mean, and which there are.
+
+    Raises:
+        UsageError: there are no rows, no known layout, or no chat template for conversations.
+    """
+    columns, sample = source.sample()
+    if not sample:
+        raise UsageError(f"{source.where} is empty")
+    if isinstance(source, FileSource) and source.format == "txt":
+        if job.task == "seq2seq":
+            raise UsageError(
+                f"{source.where}: plain text has no targets for seq2seq; "
+                f"layouts known: {known_layouts(job.task)}",
+                fix="a json, jsonl, csv or parquet file with such columns",
+            )
+        return Layout("text", ("text",)), columns
+    layout = detect(columns, sample, job.hints, source.where)
+    if layout.kind == "chat":
+        check_template(tokenizer, source.where)
+    return layout, columns
+
+
+@dataclass
+class _Maker:
+    job: Job
+    source: Source
+    layout: Layout
+    tokenizer: Any
+    scratch: Path
+    num_proc: int | None
+    progress: Progress
+
+    def documents(self, work: Path) -> Meta:
+        """All documents of the source as one token file."""
+        part = self.job.parts[0]
+        limit = part.samples * self.job.source_limit if part.samples and not self.job.held_out else None
+        take = None if limit is None else _FIRST_ROWS
+        while True:
+            table = self._table(take)
+            encoded, counts = self._encode(table, part)
+            ids = list(flat_chunks(encoded.data, "input_ids"))
+            tokens = sum(map(len, ids))
+            # A few samples of a large corpus need only its beginning; how much of it shows in trying.
+            if limit is None or take is None or tokens >= limit or len(table) < take:
+                break
+            take *= 4
+        if not tokens:
+            raise UsageError(f"{self.source.where} holds no text")
+        largest = max(int(chunk.max()) for chunk in ids if len(chunk))
+        written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
+        counted = {"counts": asdict(counts), "largest": largest}
+        return {
+            "kind": "text",
+            "tokens": written,
+            "dtype": narrowest(largest),
+            "parts": {part.split: counted},
+        }
+
+    def rows(self, work: Path) -> Meta:
+        """Each part of the source as a folder of rows."""
+        whole = self.job.parts[0]
+        table = self._table(whole.samples if not self.job.held_out else None)
+        made: Meta = {}
+        for part in self.job.parts:
+            chosen = self._share(table, part)
+            check_sample_count(part.flag, part.samples, len(chosen), f"rows in {self.source.where}")
+            if part.samples:
+                chosen = chosen.select(range(part.samples))
+            encoded, counts = self._encode(chosen, part)
+            if not len(encoded):
+                self._nothing_left(counts)
+            largest = self._check_ids(encoded)
+            with quiet():
+                encoded.save_to_disk(str(work / part.split))
+            made[part.split] = {"counts": asdict(counts), "largest": largest}
+        return {"kind": "rows", "parts": made}
+
+    def _table(self, limit: int | None) -> Dataset:
+        """The source's rows: of files in normal form, of datasets as they are."""
+        if not isinstance(self.source, FileSource):
+            table = self.source.table
+            table = table.select_columns([name for name in self.layout.used if name in table.column_names])
+            return table if limit is None else table.select(range(min(limit, len(table))))
+        path = self.scratch / "normal.arrow"
+        path.unlink(missing_ok=True)
+        schema = _NORMAL[self.layout.kind]
+        rows = islice(normal_rows(self.source, self.layout), limit)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            while chunk := list(islice(rows, 1000)):
+                writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
+        return Dataset.from_file(str(path))
+
+    def _share(self, table: Dataset, part: Part) -> Dataset:
+        """The rows of this part: a fixed random choice is held out, the rest is trained on."""
+        if part.share == "all":
+            return table
+        if len(table) < 2:
+            raise UsageError(
+                f"{self.source.where} holds one row, so none can be held out for validation",
+                fix="--validation-file FILE, or --validation-split-percentage 0",
+            )
+        held = min(len(table) - 1, max(1, round(len(table) * self.job.held_out / 100)))
+        order = np.random.default_rng(_HOLD_OUT_SEED).permutation(len(table))
+        return table.select(np.sort(order[:held] if part.share == "held" else order[held:]))
+
+    def _encode(self, table: Dataset, part: Part) -> tuple[Dataset, Counts]:
+        encoder = encoder_for(self.job, part, self.source, self.layout, self.tokenizer)
+        return map_rows(
+            table,
+            encoder,
+            features_of(encoder),
+            self.scratch / part.split,
+            num_proc=self.num_proc,
+            progress=lambda done, total: self.progress(part.split, done, total),
+        )
+
+    def _check_ids(self, encoded: Dataset) -> int:
+        """The largest id among inputs and labels; negative ones other than -100 are refused."""
+        largest = 0
+        for column, allowed in (("input_ids", ()), ("labels", (IGNORED,))):
+            for chunk in flat_chunks(encoded.data, column):
+                if not len(chunk):
+                    continue
+                largest = max(largest, int(chunk.max()))
+                negative = chunk[(chunk < 0) & ~np.isin(chunk, allowed)]
+                if len(negative):
+                    raise UsageError(f"{self.source.where}: {column} holds the negative id {negative[0]}")
+        return largest
+
+    def _nothing_left(self, counts: Counts) -> None:
+        if counts.no_loss:
+            raise UsageError(
+                f"{self.source.where}: no row has a token to learn from within "
+                f"{self.job.source_limit:,} tokens (the first: {counts.first_no_loss})",
+                fix="a larger --max-length, or data with completions or assistant messages",
+            )
+        raise UsageError(f"{self.source.where}: no row has both a source and a target ({self.layout.name})")
+
+
+def normal_rows(source: FileSource, layout: Layout) -> Iterator[dict[str, Any]]:
+    """The rows of files in the normal form of their layout, with their places where it has room for them."""
+    placed = "where" in _NORMAL[layout.kind].names
+    for where, row in source.rows():
+        normal = normalise(layout, row, where)
+        yield {**normal, "where": where} if placed else normal
+
+
+def normal_features(layout: Layout) -> Features:
+    """The columns of `normal_rows`."""
+    return Features.from_arrow_schema(_NORMAL[layout.kind])
+
+
+def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
+    """What turns this source's rows into token ids."""
+    return RowEncoder(
+        tokenizer=tokenizer,
+        task=job.task,
+        kind=layout.kind,
+        where=source.where,
+        source_limit=job.source_limit,
+        target_limit=part.target_limit,
+        prefix=job.prefix,
+        separator=layout.separator,
+        layout=None if isinstance(source, FileSource) else layout,
+        keep_text=part.keep_text,
+    )
+
+
+def features_of(encoder: RowEncoder) -> Features:
+    """The columns that an encoder makes; int32 halves the cache that int64 would take."""
+    ids = Sequence(Value("int32"))
+    return Features({name: Value("string") if name.endswith("_text") else ids for name in encoder.columns})

@@ -1,0 +1,279 @@
+"""From what the user named to what is trained on: the one entry to this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, IterableDataset
+
+from dsrun.errors import UsageError
+from dsrun.train.data.binaries import is_bin, open_tokens
+from dsrun.train.data.build import Job, Part, Progress, build
+from dsrun.train.data.cache import Meta, key_of, obtain
+from dsrun.train.data.collate import Collator
+from dsrun.train.data.identity import library_versions, tokenizer_identity
+from dsrun.train.data.languages import is_multilingual, set_languages
+from dsrun.train.data.layouts import Hints
+from dsrun.train.data.limits import Limits, Truncation, check_sample_count, limits_of, truncation_of
+from dsrun.train.data.mapping import quiet
+from dsrun.train.data.request import DataRequest, PreparedData, Rows
+from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
+from dsrun.train.data.special import pad_with_end, prefix_notice
+from dsrun.train.data.stream import materialise, stream
+from dsrun.train.data.counts import Counts
+from dsrun.train.data.tokenise import check_vocabulary
+from dsrun.train.data.tokens import TokenBin, divide
+
+__all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
+
+Say = Callable[[str], None]
+# Their positions are relative, so the length is bounded by memory alone; `n_positions` in T5's config is a
+# relic.
+RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt"})
+
+SAMPLE_FLAGS = {
+    "train": "--max-train-samples",
+    "validation": "--max-eval-samples",
+    "test": "--max-predict-samples",
+}
+
+
+def prepare_data(request: DataRequest, tokenizer: Any, *, say: Say, progress: Progress) -> PreparedData:
+    """Find, tokenise (or take from the cache) and check the data.
+
+    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none.
+    Needs no process group, so it may take any time before one exists; of several processes that ask at once,
+    one works. `say` gets a line when there is something to wait for; `progress` (split, rows done, rows in
+    all).
+
+    Raises:
+        UsageError: data, flags, tokenizer and model do not fit together.
+        MissingError: the Hub cannot be reached or the cache not be written.
+    """
+    return _Preparation(request, tokenizer, say, progress).run()
+
+
+class _Preparation:
+    def __init__(self, request: DataRequest, tokenizer: Any, say: Say, progress: Progress) -> None:
+        self.request = request
+        self.spec = request.spec
+        self.tokenizer = tokenizer
+        self.say = say
+        self.progress = progress
+        self.notices: list[str] = []
+        self.truncation: dict[str, Truncation] = {}
+        self.data: dict[str, Rows] = {}
+        self.limits = self._limits()
+
+    def run(self) -> PreparedData:
+        self._tell(pad_with_end(self.tokenizer, self.request.task))
+        self._languages()
+        sources = find_sources(self.spec)
+        for split in SPLITS:
+            self._take(split, sources)
+        self._tell(prefix_notice(self.spec, self.request.model_type))
+        wanted = self.request.splits
+        return PreparedData(
+            **{split: self.data.get(split) if split in wanted else None for split in SPLITS},
+            truncation=self.truncation,
+            notices=tuple(dict.fromkeys(self.notices)),
+            origin=self._origin(sources.name),
+            collator=self._collator(),
+        )
+
+    def _tell(self, notice: str | None) -> None:
+        if notice:
+            self.notices.append(notice)
+
+    def _take(self, split: str, sources: Sources) -> None:
+        """Prepare one split, if it is wanted and there."""
+        if split not in self.request.splits or split in self.data:
+            return
+        source = sources.splits.get(split)
+        percent = self._hold_out(sources)
+        if percent and split in ("train", "validation"):
+            self._divided(sources.splits["train"], percent)
+        elif source is not None:
+            self._whole(split, source)
+        elif split != "validation" or split in self.request.required or "train" not in self.request.splits:
+            found = ", ".join(sources.splits) or "no data at all"
+            raise UsageError(
+                f"there is no {split} data{f' in {sources.name}' if sources.name else ''}; found: {found}",
+                fix=f"--{split}-file FILE",
+            )
+
+    def _hold_out(self, sources: Sources) -> int:
+        """Percentage of the training data that stands in for missing validation data; 0 when there is no
+        need.
+
+        Also when nobody evaluates now, so that a later evaluation does not see what was trained on.
+        """
+        if (
+            self.request.task != "causal-lm"
+            or "validation" in sources.splits
+            or "train" not in sources.splits
+        ):
+            return 0
+        percent = self.spec.validation_split_percentage
+        if not 0 <= percent < 100:
+            raise UsageError(f"--validation-split-percentage {percent}: must be from 0 to 99")
+        if percent and self.spec.streaming and not is_bin(sources.splits["train"]):
+            if "validation" in self.request.required:
+                raise UsageError(
+                    "a stream has no end to hold validation data out of", fix="--validation-file FILE"
+                )
+            return 0
+        return percent
+
+    def _whole(self, split: str, source: Source) -> None:
+        if is_bin(source):
+            self.data[split] = self._limited_blocks(split, self._given(split, source), source.where)
+            return
+        job = self._job((self._part(split),))
+        if self.spec.streaming and split == "train":
+            rows, notices = stream(job, source, self.tokenizer, vocab_size=self.request.vocab_size)
+            self.data[split] = rows
+            self.notices += notices
+            return
+        if isinstance(source, TableSource) and isinstance(source.table, IterableDataset):
+            source = materialise(source, self._samples(split))
+        folder, meta = self._entry(job, source)
+        self._collect(folder, meta, job, source)
+        if meta["kind"] == "text":
+            blocks = self._blocks_of(folder, meta)
+            self.data[split] = self._limited_blocks(split, blocks, source.where)
+
+    def _divided(self, source: Source, percent: int) -> None:
+        """Training and validation data from one source: rows at random, running text and tokens from the
+        start.
+        """
+        if is_bin(source):
+            blocks = self._given("train", source)
+        else:
+            job = self._job((self._part("train", "rest"), self._part("validation", "held")), held_out=percent)
+            folder, meta = self._entry(job, source)
+            self._collect(folder, meta, job, source)
+            blocks = self._blocks_of(folder, meta) if meta["kind"] == "text" else None
+        if blocks is not None:
+            held_out, rest = divide(blocks, percent, source.where)
+            self.data["validation"] = self._limited_blocks("validation", held_out, source.where)
+            self.data["train"] = self._limited_blocks("train", rest, source.where)
+        held = len(self.data["validation"])
+        self.notices.append(
+            f"no validation data: {held:,} of {held + len(self.data['train']):,} training samples are held out "
+            "for it (--validation-split-percentage 0 keeps all for training)"
+        )
+
+    def _entry(self, job: Job, source: Source) -> tuple[Path, Meta]:
+        key = key_of(
+            {
+                "source": source.identity(),
+                "tokenizer": tokenizer_identity(self.tokenizer),
+                "job": job.as_dict(),
+                "libraries": library_versions(),
+            }
+        )
+
+        def make(work: Path) -> Meta:
+            return build(
+                job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress
+            )
+
+        return obtain(key, make, overwrite=self.spec.overwrite_cache, say=self.say)
+
+    def _collect(self, folder: Path, meta: Meta, job: Job, source: Source) -> None:
+        """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
+        self.notices += meta["notices"]
+        for part in job.parts:
+            if part.split not in meta["parts"]:
+                continue
+            counts = Counts(**meta["parts"][part.split]["counts"])
+            largest = meta["parts"][part.split]["largest"]
+            check_vocabulary(largest, self.request.vocab_size, f"{part.split} data ({source.where})")
+            if meta["kind"] == "rows":
+                with quiet():
+                    self.data[part.split] = Dataset.load_from_disk(str(folder / part.split))
+            if part.split not in self.request.splits:
+                continue
+            if meta["kind"] == "rows":
+                self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
+            self.notices += counts.notices(part.split, self.limits.source)
+
+    def _given(self, split: str, source: Source) -> TokenBin:
+        return open_tokens(split, source, self.request, self.limits.source, self.say)
+
+    def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
+        return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source)
+
+    def _limited_blocks(self, split: str, blocks: TokenBin, where: str) -> TokenBin:
+        samples = self._samples(split)
+        check_sample_count(
+            SAMPLE_FLAGS[split], samples, len(blocks), f"blocks of {blocks.block_size:,} tokens in {where}"
+        )
+        if samples:
+            blocks = blocks.part(blocks.start, min(blocks.stop, blocks.start + samples * blocks.block_size))
+        if split in self.request.splits:
+            self.notices.append(
+                f"{split}: {blocks.tokens:,} tokens in {len(blocks):,} blocks of {blocks.block_size:,}"
+            )
+        return blocks
+
+    def _job(self, parts: tuple[Part, ...], *, held_out: int = 0) -> Job:
+        spec = self.spec
+        source_lang, target_lang = spec.source_lang, spec.target_lang
+        hints = Hints(self.request.task, spec.text_column, spec.summary_column, source_lang, target_lang)
+        return Job(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
+
+    def _part(self, split: str, share: str = "all") -> Part:
+        target_limit = self.limits.target if split == "train" else self.limits.eval_target
+        return Part(split, target_limit, split != "train", SAMPLE_FLAGS[split], self._samples(split), share)
+
+    def _samples(self, split: str) -> int | None:
+        spec = self.spec
+        return {
+            "train": spec.max_train_samples,
+            "validation": spec.max_eval_samples,
+            "test": spec.max_predict_samples,
+        }[split]
+
+    def _limits(self) -> Limits:
+        relative = self.request.model_type in RELATIVE_POSITIONS
+        positions = None if relative else self.request.max_positions
+        return limits_of(self.spec, self.request.task, positions, self.tokenizer)
+
+    def _languages(self) -> None:
+        if self.request.task == "seq2seq" and is_multilingual(self.tokenizer):
+            set_languages(
+                self.tokenizer,
+                self.spec.source_lang or self.spec.lang,
+                self.spec.target_lang or self.spec.lang,
+            )
+
+    def _collator(self) -> Collator:
+        fixed = self.spec.pad_to_max_length
+        end = self.tokenizer.eos_token_id
+        pad = self.tokenizer.pad_token_id
+        return Collator(
+            pad_id=pad if pad is not None else end or 0,
+            seq2seq=self.request.task == "seq2seq",
+            multiple_of=8 if torch.cuda.is_available() else 1,
+            length=self.limits.source if fixed else None,
+            target_length=self.limits.target if fixed else None,
+            max_target_length=self.limits.eval_target,
+        )
+
+    def _origin(self, name: str) -> str:
+        counts = []
+        for split in SPLITS:
+            rows = self.data.get(split)
+            if split not in self.request.splits or rows is None:
+                continue
+            counts.append(
+                f"streamed {split}" if isinstance(rows, IterableDataset) else f"{len(rows):,} {split}"
+            )
+        blocks = any(isinstance(rows, TokenBin) for rows in self.data.values())
+        unit = f" blocks of {self.limits.source:,} tokens" if blocks else ""
+        return f"{name}: {', '.join(counts)}{unit}"

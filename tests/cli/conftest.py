@@ -1,0 +1,79 @@
+"""`dsrun` as a user calls it: a process of its own, in an empty folder, without a GPU in sight."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+Finished = subprocess.CompletedProcess[str]
+Dsrun = Callable[..., Finished]
+
+# A worker's variables would make `dsrun train` join a run, and GPUs would change how many workers there are.
+MEDDLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_", "ACCELERATE_", "NO_COLOR", "FORCE_COLOR", "DSRUN_")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The folder `dsrun` is called in."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """The environment of a shell in which nothing has been set for dsrun."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(MEDDLING)}
+    return kept | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
+
+
+@pytest.fixture
+def dsrun(here: Path, environ: dict[str, str]) -> Dsrun:
+    """Call it: `dsrun("train", "--help")`; `python` are flags of the interpreter."""
+
+    def call(*args: str, python: tuple[str, ...] = ()) -> Finished:
+        command = [sys.executable, *python, "-m", "dsrun", *args]
+        return subprocess.run(
+            command,
+            cwd=here,
+            env=environ,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def on_terminal(here: Path, environ: dict[str, str]) -> Callable[..., str]:
+    """Call it with a terminal for stdin, stdout and stderr: what appears there."""
+
+    def call(*args: str) -> str:
+        keyboard, terminal = pty.openpty()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "dsrun", *args],
+            cwd=here,
+            env={**environ, "TERM": "xterm-256color"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+        )
+        os.close(terminal)
+        seen = bytearray()
+        with suppress(OSError):  # Linux ends a terminal that nobody holds any more with EIO
+            while chunk := os.read(keyboard, 4096):
+                seen += chunk
+        child.wait()
+        os.close(keyboard)
+        return seen.decode()
+
+    return call

@@ -1,0 +1,245 @@
+"""`dsrun train`: what is seen to be wrong is refused in one line, before a worker starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PAIRS = [{"source": "one", "target": "unu"}, {"source": "two", "target": "doi"}]
+
+
+HOLD_THE_FOLDER = """
+import sys
+from dsrun.runs.folder import RunFolder
+with RunFolder.create("busy").acquire():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def pairs(here: Path) -> str:
+    """A good training file."""
+    (here / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return "pairs.jsonl"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which somebody listens, with the next one free."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture
+def refused(dsrun, here):
+    """Call `dsrun train …`, check all that holds for every refusal, and return what the line says."""
+
+    def call(*args: str) -> str:
+        before = tree(here)
+        done = dsrun("train", *args)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        line = re.fullmatch(r"error: ([^\n]+)\n", done.stderr)
+        assert line, done.stderr
+        assert tree(here) == before
+        return line[1]
+
+    return call
+
+
+def test_model_path_that_does_not_exist(refused):
+    assert "./nope does not exist" in refused("--model", "./nope")
+
+
+def test_model_path_with_a_neighbour_of_nearly_that_name(refused, here):
+    (here / "my-model").mkdir()
+    assert "did you mean my-model?" in refused("--model", "./my-modle")
+
+
+def test_model_that_is_a_folder_of_something_else(refused, here):
+    (here / "photos").mkdir()
+    (here / "photos" / "cat.jpg").write_bytes(b"\xff\xd8")
+    assert "--model ./photos is not a model: it holds no config.json" in refused("--model", "./photos")
+
+
+def test_model_that_is_a_file(refused, pairs):
+    assert "--model ./pairs.jsonl is a file" in refused("--model", f"./{pairs}")
+
+
+def test_model_without_weights(refused, here):
+    (here / "bare").mkdir()
+    (here / "bare" / "config.json").write_text('{"model_type": "t5"}')
+    assert "no weights (--from-scratch" in refused("--model", "./bare")
+
+
+def test_no_model_at_all(refused):
+    assert refused("--zero", "2").startswith("no model to train (")
+
+
+def test_train_file_that_does_not_exist(refused, pairs):
+    said = refused("--model", "demo-t5", "--train-file", "pair.jsonl")
+    assert said == f"--train-file pair.jsonl does not exist (did you mean {pairs}?)"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.jsonl", b"", "empty.jsonl is empty"),
+        ("blank.txt", b" \n\n", "blank.txt is empty"),
+        ("headed.csv", b"source,target\n", "headed.csv is empty: it holds a header and no rows"),
+        ("words.json", b"one two\n", "words.json, line 1: not JSON"),
+        ("cut.jsonl", b'{"a": 1, "b"\n{"a": 2}\n', "cut.jsonl, line 1: not JSON"),
+        ("table.parquet", b"a,b\n1,2\n", "table.parquet is not a Parquet file"),
+        ("table.csv", b"PAR1....PAR1", "table.csv is a Parquet file, not csv as its suffix says"),
+        ("picture.txt", b"\x89PNG\r\n\x1a\n\0\0", "picture.txt, line 1: not UTF-8 text"),
+        ("odd.bin", b"abc", "odd.bin holds 3 bytes"),
+        ("pairs.docx", b"PK\x03\x04", "pairs.docx: the suffix .docx says nothing about the data"),
+    ],
+)
+def test_train_file_that_is_not_what_it_should_be(refused, here, name, content, said):
+    (here / name).write_bytes(content)
+    assert refused("--model", "demo-t5", "--train-file", name).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--zero", "4"], "--zero: '4' is not one of 0, 1, 2, 3"),
+        (["--max-length", "0"], "--max-length: 0 is not from 1 to 9999999"),
+        (["--max_length", "many"], "--max_length"),
+        (["--learning_rat", "1e-4"], "did you mean --learning_rate?"),
+        (["--frobnicate"], "--frobnicate"),
+        (["--zero", "2", "--offload", "nvme"], "--offload nvme needs --zero 3"),
+        (["--zero", "3", "--offload", "nvme"], "--offload nvme needs a folder (add --nvme-path"),
+        (["--offload", "cpu"], "--offload cpu needs ZeRO"),
+        (["--offload", "gpu"], "--offload"),
+        (["--bf16", "--fp16"], "--bf16 and --fp16 exclude each other"),
+        (["--nproc", "0"], "--nproc: 0 is not at least 1"),
+        (["--config", "nope.yaml"], "nope.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_flags_that_cannot_work(refused, args, said):
+    assert said in refused("--model", "demo-t5", *args)
+
+
+def test_unknown_key_of_the_run_file(refused, here):
+    (here / "run.yaml").write_text("train:\n  modle: demo-t5\n")
+    said = refused("--config", "run.yaml")
+    assert "run.yaml" in said
+    assert "modle" in said
+    assert "model" in said.replace("modle", "")
+
+
+def test_batch_that_does_not_divide_among_the_ranks(refused):
+    said = refused(
+        *("--model", "demo-t5", "--global-batch-size", "7", "--micro-batch-size", "2", "--nproc", "2")
+    )
+    assert said.startswith("global batch 7 does not divide by 2 × 2 ranks (use --global-batch-size 4 or 8")
+
+
+def test_port_that_is_taken(refused, taken):
+    said = refused("--model", "demo-t5", "--master-port", str(taken))
+    assert f"port {taken} is taken" in said
+    following = re.search(r"the next free one is (\d+)", said)
+    assert following
+    assert taken < int(following[1]) <= taken + 10
+    assert "--find-port" in said
+
+
+def test_find_port_takes_the_next_one(dsrun, taken):
+    done = dsrun("train", "--model", "demo-t5", "--master-port", str(taken), "--find-port", "--dry-run")
+    assert done.returncode == 0
+    port = re.search(r"--master-port=(\d+)", done.stdout)
+    assert port
+    assert taken < int(port[1]) <= taken + 10
+
+
+def test_output_that_is_a_file(refused, pairs):
+    assert f"output {pairs} is a file" in refused("--model", "demo-t5", "--output", pairs)
+
+
+def test_output_that_is_somebody_elses_folder(refused, here):
+    (here / "thesis").mkdir()
+    (here / "thesis" / "chapter-1.tex").write_text("In the beginning")
+    said = refused("--model", "demo-t5", "--output", "thesis")
+    assert "thesis is no run folder and holds chapter-1.tex" in said
+
+
+def test_output_in_use_by_a_living_process(refused, here):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_FOLDER],
+        cwd=here,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        said = refused("--model", "demo-t5", "--output", "busy")
+        assert f"output folder busy is in use by process {other.pid} " in said
+        other.communicate("")
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "0"}, {"RANK": "2", "WORLD_SIZE": "2"}])
+def test_half_set_worker_variables(refused, environ, variables):
+    environ.update(variables)
+    assert "RANK" in refused("--model", "demo-t5")
+
+
+def test_dry_run_prints_the_command_and_the_environment_and_does_nothing(dsrun, here):
+    done = dsrun("train", "--dry-run", "--model", "demo-t5", "--zero", "2", "--nproc", "2", "--output", "a b")
+    assert (done.returncode, done.stderr) == (0, "")
+    *exports, command = done.stdout.splitlines()
+    argv = shlex.split(command)
+    assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert "--nproc-per-node=2" in argv
+    module, *flags = argv[argv.index("--") + 1 :]
+    assert module == "dsrun.train"
+    assert flags == ["--dry-run", "--model", "demo-t5", "--zero", "2", "--nproc", "2", "--output", "a b"]
+    assert "export DS_ACCELERATOR=cpu" in exports
+    assert "export DSRUN_OUTPUT='a b'" in exports
+    assert tree(here) == []
+
+
+def test_dry_run_shows_the_variables_it_takes_away(dsrun, environ):
+    environ["ACCELERATE_USE_CPU"] = "true"
+    done = dsrun("train", "--dry-run", "--model", "demo-t5")
+    assert "unset ACCELERATE_USE_CPU" in done.stdout.splitlines()
+
+
+def test_a_translated_flag_is_noticed_on_stderr_alone(dsrun):
+    done = dsrun("train", "--dry-run", "--model", "demo-t5", "--evaluation_strategy", "no")
+    assert done.returncode == 0
+    assert re.fullmatch(r"note: [^\n]*evaluation_strategy[^\n]*\n", done.stderr)
+    assert "note:" not in done.stdout
+
+
+def test_explain_shows_every_value_with_its_source(dsrun, here, pairs):
+    (here / "run.yaml").write_text(f"train:\n  model: demo-t5\n  train_file: {pairs}\n  max_length: 64\n")
+    done = dsrun("train", "--explain", "--config", "run.yaml", "--max-length", "32", "--token", "hf_secret")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert re.fullmatch(r"max_length +32 +command line", rows["max_length"])
+    assert re.fullmatch(r"model +'demo-t5' +run\.yaml.*", rows["model"])
+    assert re.fullmatch(r"task +'auto' +default", rows["task"])
+    assert "learning_rate" in rows
+    assert "hf_secret" not in done.stdout
+    assert tree(here) == ["pairs.jsonl", "run.yaml"]
+
+
+def test_explain_needs_neither_model_nor_data(dsrun):
+    done = dsrun("train", "--explain", "--model", "./nope")
+    assert done.returncode == 0

@@ -1,0 +1,136 @@
+"""Tiny models, tokenizers and data that the tests make; real workers on gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.launch.command import agent_argv, worker_environment
+from dsrun.launch.topology import Topology
+from dsrun.runs.records import read_records
+from dsrun.system.net import free_port
+
+WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(61))]
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path_factory, monkeypatch):
+    """Prepared data in a folder of the test session, compiled ops in the user's cache: compiling takes minutes."""
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path_factory.getbasetemp() / "dsrun-cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Folders of tiny models with weights: `t5` and `llama`."""
+    folder = tmp_path_factory.mktemp("models")
+    return {name: str(make_model(folder / name, name)) for name in ("t5", "llama")}
+
+
+def make_model(folder: Path, kind: str) -> Path:
+    """A model of a few thousand weights without dropout, and a word-level tokenizer, saved as the Hub holds them."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    ids = {"pad_token_id": 0, "eos_token_id": 1}
+    if kind == "t5":
+        config = T5Config(
+            vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0,
+            decoder_start_token_id=0, **ids,
+        )  # fmt: skip
+        model = T5ForConditionalGeneration(config)
+    else:
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=64, bos_token_id=1, **ids,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
+    )
+
+
+def phrase(seed: int, words: int) -> str:
+    return " ".join(f"w{(seed * 7 + i * i * 3) % 61}" for i in range(words))
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """Files of source/target pairs of very different lengths: the target is the source backwards."""
+    folder = tmp_path_factory.mktemp("pairs")
+
+    def write(name: str, start: int, count: int) -> str:
+        sources = [phrase(i, 2 + i % 9) for i in range(start, start + count)]
+        rows = [{"source": s, "target": " ".join(reversed(s.split()))} for s in sources]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(folder / name)
+
+    return {"train": write("train.jsonl", 0, 53), "validation": write("validation.jsonl", 100, 11)}
+
+
+class Ran:
+    """A finished `dsrun`: exit code, what it printed, and the run folder's records."""
+
+    def __init__(self, done: subprocess.CompletedProcess, output: Path) -> None:
+        self.code = done.returncode
+        self.out = done.stdout
+        self.err = done.stderr
+        self.folder = output
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in read_records(self.folder / "metrics.jsonl") if "loss" in row]
+
+    @property
+    def evaluations(self) -> list[dict]:
+        return [row for row in read_records(self.folder / "metrics.jsonl") if "eval_loss" in row]
+
+    @property
+    def events(self) -> list[str]:
+        return [row["kind"] for row in read_records(self.folder / "events.jsonl")]
+
+    def ok(self) -> Ran:
+        logs = "".join(log.read_text()[-3000:] for log in sorted(self.folder.glob("logs/*")))
+        assert self.code == 0, f"exit {self.code}\n{self.err}\n{logs}"
+        return self
+
+
+def dsrun(*args: object, output: Path, env: dict[str, str] | None = None) -> Ran:
+    """`dsrun train ARGS --output OUTPUT` as a user starts it."""
+    argv = [sys.executable, "-m", "dsrun", "train", *map(str, args), "--output", str(output)]
+    done = subprocess.run(
+        argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    return Ran(done, output)
+
+
+def many_runs(runs: list[list[str]], *, ranks: int, scratch: Path) -> None:
+    """Run all argument lists on `ranks` workers, started once."""
+    file = scratch / f"runs-{ranks}.json"
+    file.write_text(json.dumps(runs))
+    topology = Topology(ranks, "cpu", ranks)
+    argv = agent_argv(topology, port=free_port(), module="tests.integration.many_runs", args=[str(file)])
+    changes = worker_environment(topology, os.environ, debug=False)
+    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
+    worker, _, _ = done.stderr.partition("torch/distributed/elastic")
+    assert done.returncode == 0, worker[-5000:]

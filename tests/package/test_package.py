@@ -1,0 +1,203 @@
+"""The sdist and the wheel, built for real, and the wheel at work where there is no checkout and no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.package
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_FOLDERS = ("ds_configs", "slurm", "build")
+# Variables that would show the checkout, or another environment, to the programs started here.
+LEAKS = (
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "PIP_REQUIRE_VIRTUALENV",
+    "RANK",
+    "WORLD_SIZE",
+    "SLURM_",
+    "NO_COLOR",
+    "DSRUN_",
+)
+
+
+def shell_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LEAKS)}
+    return kept | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
+
+
+def run(*argv: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(arg) for arg in argv],
+        cwd=cwd,
+        env=shell_environment(),
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == code, f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def copy_checkout(target: Path) -> None:
+    """The files that a commit of everything would hold; without git, what is left after the known debris."""
+    if (ROOT / ".git").exists():
+        listed = run("git", "ls-files", "-co", "--exclude-standard", "-z", cwd=ROOT).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, target / name)
+    else:
+        debris = shutil.ignore_patterns(
+            ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "dist"
+        )
+        shutil.copytree(ROOT, target, ignore=debris, dirs_exist_ok=True)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A clean checkout, the archives made from it, and the file lists: paths inside the package's root."""
+
+    checkout: Path
+    wheel: Path
+    sdist_files: frozenset[str]
+    wheel_files: frozenset[str]
+    direct_wheel_files: frozenset[str]
+
+
+def build(checkout: Path, out: Path) -> Built:
+    """Build sdist and from it the wheel, then a wheel straight from the checkout."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=checkout)
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out / "direct", cwd=checkout)
+    (sdist,), (wheel,), (direct,) = out.glob("*.tar.gz"), out.glob("*.whl"), (out / "direct").glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        names = [member.name for member in archive.getmembers() if member.isfile()]
+    return Built(
+        checkout=checkout,
+        wheel=wheel,
+        sdist_files=frozenset(name.partition("/")[2] for name in names),
+        wheel_files=frozenset(zipfile.ZipFile(wheel).namelist()),
+        direct_wheel_files=frozenset(zipfile.ZipFile(direct).namelist()),
+    )
+
+
+@pytest.fixture(scope="session", params=["as it is", "build/ ignored by git"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    base = tmp_path_factory.mktemp("build")
+    checkout = base / "checkout"
+    checkout.mkdir()
+    copy_checkout(checkout)
+    if request.param != "as it is":
+        with (checkout / ".gitignore").open("a", encoding="utf-8") as rules:
+            rules.write("build/\n")
+    return build(checkout, base / "out")
+
+
+def files_below(checkout: Path, *folders: str) -> set[str]:
+    """Paths of all files of these folders, relative to the checkout."""
+    return {
+        str(path.relative_to(checkout))
+        for folder in folders
+        for path in (checkout / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_the_package_and_its_data_folders_and_nothing_else(built):
+    expected = files_below(built.checkout, "dsrun")
+    expected |= {f"dsrun/_data/{name}" for name in files_below(built.checkout, *DATA_FOLDERS)}
+    metadata = {name for name in built.wheel_files if re.match(r"dsrun-[^/]+\.dist-info/", name)}
+    assert built.wheel_files - metadata == expected
+    assert {name.rpartition("/")[2] for name in metadata} >= {"METADATA", "entry_points.txt", "RECORD"}
+
+
+def test_what_the_programs_read_is_in_the_wheel(built):
+    assert {
+        "dsrun/recipe/hf_flags.json",
+        "dsrun/_data/build/gpus.toml",
+        "dsrun/_data/slurm/README.md",
+        "dsrun/_data/ds_configs/zero2.json",
+        "dsrun/_data/ds_configs/zero3_nvme.json",
+    } <= built.wheel_files
+
+
+def test_the_sdist_holds_what_building_and_testing_take(built):
+    wanted = files_below(built.checkout, "dsrun", "tests", "bench", "tools", "docs", *DATA_FOLDERS)
+    assert wanted <= built.sdist_files
+    assert {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "PKG-INFO"} <= built.sdist_files
+
+
+def test_a_wheel_from_the_sdist_is_the_wheel_from_the_checkout(built):
+    assert built.wheel_files == built.direct_wheel_files
+
+
+@pytest.fixture(scope="session")
+def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that holds the wheel and what it depends on."""
+    base = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", base / "venv", cwd=base)
+    python = base / "venv" / "bin" / "python"
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
+    constraints = ("--constraint", built.checkout / "constraints.txt")
+    run(python, "-m", "pip", "install", *quiet, *constraints, built.wheel, cwd=base)
+    return python.parent
+
+
+def test_dependencies_fit_together(installed, tmp_path):
+    run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
+
+
+def test_the_package_comes_from_the_wheel_and_torch_is_not_there(installed, tmp_path):
+    script = "import dsrun, importlib.util as u; print(dsrun.__file__); print(u.find_spec('torch'))"
+    where, torch = run(installed / "python", "-c", script, cwd=tmp_path).stdout.splitlines()
+    assert Path(where).is_relative_to(installed.parent)
+    assert torch == "None"
+
+
+@pytest.mark.parametrize("folder", DATA_FOLDERS)
+def test_data_folders_are_found_and_complete(installed, built, tmp_path, folder):
+    script = (
+        "import sys; from dsrun.datafiles import data_folder; folder = data_folder(sys.argv[1]);"
+        "print(folder, *sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()), sep='\\n')"
+    )
+    where, *files = run(installed / "python", "-c", script, folder, cwd=tmp_path).stdout.splitlines()
+    assert Path(where).is_relative_to(installed.parent)
+    assert {f"{folder}/{name}" for name in files} == files_below(built.checkout, folder)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--help"], "Usage: dsrun "),
+        (["--version"], "dsrun, version 0.1.0"),
+        (["train", "--help"], "--global-batch-size"),
+        (["prepare", "--help"], "--global-batch-size"),
+        (["train", "--explain", "--model", "x"], "per_device_train_batch_size"),
+        (["train", "--dry-run", "--model", "demo-t5", "--nproc", "2"], "--nproc-per-node=2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_needs_no_torch_works_without_it(installed, tmp_path, args, said):
+    done = run(installed / "dsrun", *args, cwd=tmp_path)
+    assert said in done.stdout
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_training_says_what_to_install(installed, tmp_path, command):
+    done = run(installed / "dsrun", command, "--model", "demo-t5", cwd=tmp_path, code=4)
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [^\n]*torch[^\n]*\(pip install 'dsrun\[train\]'\)\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []

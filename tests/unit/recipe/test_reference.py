@@ -1,0 +1,70 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.flags import hf_flags, own_flags
+from dsrun.recipe.reference import BEGIN, END, help_text, inserted, main, markdown
+from dsrun.recipe.removed import table
+
+PAGE = Path(__file__).parents[3] / "docs" / "train.md"
+
+
+def test_the_page_is_up_to_date():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.partition(BEGIN)[2].partition(END)[0].strip() == markdown().strip()
+    assert inserted(text) == text
+
+
+def test_every_flag_is_in_the_reference():
+    text = markdown()
+    for flag in own_flags().values():
+        assert f"| `{flag.shown}` | " in text
+        for alias in flag.aliases:
+            assert f"`--{alias}`" in text
+    for flag in hf_flags().values():
+        assert f"`{flag.shown}`" in text
+    for name in table():
+        assert f"| `--{name}` | " in text
+
+
+def test_every_row_of_a_table_has_the_columns_of_its_head():
+    columns = None
+    for line in markdown().splitlines():
+        cells = line.replace("\\|", "").count("|") if line.startswith("|") else None
+        assert cells is None or columns in (None, cells), line
+        columns = cells
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_help_names_every_flag_within_its_width(width):
+    text = help_text(width)
+    words = set(text.split())
+    for flag in (*own_flags().values(), *hf_flags().values()):
+        assert flag.shown in words
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_command_brings_a_page_up_to_date(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(f"Words before.\n{BEGIN}\nold\n{END}\nWords after.\n", encoding="utf-8")
+    main([str(page)])
+    text = page.read_text(encoding="utf-8")
+    assert text == f"Words before.\n{BEGIN}\n\n{markdown()}\n{END}\nWords after.\n"
+    assert list(tmp_path.iterdir()) == [page]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(UsageError, match="no generated part"):
+        inserted(f"{END} words {BEGIN}")
+
+
+def test_the_command_prints_without_a_page():
+    command = [sys.executable, "-m", "dsrun.recipe.reference"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout == markdown()

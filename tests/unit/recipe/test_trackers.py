@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import MissingError
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.trackers import check_packages, environment, trackers
+
+
+def variables(tmp_path, *flags, environ=None, online=False):
+    recipe = resolve(["--model", "m", *flags], tmp_path)
+    asked = []
+
+    def reachable(host):
+        asked.append(host)
+        return online
+
+    home = {"HOME": str(tmp_path)}
+    wanted, notice = environment(recipe, Path("runs/x"), home | (environ or {}), reachable=reachable)
+    return wanted, notice, asked
+
+
+def test_wandb_project_alone_turns_wandb_on(tmp_path):
+    assert trackers(resolve(["--model", "m", "--wandb-project", "p"], tmp_path)) == ["wandb"]
+    assert variables(tmp_path, "--wandb-project", "p")[0]["WANDB_PROJECT"] == "p"
+
+
+def test_wandb_without_a_key_goes_offline_without_asking_the_network(tmp_path):
+    wanted, notice, asked = variables(tmp_path, "--report-to", "wandb")
+    assert wanted["WANDB_MODE"] == "offline"
+    assert "no API key" in notice
+    assert not asked
+
+
+@pytest.mark.parametrize(("online", "mode"), [(True, None), (False, "offline")])
+def test_wandb_with_a_key_goes_offline_only_without_network(tmp_path, online, mode):
+    wanted, _, asked = variables(tmp_path, "--report-to", "wandb", environ={"WANDB_API_KEY": "k"}, online=online)
+    assert wanted.get("WANDB_MODE") == mode
+    assert asked == ["api.wandb.ai"]
+
+
+def test_a_key_in_netrc_counts(tmp_path):
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    wanted, _, _ = variables(tmp_path, "--report-to", "wandb", online=True)
+    assert "WANDB_MODE" not in wanted
+
+
+def test_the_users_own_wandb_mode_stays(tmp_path):
+    wanted, notice, _ = variables(tmp_path, "--report-to", "wandb", environ={"WANDB_MODE": "disabled"})
+    assert "WANDB_MODE" not in wanted
+    assert notice is None
+
+
+def test_tensorboard_writes_into_the_run_folder(tmp_path):
+    assert variables(tmp_path, "--report-to", "tensorboard")[0] == {
+        "TENSORBOARD_LOGGING_DIR": "runs/x/tensorboard"
+    }
+    assert variables(tmp_path, "--report-to", "none")[0] == {}
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path):
+    recipe = resolve(["--model", "m", "--report-to", "clearml"], tmp_path)
+    with pytest.raises(MissingError, match=r"clearml.*pip install clearml"):
+        check_packages(recipe)

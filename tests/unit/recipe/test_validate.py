@@ -1,0 +1,137 @@
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.validate import RANGES
+
+
+@pytest.fixture
+def notices(tmp_path):
+    return lambda *argv: resolve(argv, tmp_path).notices
+
+
+def test_no_model_names_the_flag_and_the_demos(notices):
+    with pytest.raises(UsageError) as caught:
+        notices("--zero", "2")
+    assert caught.value.message == "no model to train"
+    assert "--model" in caught.value.fix
+    assert "demo-t5" in caught.value.fix
+
+
+def test_a_model_may_be_described_instead_of_named(notices):
+    assert notices("--model_type", "gpt2") == notices("--config_name", "gpt2") == ()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--zero 4", "--zero: '4' is not one of 0, 1, 2, 3 (DeepSpeed has ZeRO stages 0 to 3)"),
+        ("--zero=-1", "--zero: '-1' is not one of 0, 1, 2, 3"),
+        ("--zero 2 --deepspeed ds.json", "--zero and --deepspeed both configure ZeRO"),
+        ("--offload cpu --deepspeed ds.json", "--offload and --deepspeed both configure ZeRO"),
+        ("--offload cpu", "--offload cpu needs ZeRO"),
+        ("--offload cpu --zero 0", "--offload cpu needs ZeRO"),
+        ("--offload nvme --zero 2 --nvme-path /d", "--offload nvme needs --zero 3"),
+        ("--offload nvme --zero 3", "--offload nvme needs a folder"),
+        ("--zero 1 --fsdp", "--fsdp and ZeRO both shard the model"),
+        (
+            "--micro-batch-size 2 --per_device_train_batch_size 4",
+            "--micro-batch-size 2 and --per_device_train_batch",
+        ),
+        ("--model-config n=2", "--model-config changes a model's config"),
+        ("--config_overrides n=2", "--config-overrides changes a model's config"),
+        ("--from-scratch --model-config n2", "--model-config: 'n2' is not key=value"),
+        ("--from-scratch --model-config =2", "--model-config: '=2' is not key=value"),
+        ("--streaming", "--streaming needs to know when to stop"),
+        ("--streaming --do_train --do_eval", "--streaming needs to know when to stop"),
+        ("--ignore_pad_token_for_loss false", "--ignore-pad-token-for-loss: padding in the loss"),
+        ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
+        ("--task causal-lm --predict_with_generate", "--predict_with_generate is for seq2seq"),
+    ],
+)
+def test_what_cannot_work(notices, argv, message):
+    with pytest.raises(UsageError) as caught:
+        notices("--model", "m", *argv.split())
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--zero 0",
+        "--zero 1 --offload cpu",
+        "--zero 3 --offload nvme --nvme-path /d",
+        "--fsdp --zero 0",
+        "--micro-batch-size 4 --per_device_train_batch_size 4",
+        "--from-scratch --model-config n=2 name=a=b",
+        "--streaming --max_steps 10",
+        "--streaming --do_eval",
+        "--ignore_pad_token_for_loss true",
+        "--bf16 --no-fp16",
+        "--task seq2seq --predict_with_generate",
+        "--predict_with_generate",
+        "--lora 4 --lora_dropout 0.5",
+    ],
+)
+def test_what_does_work(notices, argv):
+    assert notices("--model", "m", *argv.split()) == ()
+
+
+def test_overrides_of_a_described_model(notices):
+    assert (
+        notices("--model_type", "gpt2", "--config_overrides", "n_embd=8", "--model-config", "n_head=2") == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("max_length", 1, 9_999_999),
+        ("block_size", 1, 9_999_999),
+        ("val_max_target_length", 1, 9_999_999),
+        ("generation_max_length", 1, 9_999_999),
+        ("global_batch_size", 1, None),
+        ("micro_batch_size", 1, None),
+        ("per_device_train_batch_size", 1, None),
+        ("max_train_samples", 1, None),
+        ("nproc", 1, None),
+        ("lora", 1, None),
+        ("master_port", 1, 65535),
+        ("validation_split_percentage", 1, 99),
+        ("learning_rate", 0, None),
+    ],
+)
+def test_ranges(notices, name, low, high):
+    argv = ("--model", "m", f"--{name}")
+    assert notices(*argv, str(low)) == ()
+    with pytest.raises(UsageError, match=f": -?{low - 1}(\\.0)? is not "):
+        notices(*argv, str(low - 1))
+    if high is not None:
+        assert notices(*argv, str(high)) == ()
+        with pytest.raises(UsageError, match=f": {high + 1} is not from {low} to {high}"):
+            notices(*argv, str(high + 1))
+
+
+@pytest.mark.parametrize("dropout", ["1", "-0.1"])
+def test_dropout_stays_below_one(notices, dropout):
+    with pytest.raises(UsageError, match=r"--lora-dropout: .* is not from 0 to below 1"):
+        notices("--model", "m", "--lora", "4", "--lora_dropout", dropout)
+
+
+def test_no_default_is_out_of_its_own_range(tmp_path):
+    recipe = resolve(["--model", "m"], tmp_path)
+    for name, limits in RANGES.items():
+        assert recipe.value(name) is None or limits.holds(recipe.value(name)), name
+
+
+@pytest.mark.parametrize(
+    ("argv", "notice"),
+    [
+        ("--lora 4 --from-scratch", "--lora with --from-scratch leaves random weights under the adapters"),
+        ("--lora_alpha 8", "--lora-alpha 8 has no effect without --lora RANK"),
+        ("--lora-targets q v", "--lora-targets q v has no effect without --lora RANK"),
+        ("--zero 2 --nvme-path /d", "--nvme-path has no effect without --offload nvme"),
+    ],
+)
+def test_notices(notices, argv, notice):
+    assert notices("--model", "m", *argv.split()) == (notice,)

@@ -1,0 +1,151 @@
+"""Whole and torn checkpoints, with every kind of damage a crash or a disk can do."""
+
+import json
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import (
+    CORRUPT,
+    INCOMPLETE,
+    complete_checkpoints,
+    is_complete,
+    read_manifest,
+    survey,
+    verify,
+    write_manifest,
+)
+
+WEIGHTS = bytes(range(256)) * 64
+
+
+def save(run: RunFolder, step: int):
+    checkpoint = run.checkpoint(step)
+    shard = checkpoint / f"global_step{step}" / "zero_pp_rank_0.pt"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(WEIGHTS)
+    (checkpoint / "trainer_state.json").write_text("{}")
+    (checkpoint / "empty").touch()
+    return checkpoint
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path / "run")
+
+
+def test_manifest_lists_every_file(run):
+    checkpoint = save(run, 5)
+    assert not is_complete(checkpoint)
+    path = write_manifest(checkpoint, {"step": 5, "world_size": 2})
+    assert path == checkpoint / "manifest.json"
+    manifest = read_manifest(checkpoint)
+    assert manifest
+    assert (manifest["version"], manifest["extra"]) == (1, {"step": 5, "world_size": 2})
+    assert manifest["files"] == {
+        "empty": {"size": 0, "crc32": "00000000"},
+        "global_step5/zero_pp_rank_0.pt": {"size": len(WEIGHTS), "crc32": f"{zlib.crc32(WEIGHTS):08x}"},
+        "trainer_state.json": {"size": 2, "crc32": f"{zlib.crc32(b'{}'):08x}"},
+    }
+    assert is_complete(checkpoint)
+    assert verify(checkpoint) == []
+
+
+def test_a_manifest_can_be_written_again(run):
+    checkpoint = save(run, 5)
+    write_manifest(checkpoint, {})
+    (checkpoint / "latest_universal").write_text("global_step5_universal")
+    assert verify(checkpoint) == []  # what is not listed does not matter
+    write_manifest(checkpoint, {}, durable=False)
+    manifest = read_manifest(checkpoint)
+    assert manifest
+    assert set(manifest["files"]) == {
+        "empty",
+        "global_step5/zero_pp_rank_0.pt",
+        "latest_universal",
+        "trainer_state.json",
+    }
+
+
+def test_a_file_larger_than_one_chunk(run, monkeypatch):
+    monkeypatch.setattr("dsrun.runs.manifest._CHUNK", 1000)
+    checkpoint = save(run, 5)
+    write_manifest(checkpoint, {})
+    manifest = read_manifest(checkpoint)
+    assert manifest
+    assert manifest["files"]["global_step5/zero_pp_rank_0.pt"]["crc32"] == f"{zlib.crc32(WEIGHTS):08x}"
+
+
+def shorten(checkpoint):
+    (checkpoint / "trainer_state.json").write_text("{")
+
+
+def remove(checkpoint):
+    (checkpoint / "trainer_state.json").unlink()
+
+
+def remove_manifest(checkpoint):
+    (checkpoint / "manifest.json").unlink()
+
+
+def tear_manifest(checkpoint):
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text()[:-20])
+
+
+def empty_manifest(checkpoint):
+    (checkpoint / "manifest.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "said"),
+    [
+        (shorten, CORRUPT, "trainer_state.json: 1 bytes instead of 2"),
+        (remove, INCOMPLETE, "trainer_state.json: the file is missing"),
+        (remove_manifest, INCOMPLETE, "checkpoint-9: it has no manifest"),
+        (tear_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
+        (empty_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
+    ],
+)
+def test_a_torn_checkpoint_is_passed_over_and_named(run, damage, code, said):
+    for step in (7, 9):
+        write_manifest(save(run, step), {})
+    torn = run.checkpoint(9)
+    damage(torn)
+    assert not is_complete(torn)
+    found = survey(run)
+    assert found.complete == complete_checkpoints(run) == [(7, run.checkpoint(7))]
+    (finding,) = found.passed_over
+    assert (finding.level, finding.code) == ("error", code)
+    assert finding.message.startswith(said)
+    assert str(torn) in finding.where
+    assert verify(torn) == [finding]
+
+
+@settings(max_examples=30)
+@given(place=st.integers(0, len(WEIGHTS) - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_by_verify(tmp_path_factory, place, bit):
+    checkpoint = save(RunFolder(tmp_path_factory.mktemp("run")), 5)
+    write_manifest(checkpoint, {}, durable=False)
+    damaged = bytearray(WEIGHTS)
+    damaged[place] ^= 1 << bit
+    shard = checkpoint / "global_step5" / "zero_pp_rank_0.pt"
+    shard.write_bytes(damaged)
+    assert is_complete(checkpoint)
+    (finding,) = verify(checkpoint)
+    assert (finding.code, finding.where) == (CORRUPT, str(shard))
+
+
+def test_newest_first_by_number(run):
+    for step in (9, 100, 20):
+        write_manifest(save(run, step), {}, durable=False)
+    assert [step for step, _ in complete_checkpoints(run)] == [100, 20, 9]
+
+
+def test_manifest_is_plain_json(run):
+    checkpoint = save(run, 5)
+    manifest = json.loads(write_manifest(checkpoint, {"loss": float("nan")}).read_text())
+    assert manifest["extra"] == {"loss": None}

@@ -1,0 +1,187 @@
+"""Ledgers and JSON files: what is written can be read, whatever crashed in between."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsrun.runs import schema
+from dsrun.runs.records import (
+    Appender,
+    EventLog,
+    iter_records,
+    plain,
+    read_records,
+    revive,
+    utc_now,
+    write_json_atomic,
+)
+
+numbers = st.floats() | st.integers() | st.text() | st.booleans() | st.none()
+keys = st.text(min_size=1).filter(lambda key: key != "nonfinite")
+
+
+def same(left: object, right: object) -> bool:
+    both_nan = isinstance(left, float) and isinstance(right, float) and math.isnan(left) and math.isnan(right)
+    return both_nan or (left == right and type(left) is type(right))
+
+
+def test_records_come_back_with_stamps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with Appender(path) as metrics:
+        metrics.append({"step": 1, "loss": 2.5, "name": "schön\nzwei"})
+        metrics.append({"step": 2, "extra": {"unknown": [1, 2]}})
+    first, second = read_records(path)
+    assert (first["step"], first["loss"], first["name"]) == (1, 2.5, "schön\nzwei")
+    assert second["extra"] == {"unknown": [1, 2]}
+    assert datetime.fromisoformat(first["time"]) <= datetime.fromisoformat(second["time"])
+    assert 0 <= first["elapsed"] <= second["elapsed"]
+    assert path.read_text().count("\n") == 2
+
+
+def test_time_is_utc_in_milliseconds():
+    text = utc_now()
+    assert text.endswith("Z")
+    assert len(text) == len("2026-11-21T04:48:00.123Z")
+
+
+@given(st.dictionaries(keys, numbers))
+def test_every_record_is_valid_json_and_can_be_revived(record):
+    written = json.loads(json.dumps(plain(record), allow_nan=False))
+    back = revive(written)
+    assert back.keys() == record.keys()
+    assert all(same(back[key], record[key]) for key in record)
+
+
+def test_what_is_not_finite_is_named():
+    record = plain({"loss": math.nan, "eval": {"ppl": math.inf}, "list": [1.0, -math.inf]})
+    assert record == {
+        "loss": None,
+        "eval": {"ppl": None},
+        "list": [1.0, None],
+        "nonfinite": {"loss": "nan", "eval.ppl": "inf", "list.1": "-inf"},
+    }
+
+
+def test_values_of_other_types():
+    class Scalar:
+        def tolist(self):
+            return 1.5
+
+    assert plain({"path": Path("/a/b"), "scalar": Scalar(), "set": {1}}) == {
+        "path": "/a/b",
+        "scalar": 1.5,
+        "set": [1],
+    }
+
+
+def test_an_undecodable_file_name_can_be_written(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with Appender(path) as events:
+        events.append({"path": Path(os.fsdecode(b"caf\xe9"))})
+    assert read_records(path)[0]["path"] == "caf\udce9"
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3}\n{"st', "\x00\x00", "[1, 2]\n", "\n\n"])
+def test_a_torn_line_costs_only_itself(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + torn)
+    before = [record["step"] for record in iter_records(path)]
+    assert before in ([1], [1, 3])
+    with Appender(path) as metrics:
+        metrics.append({"step": 4})
+    assert [record["step"] for record in read_records(path)] == [*before, 4]
+
+
+def test_a_file_that_is_not_there_has_no_records(tmp_path):
+    assert read_records(tmp_path / "metrics.jsonl") == []
+
+
+def test_two_writers_do_not_mix_their_lines(tmp_path):
+    path = tmp_path / "events.jsonl"
+    code = """
+import sys; from pathlib import Path; from dsrun.runs.records import Appender
+with Appender(Path(sys.argv[1])) as out:
+    for n in range(200): out.append({"who": sys.argv[2], "n": n, "pad": "x" * 500})
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), who]) for who in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    records = read_records(path)
+    assert len(records) == 400
+    for who in "ab":
+        assert [record["n"] for record in records if record["who"] == who] == list(range(200))
+
+
+def test_after_a_full_disk_the_next_line_is_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    code = """
+import resource, signal, sys; from pathlib import Path; from dsrun.runs.records import Appender
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+out = Appender(Path(sys.argv[1]))
+out.append({"step": 1})
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+try:
+    out.append({"step": 2, "pad": "x" * 200})
+except OSError as error:
+    print(error.errno)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+out.append({"step": 3})
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout
+    assert [record["step"] for record in read_records(path)] == [1, 3]
+
+
+def test_events_say_who_wrote_them(tmp_path):
+    with EventLog(tmp_path / "events.jsonl") as events:
+        written = events.write("checkpoint_end", step=5, seconds=1.5, path=tmp_path)
+    assert read_records(tmp_path / "events.jsonl") == [written]
+    assert (written["kind"], written["step"], written["pid"]) == ("checkpoint_end", 5, os.getpid())
+    assert {"time", "elapsed", "host"} <= written.keys()
+
+
+def test_closing_twice_is_fine(tmp_path):
+    out = Appender(tmp_path / "a.jsonl")
+    out.close()
+    out.close()
+
+
+def test_write_json_atomic_replaces_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "run.json"
+    write_json_atomic(path, {"version": 1, "loss": math.nan})
+    assert json.loads(path.read_text()) == {"version": 1, "loss": None, "nonfinite": {"loss": "nan"}}
+    write_json_atomic(path, {"version": 2})
+    assert json.loads(path.read_text()) == {"version": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "run.json"
+    write_json_atomic(path, {"version": 1})
+    loop: dict = {}
+    loop["self"] = loop
+    with pytest.raises(RecursionError):
+        write_json_atomic(path, loop)
+    assert json.loads(path.read_text()) == {"version": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_page_about_the_run_folder_names_every_key():
+    page = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text()
+    types = (schema.Metric, schema.Event, schema.Run, schema.Manifest, schema.ManifestFile)
+    keys = {key for record in types for key in get_type_hints(record)} | set(get_args(schema.EventKind))
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []

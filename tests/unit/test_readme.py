@@ -1,0 +1,54 @@
+"""The tree in README.md is the tree on disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Made by work in a checkout, not part of it; .gitignore names both.
+MADE = {"runs", "dist"}
+INDENT = 2
+
+
+def named_paths() -> list[str]:
+    """Every path in the block under "## The tree"; a line is indented by two spaces per level."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## The tree\n")[2]
+    block = re.search(r"```text\n(.*?)```", section, re.DOTALL)
+    assert block
+    parents: list[str] = []
+    found = []
+    for line in block[1].splitlines():
+        depth = (len(line) - len(line.lstrip())) // INDENT
+        parents = [*parents[:depth], line.split()[0]]
+        found.append("".join(parents))
+    return found
+
+
+def test_every_path_in_the_tree_exists():
+    paths = named_paths()
+    assert "dsrun/recipe/spec.py" in paths
+    wrong = [
+        path for path in paths if not (ROOT / path).exists() or path.endswith("/") != (ROOT / path).is_dir()
+    ]
+    assert wrong == []
+
+
+def test_every_top_level_folder_is_in_the_tree():
+    there = {
+        entry.name for entry in ROOT.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))
+    }
+    assert {path for path in named_paths() if path.count("/") == 1 and path.endswith("/")} == {
+        f"{name}/" for name in {*there, ".ci"} - MADE
+    }
+
+
+def test_every_package_is_in_the_tree():
+    packages = {f"dsrun/{entry.parent.name}/" for entry in ROOT.glob("dsrun/*/__init__.py")}
+    assert packages <= set(named_paths())
+
+
+def test_every_link_leads_to_a_file():
+    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert "docs/train.md" in targets
+    assert [target for target in targets if not (ROOT / target).is_file()] == []

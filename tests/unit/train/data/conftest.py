@@ -1,0 +1,100 @@
+"""Small real tokenizers, and a way to ask for data in one line."""
+
+import json
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.data.prepare import DataRequest, prepare_data
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% else %}[gone]{% endif %}<|im_end|>\n{% endfor %}"
+)
+SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<|im_start|>", "<|im_end|>"]
+
+
+def characters(**special):
+    """One token a character: what a token stands for can be read off its id."""
+    vocab = {token: i for i, token in enumerate(SPECIAL)}
+    for code in [*range(32, 127), 10]:
+        vocab[chr(code)] = len(vocab)
+    core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    core.normalizer = normalizers.Sequence([])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="<unk>",
+        eos_token="</s>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        **special,
+    )
+
+
+@pytest.fixture
+def causal():
+    """A decoder's tokenizer: no padding token, adds nothing by itself."""
+    tokenizer = characters()
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture
+def seq2seq():
+    """An encoder-decoder's tokenizer: ends every text."""
+    tokenizer = characters(pad_token="<pad>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("DSRUN_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def prepare():
+    """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, **spec)."""
+
+    def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
+        own = {name: options.pop(name) for name in ("model_type", "vocab_size", "max_positions") if name in options}
+        request = DataRequest(
+            spec=TrainSpec(**{name: str(v) if name.endswith(("file", "dataset")) else v for name, v in options.items()}),
+            task=task,
+            splits=frozenset(splits),
+            required=frozenset(required),
+            **{"model_type": "bart", "vocab_size": 1000, "max_positions": None, **own},
+        )
+        return prepare_data(request, tokenizer, say=lambda _: None, progress=progress)
+
+    return call
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """jsonl(rows, name) writes JSON lines."""
+
+    def write(rows, name="train.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,94 @@
+"""Blocks: what goes in comes out, once."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsrun.errors import UsageError
+from dsrun.train.data.binaries import dtype_of, largest_token
+from dsrun.train.data.blocks import cut, write_tokens
+from dsrun.train.data.tokens import TokenBin, divide
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("blocks")
+
+
+@given(documents=DOCUMENTS, block=st.integers(1, 17))
+def test_streamed_blocks_hold_the_documents_once(documents, block):
+    rows = list(cut(documents, block))
+    assert [token for row in rows for token in row["input_ids"]] == sum(documents, [])
+    assert all(len(row["input_ids"]) == block for row in rows[:-1])
+    assert all(row["labels"] == row["input_ids"] for row in rows)
+
+
+@settings(deadline=None)
+@given(documents=DOCUMENTS.filter(any), block=st.integers(1, 17), percent=st.integers(1, 99))
+def test_blocks_of_a_file_hold_the_documents_once_divided_or_not(folder, documents, block, percent):
+    path = folder / "tokens.bin"
+    flat = sum(documents, [])
+    written = write_tokens(map(np.array, documents), path, largest_id=max(flat))
+    blocks = TokenBin(path, "uint16" if max(flat) < 65536 else "uint32", block)
+    assert written == blocks.tokens == len(flat)
+    assert np.concatenate([row["input_ids"] for row in blocks]).tolist() == flat
+    assert blocks.lengths().tolist() == [len(row["labels"]) for row in blocks]
+    if len(blocks) > 1:
+        held, rest = divide(blocks, percent, "x")
+        assert [t for part in (held, rest) for row in part for t in row["input_ids"]] == flat
+        assert len(held) >= 1
+        assert len(rest) >= 1
+
+
+def test_a_limit_of_tokens_is_kept(tmp_path):
+    path = tmp_path / "t.bin"
+    assert write_tokens([np.arange(5), np.arange(5)], path, largest_id=4, limit=7) == 7
+    assert np.fromfile(path, dtype="<u2").tolist() == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_one_block_cannot_be_divided(tmp_path):
+    np.arange(5, dtype="<u2").tofile(tmp_path / "t.bin")
+    with pytest.raises(UsageError, match="none can be held out"):
+        divide(TokenBin(tmp_path / "t.bin", "uint16", 8), 5, "t.bin")
+
+
+def test_workers_get_a_path_and_not_the_content(tmp_path):
+    path = tmp_path / "t.bin"
+    np.arange(60_000, dtype="<u2").tofile(path)
+    blocks = TokenBin(path, "uint16", 1000)
+    assert blocks[-1]["input_ids"][-1] == 59_999
+    packed = pickle.dumps(blocks)
+    assert len(packed) < 1000
+    assert pickle.loads(packed)[3]["input_ids"][0] == 3000
+    assert blocks[0]["input_ids"].dtype == np.int64
+    with pytest.raises(IndexError):
+        blocks[60]
+
+
+def test_width_follows_the_vocabulary_unless_said(tmp_path):
+    path = tmp_path / "t.bin"
+    assert dtype_of(path, 50_257) == "uint16"
+    assert dtype_of(path, 65_536) == "uint16"
+    assert dtype_of(path, 65_537) == "uint32"
+    (tmp_path / "t.bin.dtype").write_text("uint16\n")
+    assert dtype_of(path, 128_000) == "uint16"
+    (tmp_path / "t.bin.dtype").write_text("int8")
+    with pytest.raises(UsageError, match="says 'int8'"):
+        dtype_of(path, 5)
+
+
+def test_largest_token_over_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsrun.train.data.binaries._CHUNK", 4)
+    np.array([1, 2, 3, 4, 5, 900, 7], dtype="<u2").tofile(tmp_path / "t.bin")
+    assert largest_token(tmp_path / "t.bin", "uint16") == 900
+
+
+def test_a_file_of_half_tokens(tmp_path):
+    (tmp_path / "t.bin").write_bytes(b"123456")
+    with pytest.raises(UsageError, match="no whole number of uint32"):
+        TokenBin(tmp_path / "t.bin", "uint32", 8)

@@ -1,0 +1,64 @@
+"""Batches: padding by position, labels ignored where padded, filler rows harmless."""
+
+import pytest
+import torch
+from transformers import MBartConfig, MBartForConditionalGeneration, T5Config, T5ForConditionalGeneration
+
+from dsrun.train.data.collate import Collator
+
+ROWS = [{"input_ids": [5, 6, 1], "labels": [7, 1], "source_text": "x"}, {"input_ids": [5], "labels": [8, 9, 1]}]
+
+
+def test_pads_right_with_ignored_labels():
+    batch = Collator(pad_id=0, seq2seq=True)(ROWS)
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    assert batch["input_ids"].tolist() == [[5, 6, 1], [5, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [[7, 1, -100], [8, 9, 1]]
+    assert all(tensor.dtype == torch.int64 for tensor in batch.values())
+
+
+def test_the_end_token_is_learned_though_it_also_pads():
+    rows = [{"input_ids": [5, 6, 7, 1], "labels": [5, 6, 7, 1]}, {"input_ids": [5, 1], "labels": [5, 1]}]
+    batch = Collator(pad_id=1, seq2seq=False)(rows)
+    assert batch["labels"].tolist() == [[5, 6, 7, 1], [5, 1, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+
+
+def test_widths():
+    rows = [{"input_ids": [5, 6, 1], "labels": [5, 6, 1]}]
+    assert Collator(pad_id=0, seq2seq=False, multiple_of=8)(rows)["labels"].shape == (1, 8)
+    batch = Collator(pad_id=0, seq2seq=True, length=10, target_length=6)(ROWS)
+    assert batch["input_ids"].shape == (2, 10)
+    assert batch["labels"].shape == (2, 6)
+
+
+@pytest.fixture(scope="module")
+def t5():
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    )
+
+
+@pytest.fixture(scope="module")
+def mbart():
+    return MBartForConditionalGeneration(
+        MBartConfig(
+            vocab_size=32, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+            decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16,
+        )
+    )
+
+
+def test_the_decoder_reads_the_labels_shifted(t5):
+    batch = Collator(pad_id=0, seq2seq=True, model=t5)(ROWS)
+    assert batch["decoder_input_ids"].tolist() == [[0, 7, 1], [0, 8, 9]]
+
+
+@pytest.mark.parametrize("name", ["t5", "mbart"])
+def test_a_filler_row_goes_through_the_model(request, name):
+    model = request.getfixturevalue(name)
+    rows = [ROWS[0], {**ROWS[0], "labels": [-100, -100]}]
+    batch = Collator(pad_id=model.config.pad_token_id, seq2seq=True, model=model)(rows)
+    assert batch["labels"][1].tolist() == [-100, -100]
+    assert torch.isfinite(model(**batch).loss)

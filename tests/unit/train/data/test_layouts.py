@@ -1,0 +1,177 @@
+"""Every layout, as pure values."""
+
+import json
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.train.data.layouts import PAIRS, Hints, detect, normalise
+from dsrun.train.data.languages import translation_keys
+
+SEQ2SEQ = Hints("seq2seq")
+CAUSAL = Hints("causal-lm")
+
+
+def read(row, hints):
+    layout = detect(list(row), row, hints, "data")
+    normal = normalise(layout, row, "data, row 1")
+    return layout, normal
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_known_pairs(source, target):
+    row = {"id": 7, **dict.fromkeys(source, "question"), target: "answer"}
+    _, normal = read(row, SEQ2SEQ)
+    assert normal == {"source": "\n".join(["question"] * len(source)), "target": "answer"}
+
+
+def test_instruction_with_empty_input_is_the_instruction_alone():
+    _, normal = read({"instruction": "add", "input": "", "output": "3", "text": "all of it"}, CAUSAL)
+    assert normal == {"source": "add", "target": "3"}
+
+
+def test_named_columns_win():
+    hints = Hints("seq2seq", text_column="b", summary_column="a")
+    assert read({"a": "x", "b": "y", "source": "s", "target": "t"}, hints)[1] == {"source": "y", "target": "x"}
+
+
+def test_a_named_column_that_is_not_there_names_the_near_one():
+    with pytest.raises(UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"):
+        detect(["document", "summary"], {}, Hints("seq2seq", text_column="documnet"), "x.json")
+
+
+@pytest.mark.parametrize("hints", [SEQ2SEQ, CAUSAL])
+def test_unknown_columns_list_what_was_found_and_what_is_known(hints):
+    with pytest.raises(UsageError) as error:
+        detect(["foo", "bar"], {"foo": 1, "bar": 2}, hints, "x.json")
+    line = str(error.value)
+    assert "columns found: foo, bar" in line
+    assert "layouts known: " in line
+    assert "source/target" in line
+    assert "\n" not in line
+
+
+def test_text_alone_is_not_enough_for_seq2seq():
+    with pytest.raises(UsageError, match="columns found: text"):
+        detect(["text"], {"text": "x"}, SEQ2SEQ, "x.json")
+
+
+def test_prompt_and_completion_stand_together_and_other_pairs_apart():
+    assert read({"prompt": "2+2=", "completion": "4"}, CAUSAL)[0].separator == ""
+    assert read({"source": "one", "target": "unu"}, CAUSAL)[0].separator == "\n"
+    assert read({"source": "one", "target": "unu"}, SEQ2SEQ)[0].separator == ""
+
+
+def test_translation_dictionaries():
+    row = {"translation": {"en": "one", "ro": "unu"}}
+    layout, normal = read(row, Hints("seq2seq", source_lang="ro_RO", target_lang="en_XX"))
+    assert normal == {"source": "unu", "target": "one"}
+    assert layout.notice is None
+    layout, normal = read(row, SEQ2SEQ)
+    assert normal == {"source": "one", "target": "unu"}
+    assert "en → ro" in layout.notice
+
+
+def test_the_other_language_follows_from_one():
+    assert translation_keys(["en", "ro"], None, "en", "x") == ("ro", "en")
+    assert translation_keys(["en", "ro"], "ro", None, "x") == ("ro", "en")
+
+
+def test_codes_of_nllb_find_two_letter_keys():
+    assert translation_keys(["en", "es", "et"], "est_Latn", "spa_Latn", "x") == ("et", "es")
+
+
+def test_wrong_or_undecided_languages_list_the_keys():
+    with pytest.raises(UsageError, match="--source-lang fr: x has translations for en, ro"):
+        translation_keys(["en", "ro"], "fr", "ro", "x")
+    with pytest.raises(UsageError, match="hold en, ro, de"):
+        translation_keys(["en", "ro", "de"], None, None, "x")
+    with pytest.raises(UsageError, match="both 'en'"):
+        translation_keys(["en", "ro"], "en", "en", "x")
+
+
+def test_one_unknown_column_of_text_is_the_text():
+    layout, normal = read({"body_of_page": "hello"}, CAUSAL)
+    assert normal["text"] == "hello"
+    assert "body_of_page" in layout.notice
+
+
+def test_messages_lose_the_empty_keys_that_arrow_adds():
+    row = {"messages": [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "yo"}]}
+    normal = read(row, CAUSAL)[1]
+    assert json.loads(normal["messages"]) == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+    ]
+
+
+def test_sharegpt_roles():
+    row = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}
+    roles = [message["role"] for message in json.loads(read(row, CAUSAL)[1]["messages"])]
+    assert roles == ["user", "assistant"]
+
+
+def test_conversational_prompt_and_completion():
+    row = {
+        "prompt": [{"role": "user", "content": "hi"}],
+        "completion": [{"role": "assistant", "content": "yo"}],
+    }
+    assert len(json.loads(read(row, CAUSAL)[1]["messages"])) == 2
+
+
+def test_content_parts_of_text_are_joined_and_others_refused():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    row = {"messages": [{"role": "user", "content": parts}]}
+    assert json.loads(read(row, CAUSAL)[1]["messages"])[0]["content"] == "ab"
+    with pytest.raises(UsageError, match="part of type 'image'"):
+        read({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, CAUSAL)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([{"role": "narrator", "content": "x"}], "unknown role 'narrator'"),
+        ([{"role": "user"}], "has no content"),
+        (["hello"], "must be a dictionary"),
+        ({"role": "user"}, "must be a list"),
+        ("hello", "must be a list"),
+    ],
+)
+def test_conversations_that_are_none(messages, reason):
+    with pytest.raises(UsageError, match=reason):
+        read({"messages": messages}, CAUSAL)
+
+
+def test_tool_calls_and_tools_go_to_the_template():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1, "y": None}}}
+    row = {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}],
+        "tools": [{"name": "f"}],
+    }
+    normal = read(row, CAUSAL)[1]
+    message = json.loads(normal["messages"])[0]
+    assert message["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    assert json.loads(normal["tools"]) == [{"name": "f"}]
+
+
+def test_numbers_are_words_and_structures_are_not():
+    assert read({"source": "one", "target": 1}, SEQ2SEQ)[1]["target"] == "1"
+    layout = detect(["source", "target"], {"source": "a", "target": "b"}, SEQ2SEQ, "x")
+    with pytest.raises(UsageError, match="row 9: column 'target' holds a list"):
+        normalise(layout, {"source": "a", "target": ["b"]}, "x, row 9")
+
+
+def test_missing_values_mark_the_row():
+    layout = detect(["source", "target"], {"source": "a", "target": "b"}, SEQ2SEQ, "x")
+    assert normalise(layout, {"source": None, "target": "b"}, "x")["source"] is None
+    assert normalise(layout, {"source": "a", "target": ""}, "x")["target"] is None
+
+
+def test_given_tokens_lose_their_padding():
+    row = {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0], "labels": [5, 6, -100]}
+    assert read(row, CAUSAL)[1] == {"input_ids": [5, 6], "labels": [5, 6]}
+
+
+def test_given_tokens_must_be_whole_numbers():
+    with pytest.raises(UsageError, match="not a list of whole numbers"):
+        read({"input_ids": ["a"]}, CAUSAL)
