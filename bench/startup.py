@@ -1,4 +1,4 @@
-"""How long `dsrun --help` and `dsrun train --help` take, against bare click and against `accelerate --help`."""
+"""How long `dsrun --help` and `dsrun train --help` take, against bare click and `accelerate --help`."""
 
 from __future__ import annotations
 

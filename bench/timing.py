@@ -13,8 +13,9 @@ ROUNDS = 12
 def interleaved(commands: Mapping[str, Sequence[str]], rounds: int = ROUNDS) -> dict[str, float]:
     """Median wall time of each command in seconds, over `rounds` runs of all of them in turn: A B C A B C …
 
-    Run in turn, a slow spell of the machine hits all of them alike, and their ratio stays true. One round before
-    the first fills the file cache and writes byte code. Raises CalledProcessError when a command fails.
+    Run in turn, a slow spell of the machine hits all of them alike, and their ratio stays true. One round
+    before the first fills the file cache and writes byte code. Raises CalledProcessError when a command
+    fails.
     """
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for counted in [False] + [True] * rounds:
@@ -27,6 +28,9 @@ def interleaved(commands: Mapping[str, Sequence[str]], rounds: int = ROUNDS) -> 
 
 
 def ratio_line(times: Mapping[str, float], name: str, against: str) -> str:
-    """`NAME is 1.8 × AGAINST (72 ms against 40 ms)`."""
+    """`NAME takes 1.80 × AGAINST (72 ms against 40 ms)`, or `NAME is 20 × as fast as AGAINST (…)`."""
     one, other = times[name], times[against]
-    return f"{name} takes {one / other:.2f} × {against} ({one * 1000:.0f} ms against {other * 1000:.0f} ms)"
+    figures = f"({one * 1000:.0f} ms against {other * 1000:.0f} ms)"
+    if one < other:
+        return f"{name} is {other / one:.3g} × as fast as {against} {figures}"
+    return f"{name} takes {one / other:.3g} × {against} {figures}"

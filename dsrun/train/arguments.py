@@ -78,7 +78,7 @@ def training_arguments(
 def _defaults(task: Task, world: World, plan: BatchPlan, has_validation: bool, run: Path) -> dict[str, Any]:
     workers = loader_workers(world)
     values: dict[str, Any] = {
-        "logging_steps": 10,
+        "logging_first_step": True,
         "logging_nan_inf_filter": False,
         "save_total_limit": KEPT_CHECKPOINTS,
         "run_name": run.name,

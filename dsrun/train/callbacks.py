@@ -27,6 +27,14 @@ class ProveEngine(TrainerCallback):
         engine.assert_in_charge(self.trainer.model_wrapped, self.trainer.ds_config)
 
 
+class LogLastStep(TrainerCallback):
+    """The Trainer logs every so many steps, and says nothing of the last ones. On all ranks, as logging gathers."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+
+
 class Recorder(TrainerCallback):
     """Turns the Trainer's logs into metrics.jsonl records and the progress bar's figures. Rank 0 only."""
 

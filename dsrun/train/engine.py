@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def hidden_size(model_config: Any) -> int | None:
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
 
 
-def prepare_ops(config: dict[str, Any], world: World) -> None:
+def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], None]) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever;
@@ -71,7 +72,10 @@ def prepare_ops(config: dict[str, Any], world: World) -> None:
         for stale in cache.glob("**/lock"):
             stale.unlink()
         for name in names:
-            _load_op(get_accelerator().create_op_builder(name), name)
+            builder = get_accelerator().create_op_builder(name)
+            if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
+                say(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
+            _load_op(builder, name)
 
 
 def required_ops(config: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dsrun.demo.build import DEMO_NAMES
 from dsrun.hardware.gpus import peak_bf16_tflops
 from dsrun.runs.folder import RunFolder
 from dsrun.train import engine
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from dsrun.train.run import Plan
 
 SHOWN_EXAMPLES = 5
+NEXT_COMMANDS = (
+    "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
+    "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
+    "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
+    "dsrun train --help",
+)
 
 
 def header(
@@ -77,6 +84,11 @@ def summary(console: Console, plan: Plan, trainer: RunTrainer, folder: RunFolder
         rows.append(("model", str(folder.model)))
     console.say("")
     console.rows(rows)
+    if plan.title in DEMO_NAMES:
+        console.say("")
+        console.say("next, on your own machine:")
+        for line in NEXT_COMMANDS:
+            console.say(f"  {line}")
 
 
 def peak_flops(precision: Precision) -> float | None:
@@ -87,7 +99,8 @@ def peak_flops(precision: Precision) -> float | None:
 
 def _show(console: Console, examples: list[Any]) -> None:
     console.say("")
-    for example in examples[:SHOWN_EXAMPLES]:
+    # Spread over the data, which is often sorted by something.
+    for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
         right = example.prediction.strip() == example.reference.strip()
         console.say(f"  {example.source}")
         console.say(f"    -> {example.prediction}" + ("" if right else f"   (reference: {example.reference})"))

@@ -20,7 +20,7 @@ from dsrun.system.host import cpu_bf16, disk_free
 from dsrun.train import engine, model as models, report, world as worlds
 from dsrun.train.arguments import training_arguments
 from dsrun.train.batches import Split
-from dsrun.train.callbacks import Profiler, ProveEngine, Recorder
+from dsrun.train.callbacks import LogLastStep, Profiler, ProveEngine, Recorder
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
 from dsrun.train.precision import Precision, decide
@@ -31,6 +31,7 @@ from dsrun.train.trainer import RunTrainer
 from dsrun.train.world import World
 
 DEFAULT_MICRO_BATCH = 8
+DEFAULT_LOGGING_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def run(recipe: Recipe, title: str, world: World, folder: RunFolder, console: Co
     data = prepare_and_say(request, tokenizer, console)
     records = RunRecords(folder, main=world.is_main)
     if plan.deepspeed is not None:
-        engine.prepare_ops(plan.deepspeed, world)
+        engine.prepare_ops(plan.deepspeed, world, say=console.notice)
     worlds.join(world, deepspeed=plan.deepspeed is not None)
     trainer = _build(plan, tokenizer, data, folder, console, records)
     try:
@@ -135,6 +136,8 @@ def _build(
         run=folder.path,
         has_validation=data.validation is not None,
     )
+    if "logging_steps" not in plan.recipe.hf:
+        arguments.logging_steps = logging_steps(arguments, data.train, plan.batch.global_batch)
     set_seed(arguments.seed)
     model = models.build(spec, plan.config, plan.task)
     grown = models.fit_embeddings(model, tokenizer)
@@ -162,6 +165,14 @@ def _build(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:
+    """Steps between log lines: ten, fewer in a run so short that ten would show nothing of its course."""
+    total = arguments.max_steps
+    if total <= 0 and hasattr(train, "__len__"):
+        total = arguments.num_train_epochs * len(train) / global_batch
+    return DEFAULT_LOGGING_STEPS if total <= 0 else max(1, min(DEFAULT_LOGGING_STEPS, int(total // 10)))
 
 
 def _stoppers(patience: int | None) -> list[Any]:
@@ -204,6 +215,7 @@ def _add_callbacks(
     plan: Plan, trainer: RunTrainer, folder: RunFolder, console: Console, records: RunRecords, parameters: int
 ) -> None:
     trainer.add_callback(ProveEngine(trainer))
+    trainer.add_callback(LogLastStep())
     if plan.world.is_main:
         peak = report.peak_flops(plan.precision) if plan.world.device == "cuda" else None
         trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))

@@ -18,11 +18,13 @@ from dsrun.system.net import free_port
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(61))]
 
 
-@pytest.fixture(autouse=True)
-def caches(tmp_path_factory, monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def caches(tmp_path_factory):
     """Prepared data in a folder of the test session, compiled ops in the user's cache: compiling takes minutes."""
-    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path_factory.getbasetemp() / "dsrun-cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSRUN_CACHE", str(tmp_path_factory.getbasetemp() / "dsrun-cache"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

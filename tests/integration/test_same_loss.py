@@ -54,7 +54,7 @@ def read_curve(folder: Path):
 def test_every_cut_gives_the_same_curve(curves, model):
     reference = curves[model, 1, 0, 12]
     assert len(reference[0]) == STEPS
-    assert reference[0][-1] < 0.9 * reference[0][0], "a loss that does not move would agree with anything"
+    assert reference[0][-1] < 0.95 * reference[0][0], "a loss that does not move would agree with anything"
     wrong = {
         case: (losses, norms)
         for case, (losses, norms) in curves.items()

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from dsrun import __version__
 
 pytestmark = pytest.mark.package
 
@@ -36,11 +39,13 @@ def shell_environment() -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
 
 
-def run(*argv: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    *argv: str | Path, cwd: Path, code: int = 0, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [str(arg) for arg in argv],
         cwd=cwd,
-        env=shell_environment(),
+        env=shell_environment() | dict(variables or {}),
         text=True,
         capture_output=True,
         stdin=subprocess.DEVNULL,
@@ -92,16 +97,28 @@ def build(checkout: Path, out: Path) -> Built:
     )
 
 
-@pytest.fixture(scope="session", params=["as it is", "build/ ignored by git"])
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    base = tmp_path_factory.mktemp("build")
-    checkout = base / "checkout"
-    checkout.mkdir()
-    copy_checkout(checkout)
-    if request.param != "as it is":
-        with (checkout / ".gitignore").open("a", encoding="utf-8") as rules:
-            rules.write("build/\n")
-    return build(checkout, base / "out")
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Built from the checkout as it is."""
+    base = tmp_path_factory.mktemp("plain")
+    copy_checkout(base / "checkout")
+    return build(base / "checkout", base / "out")
+
+
+@pytest.fixture(scope="session")
+def ignored(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Built where git is told to ignore build/, as many people tell it."""
+    base = tmp_path_factory.mktemp("ignored")
+    copy_checkout(base / "checkout")
+    with (base / "checkout" / ".gitignore").open("a", encoding="utf-8") as rules:
+        rules.write("build/\n")
+    return build(base / "checkout", base / "out")
+
+
+@pytest.fixture(params=["plain", "ignored"])
+def built(request: pytest.FixtureRequest) -> Built:
+    """Both of them."""
+    return request.getfixturevalue(request.param)
 
 
 def files_below(checkout: Path, *folders: str) -> set[str]:
@@ -143,14 +160,14 @@ def test_a_wheel_from_the_sdist_is_the_wheel_from_the_checkout(built):
 
 
 @pytest.fixture(scope="session")
-def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment that holds the wheel and what it depends on."""
     base = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", base / "venv", cwd=base)
     python = base / "venv" / "bin" / "python"
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
-    constraints = ("--constraint", built.checkout / "constraints.txt")
-    run(python, "-m", "pip", "install", *quiet, *constraints, built.wheel, cwd=base)
+    constraints = ("--constraint", plain.checkout / "constraints.txt")
+    run(python, "-m", "pip", "install", *quiet, *constraints, plain.wheel, cwd=base)
     return python.parent
 
 
@@ -166,21 +183,21 @@ def test_the_package_comes_from_the_wheel_and_torch_is_not_there(installed, tmp_
 
 
 @pytest.mark.parametrize("folder", DATA_FOLDERS)
-def test_data_folders_are_found_and_complete(installed, built, tmp_path, folder):
+def test_data_folders_are_found_and_complete(installed, plain, tmp_path, folder):
     script = (
         "import sys; from dsrun.datafiles import data_folder; folder = data_folder(sys.argv[1]);"
-        "print(folder, *sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()), sep='\\n')"
+        "print(folder, *(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()), sep='\\n')"
     )
     where, *files = run(installed / "python", "-c", script, folder, cwd=tmp_path).stdout.splitlines()
     assert Path(where).is_relative_to(installed.parent)
-    assert {f"{folder}/{name}" for name in files} == files_below(built.checkout, folder)
+    assert {f"{folder}/{name}" for name in files} == files_below(plain.checkout, folder)
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--help"], "Usage: dsrun "),
-        (["--version"], "dsrun, version 0.1.0"),
+        (["--version"], f"dsrun, version {__version__}"),
         (["train", "--help"], "--global-batch-size"),
         (["prepare", "--help"], "--global-batch-size"),
         (["train", "--explain", "--model", "x"], "per_device_train_batch_size"),
@@ -195,9 +212,22 @@ def test_what_needs_no_torch_works_without_it(installed, tmp_path, args, said):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["train", "prepare"])
-def test_training_says_what_to_install(installed, tmp_path, command):
-    done = run(installed / "dsrun", command, "--model", "demo-t5", cwd=tmp_path, code=4)
+WORKER = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29501",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "variables"),
+    [("train", {}), ("prepare", {}), ("train", WORKER)],
+    ids=["train", "prepare", "worker"],
+)
+def test_training_says_what_to_install(installed, tmp_path, command, variables):
+    done = run(installed / "dsrun", command, "--model", "demo-t5", cwd=tmp_path, code=4, variables=variables)
     assert done.stdout == ""
     assert re.fullmatch(r"error: [^\n]*torch[^\n]*\(pip install 'dsrun\[train\]'\)\n", done.stderr)
     assert list(tmp_path.iterdir()) == []

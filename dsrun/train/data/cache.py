@@ -121,7 +121,7 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
 def _read(folder: Path, since: float) -> Meta | None:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (OSError, json.JSONDecodeError):
         return None
     return meta if meta["finished"] >= since else None
 

@@ -14,6 +14,7 @@ from dsrun.train.data.binaries import is_bin, open_tokens
 from dsrun.train.data.build import Job, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.collate import Collator
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.identity import library_versions, tokenizer_identity
 from dsrun.train.data.languages import is_multilingual, set_languages
 from dsrun.train.data.layouts import Hints
@@ -23,7 +24,6 @@ from dsrun.train.data.request import DataRequest, PreparedData, Rows
 from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
 from dsrun.train.data.special import pad_with_end, prefix_notice
 from dsrun.train.data.stream import materialise, stream
-from dsrun.train.data.counts import Counts
 from dsrun.train.data.tokenise import check_vocabulary
 from dsrun.train.data.tokens import TokenBin, divide
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.demo import DEFAULTS
@@ -11,6 +11,7 @@ from dsrun.demo.defaults import LLAMA_LENGTH, T5_LENGTH
 from dsrun.demo.numbers import LIMIT, english, romanian
 from dsrun.demo.vocabulary import t5_vocabulary, t5_words
 
+VOCABULARY = t5_vocabulary()
 numbers = st.integers(min_value=0, max_value=LIMIT - 1)
 
 
@@ -21,7 +22,12 @@ def transformers():
 
 @pytest.fixture(scope="session")
 def torch():
-    return pytest.importorskip("torch")
+    module = pytest.importorskip("torch")
+    # The models are tiny: more threads only wait for each other, for minutes on a busy machine.
+    threads = module.get_num_threads()
+    module.set_num_threads(1)
+    yield module
+    module.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +44,11 @@ def _rows(file):
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+@settings(deadline=None)
 @given(numbers)
 def test_every_word_is_in_the_vocabulary(n):
-    vocabulary = t5_vocabulary()
     for phrase in (english(n), romanian(n)):
-        assert all(word in vocabulary for word in t5_words(phrase))
+        assert all(word in VOCABULARY for word in t5_words(phrase))
 
 
 def test_the_vocabulary_is_numbered_without_gaps():
@@ -57,6 +63,7 @@ def test_t5_tokenizer_cuts_by_the_rule(t5_tokenizer):
         assert ids == [vocabulary[word] for word in t5_words(phrase)] + [t5_tokenizer.eos_token_id]
 
 
+@settings(deadline=None)
 @given(n=numbers)
 def test_t5_round_trip(t5_tokenizer, n):
     for phrase in (english(n), romanian(n)):
@@ -120,6 +127,7 @@ def test_t5_trains_from_its_config(t5, t5_tokenizer, transformers, torch):
     assert answer == ["patruzeci și doi", "nouă sute"]
 
 
+@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_llama_writes_any_text(llama_tokenizer, text):
     ids = llama_tokenizer(text, add_special_tokens=False)["input_ids"]

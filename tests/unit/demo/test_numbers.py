@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.demo.numbers import LIMIT, english, romanian
@@ -89,16 +89,19 @@ def test_no_two_numbers_share_a_phrase(spell):
     assert len({spell(n) for n in sample}) == len(sample)
 
 
+@settings(deadline=None)
 @given(numbers)
 def test_english_reads_back(n):
     assert _read_english(english(n)) == n
 
 
+@settings(deadline=None)
 @given(numbers)
 def test_romanian_reads_back(n):
     assert _read_romanian(romanian(n)) == n
 
 
+@settings(deadline=None)
 @given(numbers)
 def test_phrases_are_short_lower_case_words(n):
     for phrase, most in ((english(n), 8), (romanian(n), 12)):
@@ -106,18 +109,21 @@ def test_phrases_are_short_lower_case_words(n):
         assert re.fullmatch(r"[a-zășț]+([ -][a-zășț]+)*", phrase)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=2, max_value=999), st.integers(min_value=0, max_value=999))
 def test_de_follows_the_last_two_digits(thousands, rest):
     before_mii = romanian(thousands * 1000 + rest).split(" mii")[0].split(" ")
     assert (before_mii[-1] == "de") == (thousands % 100 == 0 or thousands % 100 >= 20)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=2, max_value=999))
 def test_what_counts_thousands_is_feminine(thousands):
     words = romanian(thousands * 1000).split(" ")
     assert not {"unu", "doi", "doisprezece"} & set(words)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=999))
 def test_what_counts_nothing_is_masculine(n):
     assert romanian(n).split(" ")[-1] not in {"una", "două", "douăsprezece"}

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from dsrun.recipe.spec import TrainSpec
@@ -12,15 +12,6 @@ from dsrun.train.data.prepare import DataRequest, prepare_data
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-MARKED = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
-    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-)
-FORGETFUL = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% else %}[gone]{% endif %}<|im_end|>\n{% endfor %}"
 )
 SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 
@@ -31,8 +22,6 @@ def characters(**special):
     for code in [*range(32, 127), 10]:
         vocab[chr(code)] = len(vocab)
     core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    core.normalizer = normalizers.Sequence([])
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -61,6 +50,14 @@ def seq2seq():
     return tokenizer
 
 
+@pytest.fixture
+def merging():
+    """A decoder's BPE that joins "a" and "b", and begins every text."""
+    core = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "ab": 4}, [("a", "b")]))
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """A cache of the test's own."""
@@ -74,9 +71,15 @@ def prepare():
     """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, **spec)."""
 
     def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
-        own = {name: options.pop(name) for name in ("model_type", "vocab_size", "max_positions") if name in options}
+        own = {
+            name: options.pop(name)
+            for name in ("model_type", "vocab_size", "max_positions")
+            if name in options
+        }
         request = DataRequest(
-            spec=TrainSpec(**{name: str(v) if name.endswith(("file", "dataset")) else v for name, v in options.items()}),
+            spec=TrainSpec(
+                **{name: str(v) if name.endswith(("file", "dataset")) else v for name, v in options.items()}
+            ),
             task=task,
             splits=frozenset(splits),
             required=frozenset(required),

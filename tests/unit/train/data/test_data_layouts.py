@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.layouts import PAIRS, Hints, detect, normalise
 from dsrun.train.data.languages import translation_keys
+from dsrun.train.data.layouts import PAIRS, Hints, detect, normalise
 
 SEQ2SEQ = Hints("seq2seq")
 CAUSAL = Hints("causal-lm")
@@ -32,11 +32,16 @@ def test_instruction_with_empty_input_is_the_instruction_alone():
 
 def test_named_columns_win():
     hints = Hints("seq2seq", text_column="b", summary_column="a")
-    assert read({"a": "x", "b": "y", "source": "s", "target": "t"}, hints)[1] == {"source": "y", "target": "x"}
+    assert read({"a": "x", "b": "y", "source": "s", "target": "t"}, hints)[1] == {
+        "source": "y",
+        "target": "x",
+    }
 
 
 def test_a_named_column_that_is_not_there_names_the_near_one():
-    with pytest.raises(UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"):
+    with pytest.raises(
+        UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"
+    ):
         detect(["document", "summary"], {}, Hints("seq2seq", text_column="documnet"), "x.json")
 
 
@@ -97,7 +102,9 @@ def test_one_unknown_column_of_text_is_the_text():
 
 
 def test_messages_lose_the_empty_keys_that_arrow_adds():
-    row = {"messages": [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "yo"}]}
+    row = {
+        "messages": [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "yo"}]
+    }
     normal = read(row, CAUSAL)[1]
     assert json.loads(normal["messages"]) == [
         {"role": "user", "content": "hi"},
@@ -145,7 +152,10 @@ def test_conversations_that_are_none(messages, reason):
 def test_tool_calls_and_tools_go_to_the_template():
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1, "y": None}}}
     row = {
-        "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}],
+        "messages": [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "2"},
+        ],
         "tools": [{"name": "f"}],
     }
     normal = read(row, CAUSAL)[1]

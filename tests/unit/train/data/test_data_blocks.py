@@ -1,6 +1,7 @@
 """Blocks: what goes in comes out, once."""
 
 import pickle
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def folder(tmp_path_factory):
 @given(documents=DOCUMENTS, block=st.integers(1, 17))
 def test_streamed_blocks_hold_the_documents_once(documents, block):
     rows = list(cut(documents, block))
-    assert [token for row in rows for token in row["input_ids"]] == sum(documents, [])
+    assert [token for row in rows for token in row["input_ids"]] == list(chain(*documents))
     assert all(len(row["input_ids"]) == block for row in rows[:-1])
     assert all(row["labels"] == row["input_ids"] for row in rows)
 
@@ -32,7 +33,7 @@ def test_streamed_blocks_hold_the_documents_once(documents, block):
 @given(documents=DOCUMENTS.filter(any), block=st.integers(1, 17), percent=st.integers(1, 99))
 def test_blocks_of_a_file_hold_the_documents_once_divided_or_not(folder, documents, block, percent):
     path = folder / "tokens.bin"
-    flat = sum(documents, [])
+    flat = list(chain(*documents))
     written = write_tokens(map(np.array, documents), path, largest_id=max(flat))
     blocks = TokenBin(path, "uint16" if max(flat) < 65536 else "uint32", block)
     assert written == blocks.tokens == len(flat)

@@ -6,7 +6,10 @@ from transformers import MBartConfig, MBartForConditionalGeneration, T5Config, T
 
 from dsrun.train.data.collate import Collator
 
-ROWS = [{"input_ids": [5, 6, 1], "labels": [7, 1], "source_text": "x"}, {"input_ids": [5], "labels": [8, 9, 1]}]
+ROWS = [
+    {"input_ids": [5, 6, 1], "labels": [7, 1], "source_text": "x"},
+    {"input_ids": [5], "labels": [8, 9, 1]},
+]
 
 
 def test_pads_right_with_ignored_labels():
@@ -36,7 +39,9 @@ def test_widths():
 @pytest.fixture(scope="module")
 def t5():
     return T5ForConditionalGeneration(
-        T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+        T5Config(
+            vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
     )
 
 
@@ -44,8 +49,15 @@ def t5():
 def mbart():
     return MBartForConditionalGeneration(
         MBartConfig(
-            vocab_size=32, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-            decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16,
+            vocab_size=32,
+            d_model=8,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=8,
+            decoder_ffn_dim=8,
+            max_position_embeddings=16,
         )
     )
 

@@ -64,7 +64,9 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, name):
 
 def test_a_missing_file_names_its_flag_and_the_one_meant(tmp_path):
     (tmp_path / "train.jsonl").write_text("{}")
-    with pytest.raises(UsageError, match=r"--test-file .*tran.jsonl does not exist.*did you mean .*train.jsonl"):
+    with pytest.raises(
+        UsageError, match=r"--test-file .*tran.jsonl does not exist.*did you mean .*train.jsonl"
+    ):
         check_files(TrainSpec(test_file=str(tmp_path / "tran.jsonl")))
 
 

@@ -1,0 +1,239 @@
+"""Whole runs with real engines: what is trained, evaluated, saved and recorded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from dsrun.runs.manifest import verify
+from dsrun.runs.records import read_records
+from tests.integration.conftest import Ran, dsrun, many_runs
+
+pytestmark = pytest.mark.train
+
+FP32 = ["--bf16", "false"]
+SHORT = [*FP32, "--global-batch-size", "8", "--logging-steps", "1", "--learning-rate", "0.01"]
+STAGES = {
+    "ddp": ["--zero", "0"],
+    "zero1": ["--zero", "1"],
+    "zero2": ["--zero", "2"],
+    "zero3": ["--zero", "3"],
+    "zero2-cpu": ["--zero", "2", "--offload", "cpu"],
+    "zero3-cpu": ["--zero", "3", "--offload", "cpu"],
+}
+
+
+def records(folder: Path, key: str) -> list[float]:
+    return [row[key] for row in read_records(folder / "metrics.jsonl") if key in row]
+
+
+@pytest.fixture(scope="module")
+def stages(tiny, pairs, tmp_path_factory):
+    """A T5 trained, evaluated and saved at step 3 and 6 on two ranks, under each stage; folders by stage."""
+    scratch = tmp_path_factory.mktemp("stages")
+    data = ["--train-file", pairs["train"], "--validation-file", pairs["validation"]]
+    shape = ["--max-steps", "6", "--save-steps", "3", "--num-beams", "2", "--per-device-eval-batch-size", "2"]
+    folders = {stage: scratch / stage for stage in STAGES}
+    many_runs(
+        [
+            ["--model", tiny["t5"], *flags, *data, *SHORT, *shape, "--output", str(folders[stage])]
+            for stage, flags in STAGES.items()
+        ],
+        ranks=2,
+        scratch=scratch,
+    )
+    return folders
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_final_model_loads_and_is_the_trained_one(stages, stage, tiny):
+    model = AutoModelForSeq2SeqLM.from_pretrained(stages[stage] / "model")
+    tokenizer = AutoTokenizer.from_pretrained(stages[stage] / "model")
+    before = AutoModelForSeq2SeqLM.from_pretrained(tiny["t5"])
+    assert not torch.equal(model.shared.weight, before.shared.weight)
+    batch = tokenizer("w1 w2 w3", return_tensors="pt")
+    assert model.generate(**batch, max_length=5).shape[0] == 1
+    assert not (stages[stage] / "model" / "training_args.bin").exists()
+
+
+@pytest.mark.parametrize("stage", [s for s in STAGES if s != "ddp"])
+def test_evaluation_agrees_between_stages(stages, stage):
+    """Loss over validation tokens to fp32 accuracy; generated texts are the same words."""
+    keys = ("eval_loss", "eval_perplexity", "eval_chrf", "eval_exact_match")
+    reference = [records(stages["ddp"], key)[-1] for key in keys]
+    # CPU Adam fuses its operations differently from torch's AdamW.
+    tolerance = 5e-3 if "cpu" in stage else 1e-4
+    assert [records(stages[stage], key)[-1] for key in keys][:2] == pytest.approx(reference[:2], rel=tolerance)
+    if "cpu" not in stage:
+        assert [records(stages[stage], key)[-1] for key in keys] == pytest.approx(reference, rel=tolerance)
+
+
+def test_every_validation_row_is_predicted_once_and_in_order(stages, pairs):
+    rows = [json.loads(line) for line in Path(pairs["validation"]).read_text().splitlines()]
+    predictions = [json.loads(line) for line in (stages["zero3"] / "predictions-validation.jsonl").open()]
+    assert [p["reference"] for p in predictions] == [r["target"] for r in rows]
+    assert [p["source"] for p in predictions] == [r["source"] for r in rows]
+    assert all(isinstance(p["prediction"], str) for p in predictions)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_checkpoints_are_complete_and_proved(stages, stage):
+    checkpoint = stages[stage] / "checkpoint-3"
+    assert verify(checkpoint) == []
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert manifest["extra"]["world_size"] == 2
+    if stage != "ddp":
+        assert any(name.startswith("global_step3/") for name in manifest["files"]), "no DeepSpeed state was saved"
+
+
+def test_the_ledger_tells_the_run(stages):
+    kinds = [row["kind"] for row in read_records(stages["zero2"] / "events.jsonl")]
+    assert kinds == ["start", *["checkpoint_begin", "checkpoint_end"] * 2, "end"]
+    run = json.loads((stages["zero2"] / "run.json").read_text())
+    assert (run["world_size"], run["zero_stage"], run["precision"]) == (2, 2, "fp32")
+
+
+def test_metrics_hold_what_the_page_promises(stages):
+    row = next(row for row in read_records(stages["zero2"] / "metrics.jsonl") if row["step"] == 4)
+    assert {"step", "epoch", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "host_memory", "time"} <= set(row)
+    tokens = records(stages["zero2"], "tokens")
+    assert tokens == sorted(tokens)
+
+
+@pytest.mark.parametrize(("kind", "stage"), product(("t5", "llama"), ("0", "2", "3")))
+def test_a_resumed_run_equals_an_uninterrupted_one(kind, stage, tiny, pairs, tmp_path):
+    """Same losses to the bit after the checkpoint, same final weights to the bit; accumulation and a second epoch."""
+    flags = [
+        "--model", tiny[kind], "--zero", stage, "--train-file", pairs["train"], *SHORT, "--micro-batch-size", "2",
+        "--max-steps", "9", "--save-steps", "3", "--warmup-steps", "2", "--max-grad-norm", "0.5",
+    ]  # fmt: skip
+    if kind == "t5":
+        flags += ["--from-scratch", "--model-config", "dropout_rate=0.1"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    many_runs([[*flags, "--output", str(whole)]], ranks=2, scratch=tmp_path)
+    resumed.mkdir()
+    shutil.copytree(whole / "checkpoint-6", resumed / "checkpoint-6")
+    shutil.copy(whole / "run.json", resumed)
+    many_runs([[*flags, "--output", str(resumed)]], ranks=2, scratch=tmp_path)
+    assert records(resumed, "loss") == records(whole, "loss")[-len(records(resumed, "loss")) :]
+    assert [row["kind"] for row in read_records(resumed / "events.jsonl")][:2] == ["start", "resume"]
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (resumed, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_lora_saves_adapter_and_merged_model_that_agree(stage, tiny, pairs, tmp_path):
+    from peft import PeftModel
+
+    flags = ["--model", tiny["llama"], "--zero", stage, "--train-file", pairs["train"], "--lora", "4", *SHORT]
+    many_runs([[*flags, "--max-steps", "4", "--output", str(tmp_path / "run")]], ranks=2, scratch=tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tiny["llama"])
+    ids = torch.arange(3, 20)[None]
+    plain = base(ids).logits
+    adapted = PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")(ids).logits
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")(ids).logits
+    torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
+    assert (merged - plain).abs().max() > 1e-3, "the adapter learned nothing"
+
+
+def test_the_command_line_speaks_once_and_prints_the_model(tmp_path):
+    """stdout is the model's path, stderr what a user wants to read, everything else is in one log a rank."""
+    done = dsrun(
+        "--model", "demo-t5", "--zero", "2", "--nproc", "2", "--max-steps", "4", "--max-eval-samples", "16",
+        output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    assert done.out == f"{tmp_path / 'run' / 'model'}\n"
+    header = ("model", "task", "parallel", "batch", "precision", "data", "output")
+    assert [sum(line.split()[:1] == [word] for line in done.err.splitlines()) for word in header] >= [1] * 7
+    assert "256 = 128 × 2 CPU ranks × 1 step" in done.err
+    for noise in ("Warning", "warning", "[transformers]", "INFO", "Traceback", "{", "huggingface"):
+        assert noise not in done.err
+    assert done.err == (tmp_path / "run" / "console.log").read_text()
+    assert {"rank-0.attempt-0.log", "rank-1.attempt-0.log"} <= {f.name for f in (tmp_path / "run/logs").iterdir()}
+
+
+def test_torchrun_starts_it_as_a_worker(tiny, pairs, tmp_path):
+    argv = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
+        "-m", "--", "dsrun", "train", "--model", tiny["llama"], "--use-cpu", "--zero", "1",
+        "--train-file", pairs["train"], *SHORT, "--max-steps", "2", "--output", str(tmp_path / "run"),
+    ]  # fmt: skip
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    ran = Ran(done, tmp_path / "run").ok()
+    assert "ZeRO-1 on 2 CPU ranks" in ran.err
+    assert ran.err.count("ZeRO-1 on") == 1
+    assert len(ran.losses) == 2
+
+
+def test_best_checkpoint_and_early_stopping(tiny, pairs, tmp_path):
+    """A learning rate that ruins the model: the first evaluation stays the best, training stops, that model is kept."""
+    done = dsrun(
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"], *FP32,
+        "--learning-rate", "2.0", "--max-grad-norm", "0", "--global-batch-size", "8", "--early-stopping", "2",
+        "--eval-strategy", "steps", "--eval-steps", "1", "--max-steps", "20", "--lr-scheduler-type", "constant",
+        "--predict-with-generate", "false", "--eval-on-start", "false",
+        output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    during = [row for row in done.evaluations if row["step"]]
+    best = min(row["eval_loss"] for row in during)
+    assert max(row["step"] for row in during) < 20
+    assert done.evaluations[-1]["eval_loss"] == pytest.approx(best, rel=1e-4), "the final model is not the best one"
+    assert "best" in done.err
+
+
+def test_profile_leaves_a_trace_and_a_table(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "6", "--profile", "2",
+        output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    trace = json.loads((tmp_path / "run" / "profile" / "trace-rank0.json").read_text())
+    assert any("backward" in event.get("name", "").lower() for event in trace["traceEvents"])
+    assert "Self CPU" in done.err
+
+
+def test_tensorboard_writes_on_rank_0_into_the_run_folder(tiny, pairs, tmp_path):
+    dsrun(
+        "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "2", "--nproc", "2",
+        "--report-to", "tensorboard", output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    assert len(list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents*"))) == 1
+
+
+def test_a_killed_worker_ends_the_run_and_leaves_nobody(tiny, pairs, tmp_path):
+    argv = [
+        sys.executable, "-m", "dsrun", "train", "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT,
+        "--max-steps", "100000", "--nproc", "2", "--output", str(tmp_path / "run"),
+    ]  # fmt: skip
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        family = psutil.Process(process.pid)
+        wait_for(lambda: len(records_or_nothing(tmp_path / "run")) > 2)
+        everyone = family.children(recursive=True)
+        worker = next(p for p in everyone if "dsrun.train" in p.cmdline() and "torch.distributed.run" not in p.cmdline())
+        worker.send_signal(signal.SIGKILL)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "SIGKILL" in err.splitlines()[-2] + err.splitlines()[-1]
+    assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def records_or_nothing(folder: Path) -> list[float]:
+    return records(folder, "loss") if (folder / "metrics.jsonl").exists() else []
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.2)

@@ -1,0 +1,184 @@
+"""Tokenised once: by content, by one process, and never half."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import MissingError
+from dsrun.train.data import build as building
+from dsrun.train.data.cache import cache_root, key_of, obtain
+
+ROWS = [{"source": "one", "target": "unu"}, {"source": "two", "target": "doi"}]
+
+
+def entries(cache):
+    return sorted(path.name for path in (cache / "prepared").iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+    """How often rows were tokenised."""
+    calls = []
+    original = building.map_rows
+
+    def counted(*args, **options):
+        calls.append(args)
+        return original(*args, **options)
+
+    monkeypatch.setattr(building, "map_rows", counted)
+    return calls
+
+
+def test_the_second_time_nothing_is_tokenised(seq2seq, prepare, jsonl, monkeypatch):
+    file = jsonl(ROWS)
+    first = prepare(seq2seq, "seq2seq", train_file=file)
+
+    def refuse(*_args, **_options):
+        raise AssertionError("tokenised again")
+
+    monkeypatch.setattr(type(seq2seq), "__call__", refuse)
+    second = prepare(seq2seq, "seq2seq", train_file=file)
+    assert list(second.train) == list(first.train)
+    assert second.truncation == first.truncation
+    assert second.notices == first.notices
+
+
+def test_content_decides_and_not_name_or_time(seq2seq, prepare, jsonl, tokenised):
+    prepare(seq2seq, "seq2seq", train_file=jsonl(ROWS))
+    file = jsonl(ROWS, "copy.jsonl")
+    os.utime(file, (0, 0))
+    prepare(seq2seq, "seq2seq", train_file=file)
+    assert len(tokenised) == 1
+    prepare(seq2seq, "seq2seq", train_file=jsonl([*ROWS, *ROWS], "copy.jsonl"))
+    assert len(tokenised) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source_prefix": "x"},
+        {"max_source_length": 3},
+        {"max_target_length": 3},
+        {"max_train_samples": 1},
+        {"text_column": "target", "summary_column": "source"},
+    ],
+)
+def test_whatever_changes_the_rows_tokenises_again(seq2seq, prepare, jsonl, tokenised, change):
+    file = jsonl(ROWS)
+    prepare(seq2seq, "seq2seq", train_file=file)
+    prepare(seq2seq, "seq2seq", train_file=file, **change)
+    assert len(tokenised) == 2
+
+
+def test_another_tokenizer_tokenises_again_and_a_used_one_does_not(seq2seq, prepare, jsonl, tokenised):
+    file = jsonl(ROWS)
+    prepare(seq2seq, "seq2seq", train_file=file)
+    seq2seq(["ab"], truncation=True, max_length=2, padding=True)
+    prepare(seq2seq, "seq2seq", train_file=file)
+    assert len(tokenised) == 1
+    seq2seq.add_tokens(["one"])
+    prepare(seq2seq, "seq2seq", train_file=file)
+    assert len(tokenised) == 2
+
+
+def test_overwrite_builds_again(seq2seq, prepare, jsonl, tokenised, cache):
+    file = jsonl(ROWS)
+    prepare(seq2seq, "seq2seq", train_file=file)
+    before = entries(cache)
+    # This process is older than the entry, as a rank that comes late would be.
+    prepare(seq2seq, "seq2seq", train_file=file, overwrite_cache=True)
+    assert len(tokenised) == 1
+    data = prepare(seq2seq, "seq2seq", train_file=file, overwrite_cache=True)
+    assert len(tokenised) == 2
+    assert entries(cache) == before
+    assert len(data.train) == 2
+
+
+def test_nothing_is_left_beside_the_entry(seq2seq, prepare, jsonl, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    prepare(seq2seq, "seq2seq", train_file=jsonl(ROWS))
+    (entry,) = entries(cache)
+    assert sorted(path.name for path in (cache / "prepared" / entry).iterdir()) == ["meta.json", "train"]
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_failed_build_leaves_nothing(cache):
+    def fail(work):
+        (work / "half").write_text("x")
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        obtain("k", fail)
+    assert entries(cache) == []
+    assert obtain("k", lambda _: {"a": 1})[1]["a"] == 1
+
+
+SLOW_BUILD = """
+import os, sys, time
+from dsrun.train.data.cache import obtain
+
+def build(work):
+    time.sleep(0.5)
+    (work / "data").write_text("whole")
+    return {"by": os.getpid()}
+
+# Both wait for the word, so that neither is done before the other asks.
+sys.stdin.readline()
+path, meta = obtain("shared", build, overwrite=True)
+print(meta["by"], (path / "data").read_text())
+"""
+
+
+def test_of_processes_that_ask_at_once_one_builds(cache):
+    command = [sys.executable, "-c", SLOW_BUILD]
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    said = {worker.communicate(timeout=60)[0].strip() for worker in workers}
+    assert said in [{f"{worker.pid} whole"} for worker in workers]
+    assert entries(cache) == ["shared"]
+
+
+def test_a_killed_build_does_not_count_and_is_cleared_away(tmp_path, cache):
+    code = (
+        "import os, signal\n"
+        "from dsrun.train.data.cache import obtain\n"
+        "def build(work):\n"
+        "    (work / 'half').write_text('x')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "obtain('k', build)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list((cache / "prepared").glob("k.tmp-*"))) == 1
+    path, _ = obtain("k", lambda work: (work / "data").write_text("whole") and {})
+    assert (path / "data").read_text() == "whole"
+    assert entries(cache) == ["k"]
+    assert json.loads((path / "meta.json").read_text())["finished"] > 0
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("DSRUN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_root() == tmp_path / "dsrun"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_root() == Path.home() / ".cache" / "dsrun"
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(MissingError, match=r"cannot be written.*DSRUN_CACHE"):
+        obtain("k", lambda _: {})
+
+
+def test_keys_do_not_depend_on_order():
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 1, "b": 3})

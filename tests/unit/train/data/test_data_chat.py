@@ -1,0 +1,162 @@
+"""Loss masks of conversations and completions, token by token."""
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.train.data.chat import encode_chat
+
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% else %}[gone]{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+)
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yo"},
+    {"role": "user", "content": "so?"},
+    {"role": "assistant", "content": "ok"},
+]
+
+
+def learned(tokenizer, ids, marks):
+    """What is learned, as text; "|" stands between spans."""
+    out, before = "", False
+    for token, mark in zip(ids, marks, strict=True):
+        if mark:
+            out += ("" if before or not out else "|") + tokenizer.convert_ids_to_tokens(token)
+        before = mark
+    return out
+
+
+def masked(row):
+    return [label != -100 for label in row["labels"]]
+
+
+def test_answers_and_their_end_of_turn_are_learned(causal):
+    ids, marks = encode_chat(causal, TALK, None, "x")
+    assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
+    assert causal.convert_ids_to_tokens(ids)[:4] == ["<|im_start|>", "u", "s", "e"]
+
+
+def test_marks_of_the_template_are_used(causal):
+    causal.chat_template = MARKED
+    ids, marks = encode_chat(causal, TALK, None, "x")
+    assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
+
+
+def test_a_template_that_rewrites_earlier_messages_is_refused(causal):
+    causal.chat_template = FORGETFUL
+    with pytest.raises(UsageError, match=r"row 3: the chat template changes earlier messages.*generation"):
+        encode_chat(causal, TALK, None, "x, row 3")
+    ids, marks = encode_chat(causal, TALK[:2], None, "x")
+    assert learned(causal, ids, marks).endswith("yo<|im_end|>")
+
+
+def test_a_template_that_refuses_says_why(causal):
+    causal.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(
+        UsageError, match="row 3: the chat template refuses these messages: roles must alternate"
+    ):
+        encode_chat(causal, TALK, None, "x, row 3")
+
+
+def test_a_line_break_that_ends_a_turn_by_itself_is_learned(causal):
+    causal.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    ids, marks = encode_chat(causal, TALK, None, "x")
+    assert learned(causal, ids, marks) == "yo\n|ok\n"
+
+
+def test_a_conversation_that_the_assistant_opens(causal):
+    ids, marks = encode_chat(causal, TALK[1:], None, "x")
+    assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
+
+
+def test_slow_tokenizers_are_marked_alike(causal):
+    class Slow:
+        """The same tokenizer without offsets."""
+
+        is_fast = False
+        apply_chat_template = causal.apply_chat_template
+
+        def __call__(self, text, **how):
+            assert "return_offsets_mapping" not in how
+            return causal(text, **how)
+
+    ids, marks = encode_chat(Slow(), TALK, None, "x")
+    # Without offsets the line break after the end of turn cannot be told from it.
+    assert learned(causal, ids, marks) == "yo<|im_end|>\n|ok<|im_end|>\n"
+
+
+def test_prepared_conversations(causal, prepare, jsonl):
+    rows = [{"messages": TALK}, {"messages": TALK[:2]}]
+    data = prepare(causal, "causal-lm", train_file=jsonl(rows), validation_split_percentage=0)
+    row = data.train[0]
+    assert learned(causal, row["input_ids"], masked(row)) == "yo<|im_end|>|ok<|im_end|>"
+    assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
+
+
+def test_conversations_for_evaluation_keep_their_texts(causal, prepare, jsonl):
+    file = jsonl([{"messages": TALK}])
+    data = prepare(causal, "causal-lm", validation_file=file, splits=["validation"])
+    assert data.validation[0]["target_text"] == "ok"
+    assert "so?" in data.validation[0]["source_text"]
+
+
+def test_no_template(seq2seq, prepare, jsonl):
+    with pytest.raises(UsageError, match="the tokenizer has no chat template"):
+        prepare(seq2seq, "causal-lm", train_file=jsonl([{"messages": TALK}]), validation_split_percentage=0)
+
+
+def test_prompts_carry_no_loss_and_completions_end(causal, prepare, jsonl):
+    file = jsonl([{"prompt": "2+2=", "completion": "4"}])
+    row = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
+    assert causal.convert_ids_to_tokens(row["input_ids"]) == ["2", "+", "2", "=", "4", "</s>"]
+    assert row["labels"] == [-100] * 4 + row["input_ids"][4:]
+
+
+def test_other_pairs_are_joined_by_a_line_break(causal, prepare, jsonl):
+    file = jsonl([{"question": "2+2", "answer": "4"}])
+    row = prepare(
+        causal, "causal-lm", train_file=file, source_prefix="Q ", validation_split_percentage=0
+    ).train[0]
+    assert causal.decode(row["input_ids"]).replace(" ", "") == "Q2+2\n4</s>"
+    assert row["labels"][-2:] == row["input_ids"][-2:]
+    assert set(row["labels"][:-2]) == {-100}
+
+
+def test_a_prompt_keeps_the_tokens_it_has_alone(merging, prepare, jsonl):
+    file = jsonl([{"prompt": "a", "completion": "b"}, {"prompt": "b", "completion": "a"}])
+    data = prepare(merging, "causal-lm", train_file=file, validation_split_percentage=0)
+    assert merging.convert_ids_to_tokens(data.train[0]["input_ids"]) == ["<s>", "a", "b", "</s>"]
+    assert merging.convert_ids_to_tokens(data.train[1]["input_ids"]) == ["<s>", "b", "a", "</s>"]
+    assert data.train[0]["labels"][:2] == [-100, -100]
+
+
+def test_nothing_is_put_around_what_has_it_already(merging, prepare, jsonl):
+    file = jsonl([{"prompt": "<s>b", "completion": "a</s>"}])
+    row = prepare(merging, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
+    assert merging.convert_ids_to_tokens(row["input_ids"]) == ["<s>", "b", "a", "</s>"]
+
+
+def test_rows_without_anything_to_learn_are_left_out_and_counted(causal, prepare, jsonl):
+    rows = [{"prompt": "123456789", "completion": "x"}, {"prompt": "1", "completion": "x"}]
+    data = prepare(causal, "causal-lm", train_file=jsonl(rows), max_length=4, validation_split_percentage=0)
+    assert len(data.train) == 1
+    assert any("1 of 2 rows have nothing to learn" in n and "line 1" in n for n in data.notices)
+    assert data.truncation["train"].sentence() == "1 of 2 examples was cut at 4 tokens"
+    with pytest.raises(UsageError, match="no row has a token to learn from within 4 tokens"):
+        prepare(
+            causal,
+            "causal-lm",
+            train_file=jsonl(rows[:1], "b.jsonl"),
+            max_length=4,
+            validation_split_percentage=0,
+        )
