@@ -28,7 +28,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m bench
 
 docs: $(VENV)/.train
-	$(BIN)/python -m dsrun.recipe.reference --write docs/train.md
+	$(BIN)/python -m dsrun.recipe.reference docs/train.md
 	$(BIN)/python -m dsrun.zero.shipped ds_configs
 
 $(BIN)/python:
@@ -41,7 +41,7 @@ $(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(INSTALL) --editable '.[train,observe,test]'
+	$(INSTALL) --editable '.[train,test]'
 	@touch $@
 
 $(VENV)/.lint: $(BIN)/python pyproject.toml constraints.txt

@@ -14,4 +14,7 @@ def data_folder(name: str) -> Path:
     for candidate in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
-    raise MissingError(f"dsrun was installed without its folder {name!r}", fix="reinstall: pip install --force-reinstall dsrun")
+    raise MissingError(
+        f"dsrun was installed without its folder {name!r}",
+        fix="reinstall: pip install --force-reinstall dsrun",
+    )

@@ -7,6 +7,8 @@ from importlib import import_module
 
 import click
 
+from dsrun import __version__
+from dsrun.cli.words import complain
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
 # name -> (module, one line for --help)
@@ -45,7 +47,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="dsrun", prog_name="dsrun")
+@click.version_option(__version__, prog_name="dsrun")
 def cli() -> None:
     """From a bare GPU node to a finished Hugging Face model under DeepSpeed."""
 
@@ -54,20 +56,16 @@ def main() -> None:
     """The console script. Every error is one line on stderr and the exit code its kind has."""
     debug = "--debug" in sys.argv
     try:
-        code = cli.main(prog_name="dsrun", standalone_mode=False)
+        code = cli.main(sys.argv[1:] or ["--help"], prog_name="dsrun", standalone_mode=False)
     except DsrunError as error:
         if debug:
             raise
-        _complain(str(error))
+        complain(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        _complain(error.format_message())
+        complain(error.format_message())
         code = EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted")
+        complain("interrupted")
         code = EXIT_INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _complain(message: str) -> None:
-    click.secho(f"error: {message}", fg="red", err=True)

@@ -8,6 +8,7 @@ import sys
 import click
 
 from dsrun.cli.train import TrainCommand
+from dsrun.launch.packages import require_training_packages
 
 PREPARER = "dsrun.train.ahead"
 
@@ -16,4 +17,5 @@ PREPARER = "dsrun.train.ahead"
 @click.pass_obj
 def command(args: list[str]) -> int:
     """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
+    require_training_packages()
     os.execv(sys.executable, [sys.executable, "-m", PREPARER, *args])

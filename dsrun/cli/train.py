@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.words import complain, remark
+
 if TYPE_CHECKING:
     from dsrun.launch.topology import Topology
     from dsrun.recipe.resolve import Recipe
@@ -27,6 +29,7 @@ class TrainCommand(click.Command):
         if any(arg in ("-h", "--help") for arg in args):
             from dsrun.recipe.reference import help_text
 
+            click.echo(f"Usage: {ctx.command_path} [FLAGS]\n\n  {self.get_short_help_str(200)}\n")
             click.echo(help_text(shutil.get_terminal_size().columns))
             ctx.exit()
         ctx.obj = list(args)
@@ -37,10 +40,12 @@ class TrainCommand(click.Command):
 @click.pass_obj
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
+    from dsrun.launch.packages import require_training_packages
     from dsrun.recipe.resolve import resolve
     from dsrun.system.env import worker_from_env
 
     if worker_from_env(os.environ) is not None:
+        require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     recipe = resolve(args, Path.cwd())
     if recipe.spec.explain:
@@ -52,30 +57,33 @@ def command(args: list[str]) -> int:
 def _launch(recipe: Recipe, args: list[str]) -> int:
     from dsrun.launch.agent import run_agent
     from dsrun.launch.command import agent_argv, worker_environment
+    from dsrun.launch.packages import require_training_packages
     from dsrun.recipe.files import check_files
     from dsrun.recipe.trackers import check_packages
     from dsrun.runs.folder import RunFolder, refuse_unfit
 
     for notice in recipe.notices:
-        click.secho(f"note: {notice}", fg="yellow", err=True)
+        remark(notice)
     check_files(recipe.spec)
     check_packages(recipe)
     topology = _topology(recipe)
     folder = RunFolder(Path(recipe.spec.output or _default_output(recipe)))
     refuse_unfit(folder.path, force=recipe.spec.force)
     argv = agent_argv(topology, port=_port(recipe), module=WORKER, args=args)
-    changes = worker_environment(topology, os.environ, debug=recipe.spec.debug) | {OUTPUT_VARIABLE: str(folder.path)}
+    changes = worker_environment(topology, os.environ, debug=recipe.spec.debug) | {
+        OUTPUT_VARIABLE: str(folder.path)
+    }
     if recipe.spec.dry_run:
         _show(argv, changes)
         return 0
-    _require_training_packages()
+    require_training_packages()
     env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
     RunFolder.create(folder.path, force=recipe.spec.force)
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     log = folder.logs / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
     outcome = run_agent(argv, env, log, terminal_width=width)
     if outcome.message:
-        click.secho(f"error: {outcome.message}", fg="red", err=True)
+        complain(outcome.message)
         if outcome.log and outcome.exit_code == 1:
             click.echo(f"       the whole story is in {outcome.log}", err=True)
     elif outcome.exit_code == 0:
@@ -116,16 +124,6 @@ def _default_output(recipe: Recipe) -> str:
     from dsrun.runs.folder import default_name
 
     return default_name(recipe.spec.model or recipe.spec.model_type or "model", datetime.now())
-
-
-def _require_training_packages() -> None:
-    from importlib.util import find_spec
-
-    from dsrun.errors import MissingError
-
-    missing = [name for name in ("torch", "transformers", "deepspeed", "datasets") if find_spec(name) is None]
-    if missing:
-        raise MissingError(f"training needs {', '.join(missing)}", fix="pip install 'dsrun[train]'")
 
 
 def _explain(recipe: Recipe) -> None:

@@ -35,7 +35,9 @@ class Outcome:
     log: str | None = None
 
 
-def run_agent(argv: Sequence[str], env: Mapping[str, str], log: Path, *, terminal_width: int | None) -> Outcome:
+def run_agent(
+    argv: Sequence[str], env: Mapping[str, str], log: Path, *, terminal_width: int | None
+) -> Outcome:
     """Run torch.distributed.run to its end.
 
     Rank 0 speaks to the user through a named pipe; the agent's own output, which repeats every failure as a table and
@@ -81,25 +83,24 @@ def _outcome(code: int, scratch: Path, log: Path) -> Outcome:
     if code == 0:
         return Outcome(0)
     failures = sorted((_read(file) for file in scratch.glob("rank-*.json")), key=lambda f: float(f["time"]))
-    # A rank that knows what is wrong says more than one that only lost its peers.
-    known = [f for f in failures if f["expected"]] or failures
+    # A rank that knows what is wrong says more than one that only lost its peers, to a signal for example.
+    killed = _killed_by(log)
+    known = [f for f in failures if f["expected"]] or ([] if killed else failures)
     if known:
         first = known[0]
         return Outcome(int(first["exit_code"]), str(first["message"]), first["log"])
     if code > 128:
         return Outcome(code)
-    return _from_table(code, log)
-
-
-def _from_table(code: int, log: Path) -> Outcome:
-    """A worker that could not explain itself was killed; the agent's table knows by which signal."""
-    codes = [int(found) for found in EXIT_CODES.findall(log.read_text(errors="replace"))]
-    killed = [-found for found in codes if found < 0]
     if killed:
-        name = signal.Signals(killed[0]).name
-        hint = " (out of host memory?)" if killed[0] == signal.SIGKILL else ""
-        return Outcome(128 + killed[0], f"a worker was ended by {name}{hint}", str(log))
-    return Outcome(next((found for found in codes if found), code), "a worker failed without a word", str(log))
+        hint = " (out of host memory?)" if killed == signal.SIGKILL else ""
+        return Outcome(128 + killed, f"a worker was ended by {killed.name}{hint}", str(log))
+    return Outcome(code, "a worker failed without a word", str(log))
+
+
+def _killed_by(log: Path) -> signal.Signals | None:
+    """The signal that ended the first worker to go, from the agent's table; the others get SIGTERM from the agent."""
+    codes = [-int(found) for found in EXIT_CODES.findall(log.read_text(errors="replace"))]
+    return next((signal.Signals(code) for code in codes if code > 0 and code != signal.SIGTERM), None)
 
 
 def _read(file: Path) -> dict[str, Any]:

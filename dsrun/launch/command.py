@@ -9,8 +9,13 @@ from dsrun.launch.topology import Topology
 
 LOOPBACK = "127.0.0.1"
 
-# Accelerate reads these before it looks at anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
-MISLEADING = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
+# Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
+MISLEADING = (
+    "ACCELERATE_USE_CPU",
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_MIXED_PRECISION",
+    "ACCELERATE_USE_FSDP",
+)
 
 
 def agent_argv(topology: Topology, *, port: int, module: str, args: Sequence[str]) -> list[str]:
@@ -30,12 +35,16 @@ def agent_argv(topology: Topology, *, port: int, module: str, args: Sequence[str
     ]
 
 
-def worker_environment(topology: Topology, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
+def worker_environment(
+    topology: Topology, environ: Mapping[str, str], *, debug: bool
+) -> dict[str, str | None]:
     """The variables to set for the workers (None: to remove). What the user has set stays as it is."""
     wanted: dict[str, str] = {
         # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": str(topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)),
+        "OMP_NUM_THREADS": str(
+            topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)
+        ),
     }
     if topology.device == "cpu":
         # gloo would look its own host name up in the DNS, ten seconds a peer where there is none.

@@ -138,7 +138,9 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
         return number, "it begins with neither { nor ["
     error = _parse_error(first)
     if error is None:
-        return None
+        # The first line is a value of its own: these are JSON lines, and each is judged.
+        errors = ((number, _parse_error(line)) for number, line in numbered[1:])
+        return next(((number, error.msg) for number, error in errors if error), None)
     if len(numbered) > 1 and first.lstrip()[0] == "{" and _is_object(numbered[1][1]):
         return number, error.msg
     if complete:

@@ -18,7 +18,16 @@ def phases(recipe: Recipe) -> frozenset[str]:
     return frozenset({"train", "validation"})
 
 
+def evaluation_is_asked_for(recipe: Recipe) -> bool:
+    """Whether the run cannot do without validation data."""
+    return bool(recipe.hf.get("do_eval")) or evaluates_while_training(recipe)
+
+
 def evaluates_while_training(recipe: Recipe) -> bool:
     """Whether flags ask for evaluation during training."""
     strategy = str(recipe.hf.get("eval_strategy", "no"))
-    return strategy != "no" or recipe.spec.early_stopping is not None or bool(recipe.hf.get("load_best_model_at_end"))
+    return (
+        strategy != "no"
+        or recipe.spec.early_stopping is not None
+        or bool(recipe.hf.get("load_best_model_at_end"))
+    )

@@ -37,7 +37,9 @@ def check_packages(recipe: Recipe) -> None:
     for name in trackers(recipe):
         package = PACKAGES.get(name)
         if package and find_spec(package) is None:
-            raise MissingError(f"--report-to {name} needs the package {package}", fix=f"pip install {package}")
+            raise MissingError(
+                f"--report-to {name} needs the package {package}", fix=f"pip install {package}"
+            )
 
 
 def environment(
@@ -62,7 +64,9 @@ def environment(
             why = _why_offline(environ, reachable)
             if why:
                 wanted["WANDB_MODE"] = "offline"
-                notice = f"wandb {why}: the run is logged offline; send it later with `wandb sync {run}/wandb/offline-*`"
+                notice = (
+                    f"wandb {why}: logging offline; send it later with `wandb sync {run}/wandb/offline-*`"
+                )
     return {name: value for name, value in wanted.items() if name not in environ}, notice
 
 

@@ -34,17 +34,19 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 
-    from dsrun.train import model as models
     from dsrun.recipe.phases import phases
+    from dsrun.train import model as models
     from dsrun.train.demos import fill_in
-    from dsrun.train.run import data_request, prepare_and_say
+    from dsrun.train.plan import data_request, prepare_and_say
 
     transformers_logging.set_verbosity_error()
     recipe, _ = fill_in(recipe, say=console.notice)
     config = models.load_config(recipe.spec)
     tokenizer = models.load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
-    data = prepare_and_say(data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console)
+    data = prepare_and_say(
+        data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console
+    )
     console.say(f"prepared {data.origin}")
 
 

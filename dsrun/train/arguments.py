@@ -8,13 +8,9 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.recipe.batch import BatchPlan
-from dsrun.recipe.phases import phases
-from dsrun.recipe.resolve import Recipe
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
-from dsrun.train.model import Task
-from dsrun.train.precision import Precision
+from dsrun.train.plan import Plan
 from dsrun.train.world import World
 
 KEPT_CHECKPOINTS = 3
@@ -24,38 +20,29 @@ MOST_LOADER_WORKERS = 4
 SMALLEST_SHM = 256 * 2**20
 
 
-def training_arguments(
-    recipe: Recipe,
-    *,
-    world: World,
-    plan: BatchPlan,
-    precision: Precision,
-    deepspeed: dict[str, Any] | None,
-    task: Task,
-    run: Path,
-    has_validation: bool,
-) -> Any:
+def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
     """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults."""
+    recipe, world = plan.recipe, plan.world
     given = {name: value for name, value in recipe.hf.items() if name != "deepspeed"}
     spec = recipe.spec
-    values: dict[str, Any] = _defaults(task, world, plan, has_validation, run)
+    values: dict[str, Any] = _defaults(plan, run, has_validation)
     values |= _stopping(spec.early_stopping, given)
     values |= given
     values |= {
         "output_dir": str(run),
-        "per_device_train_batch_size": plan.micro_batch,
-        "gradient_accumulation_steps": plan.accumulation,
-        "bf16": precision == "bf16",
-        "fp16": precision == "fp16",
+        "per_device_train_batch_size": plan.batch.micro_batch,
+        "gradient_accumulation_steps": plan.batch.accumulation,
+        "bf16": plan.precision == "bf16",
+        "fp16": plan.precision == "fp16",
         "use_cpu": world.device == "cpu",
-        "deepspeed": deepspeed,
+        "deepspeed": plan.deepspeed,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "label_names": ["labels"],
         "report_to": trackers(recipe) or "none",
-        "do_train": "train" in phases(recipe),
+        "do_train": "train" in plan.phases,
     }
-    if world.device == "cpu" and deepspeed is None:
+    if world.device == "cpu" and plan.deepspeed is None:
         values["ddp_backend"] = "gloo"
     if isinstance(values.get("parallelism_config"), dict):
         from accelerate import ParallelismConfig
@@ -75,22 +62,22 @@ def training_arguments(
         raise MissingError(str(error).strip().splitlines()[0]) from error
 
 
-def _defaults(task: Task, world: World, plan: BatchPlan, has_validation: bool, run: Path) -> dict[str, Any]:
-    workers = loader_workers(world)
+def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
+    workers = loader_workers(plan.world)
     values: dict[str, Any] = {
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
         "save_total_limit": KEPT_CHECKPOINTS,
         "run_name": run.name,
         "log_level": "info",
-        "per_device_eval_batch_size": max(8, plan.micro_batch),
-        "predict_with_generate": task == "seq2seq",
+        "per_device_eval_batch_size": max(8, plan.batch.micro_batch),
+        "predict_with_generate": plan.task == "seq2seq",
         "do_eval": has_validation,
         "dataloader_num_workers": workers,
         "dataloader_persistent_workers": workers > 0,
         "ddp_find_unused_parameters": False,
     }
-    if world.device == "cuda":
+    if plan.world.device == "cuda":
         import torch
 
         values["tf32"] = torch.cuda.get_device_capability()[0] >= 8

@@ -57,7 +57,9 @@ class Recorder(TrainerCallback):
         if self.bar:
             self.bar.advance(state.global_step)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
         logs = logs or {}
         if "loss" in logs:
             record = self._step_record(state, logs)
@@ -67,7 +69,9 @@ class Recorder(TrainerCallback):
         elif any(name.startswith("eval_") for name in logs):
             self.write({"step": state.global_step, **logs})
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any
+    ) -> None:
         if not self.trainer.is_in_train:
             return
         self.console.say(f"step {state.global_step}  evaluation  {metric_words(metrics, 'eval_')}")
@@ -119,7 +123,9 @@ class Profiler(TrainerCallback):
         if args.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         schedule = torch.profiler.schedule(wait=0, warmup=self.WARM_UP, active=self.steps, repeat=1)
-        self._profiler = torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self._finish)
+        self._profiler = torch.profiler.profile(
+            activities=activities, schedule=schedule, on_trace_ready=self._finish
+        )
         self._profiler.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -143,7 +149,10 @@ def memory() -> dict[str, int]:
     """Bytes in use now: this rank's resident memory, and its peak on the GPU since the start."""
     figures = {"host_memory": psutil.Process().memory_info().rss}
     if torch.cuda.is_available():
-        figures |= {"gpu_memory": torch.cuda.memory_reserved(), "gpu_memory_peak": torch.cuda.max_memory_reserved()}
+        figures |= {
+            "gpu_memory": torch.cuda.memory_reserved(),
+            "gpu_memory_peak": torch.cuda.max_memory_reserved(),
+        }
     return figures
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
@@ -40,7 +39,11 @@ class Console:
 
     def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
         self._rich = RichConsole(
-            file=out, force_terminal=terminal, width=width if terminal else 120, highlight=False, soft_wrap=True
+            file=out,
+            force_terminal=terminal,
+            width=width if terminal else 120,
+            highlight=False,
+            soft_wrap=True,
         )
         self._silent = out is None
         self._transcript: TextIO | None = None
@@ -97,7 +100,12 @@ class TrainingBar:
         self._bar: Progress | None = None
         if console.terminal:
             self._bar = Progress(
-                TextColumn("training"), BarColumn(), MofNCompleteColumn(), _Figures(), console=console._rich, transient=True
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                _Figures(),
+                console=console._rich,
+                transient=True,
             )
             self._bar.start()
             self._task = self._bar.add_task("training", total=total, completed=start)
@@ -128,12 +136,6 @@ class TrainingBar:
     def stop(self) -> None:
         if self._bar:
             self._bar.stop()
-
-    def __enter__(self) -> TrainingBar:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
 
 
 class PlainTask:

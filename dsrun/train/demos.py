@@ -13,6 +13,12 @@ from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import decide_task, load_config
 
+BATCH_FLAGS = (
+    "global_batch_size",
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+)
 T5_PREFIX = "translate English to Romanian: "
 
 
@@ -45,9 +51,8 @@ def has_data(spec: TrainSpec) -> bool:
 def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
     """The demo's hyperparameters. Its models are so small that a rank takes its whole share at once."""
     values = dict(DEFAULTS[demo])
-    batch_flags = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
-    given = [name for name in batch_flags if recipe.sources.get(name, "default") != "default"]
-    share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", 1)))
+    given = [name for name in BATCH_FLAGS if recipe.given(name)]
+    share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", "1")))
     if given:
         del values["global_batch_size"]
     elif not rest:
@@ -73,4 +78,3 @@ def _cache() -> Path:
     if root:
         return Path(root) / "demo"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsrun" / "demo"
-

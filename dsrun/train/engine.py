@@ -109,7 +109,9 @@ def assert_in_charge(trained: Any, config: dict[str, Any] | None) -> None:
             fix="unset the ACCELERATE_* variables",
         )
     if trained.zero_optimization_stage() != stage_of(config):
-        raise ToolError(f"ZeRO-{stage_of(config)} was asked for, DeepSpeed runs stage {trained.zero_optimization_stage()}")
+        raise ToolError(
+            f"ZeRO-{stage_of(config)} was asked for, DeepSpeed runs stage {trained.zero_optimization_stage()}"
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -139,7 +141,9 @@ def _installed(op: str) -> bool:
 def _load_op(builder: Any, name: str) -> None:
     if builder is None or not builder.is_compatible(verbose=False):
         fix = "install libaio-dev" if name == "AsyncIOBuilder" else "install a C++ compiler and ninja"
-        raise MissingError(f"this machine cannot build DeepSpeed's op {name.removesuffix('Builder')}", fix=fix)
+        raise MissingError(
+            f"this machine cannot build DeepSpeed's op {name.removesuffix('Builder')}", fix=fix
+        )
     try:
         builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,9 +50,7 @@ class Evaluator:
         """Evaluate on all `rows`; `generate` also lets the model write every target."""
         began = time.monotonic()
         sampler = GlobalBatchSampler(len(rows), self._split(), shuffle=False)
-        loader = BatchLoader(
-            WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator
-        )
+        loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
         sums = torch.zeros(2, dtype=torch.float64, device=self.trainer.args.device)
         texts: list[tuple[int, str]] = []
         model = self.trainer.model
@@ -63,13 +60,17 @@ class Evaluator:
             if with_loss:
                 sums += self._loss(inputs)
             if generate:
-                texts += [pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER]
+                texts += [
+                    pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER
+                ]
             progress((step + 1) * self._split().round, len(rows))
         metrics = self._loss_metrics(sums) if with_loss else {}
         examples = self._gather(rows, texts) if generate else []
         metrics |= self._scores(examples) if generate else {}
         seconds = time.monotonic() - began
-        return Evaluation({**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples)
+        return Evaluation(
+            {**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples
+        )
 
     def _split(self) -> Split:
         return Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
@@ -142,4 +143,4 @@ def write_predictions(examples: list[Example], path: Path) -> None:
         for e in examples:
             row = {"source": e.source, "prediction": e.prediction, "reference": e.reference}
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
-    os.replace(partial, path)
+    partial.replace(path)

@@ -31,7 +31,8 @@ def explain(error: BaseException) -> tuple[int, str]:
 def record(error: BaseException, *, rank: int, log: Path | None) -> tuple[int, str]:
     """Write the failure where the launcher looks for it; returns `explain(error)`."""
     code, message = explain(error)
-    logger.error("rank %d failed", rank, exc_info=error)
+    if log is not None:
+        logger.error("rank %d failed", rank, exc_info=error)
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         facts = {

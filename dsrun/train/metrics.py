@@ -34,7 +34,9 @@ def _rouge(hypotheses: list[str], targets: list[str]) -> dict[str, float]:
 
     scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
     # rougeLsum wants one sentence a line; text without line breaks is one sentence.
-    scores = [scorer.score(target, hypothesis) for target, hypothesis in zip(targets, hypotheses, strict=True)]
+    scores = [
+        scorer.score(target, hypothesis) for target, hypothesis in zip(targets, hypotheses, strict=True)
+    ]
     return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
 
 

@@ -42,7 +42,7 @@ def load_config(spec: TrainSpec) -> Any:
         config = CONFIG_MAPPING[spec.model_type]()
     else:
         config = _from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
-    overrides = [item for item in spec.model_config]
+    overrides = list(spec.model_config)
     overrides += (spec.config_overrides or "").split(",") if spec.config_overrides else []
     for item in overrides:
         _override(config, item)
@@ -55,7 +55,9 @@ def decide_task(config: Any, asked: str, model: str | None) -> Task:
     if asked != "auto":
         if asked not in able and type(config).__module__.startswith("transformers."):
             hint = f"use --task {able[0]}" if able else "choose another model"
-            raise UsageError(f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint)
+            raise UsageError(
+                f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint
+            )
         return "seq2seq" if asked == "seq2seq" else "causal-lm"
     if config.is_encoder_decoder:
         return "seq2seq"
@@ -88,7 +90,9 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
         options["attn_implementation"] = spec.attn_implementation
     dtype = DTYPES[spec.weights_dtype]
     if spec.from_scratch or spec.model is None:
-        model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
+        model = AUTO_CLASS[task].from_config(
+            config, dtype=torch.float32 if dtype == "auto" else dtype, **options
+        )
     else:
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
     model.config.use_cache = False
@@ -101,7 +105,9 @@ def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
     if len(tokenizer) <= rows:
         return None
     model.resize_token_embeddings(len(tokenizer))
-    return f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
+    return (
+        f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
+    )
 
 
 def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
@@ -119,7 +125,9 @@ def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
-        linear = sorted({name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
+        linear = sorted(
+            {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        )
         raise UsageError(
             f"--lora-targets {' '.join(spec.lora_targets)}: no such modules in this model",
             fix=f"its linear layers are {', '.join(linear)}",
@@ -132,7 +140,9 @@ def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
 def parameter_count(model: Any, *, trainable: bool = False) -> int:
     """Parameters of the whole model, those that ZeRO-3 keeps elsewhere included."""
     return sum(
-        getattr(p, "ds_numel", None) or p.numel() for p in model.parameters() if p.requires_grad or not trainable
+        getattr(p, "ds_numel", None) or p.numel()
+        for p in model.parameters()
+        if p.requires_grad or not trainable
     )
 
 
@@ -140,7 +150,9 @@ def set_languages(model: Any, tokenizer: Any, spec: TrainSpec) -> None:
     """What multilingual seq2seq models generate first: --forced-bos-token, else the target language's token."""
     language = spec.lang or spec.target_lang
     codes = getattr(tokenizer, "lang_code_to_id", None) or {}
-    token = spec.forced_bos_token or (language if language in codes or _is_language_token(tokenizer, language) else None)
+    token = spec.forced_bos_token or (
+        language if language in codes or _is_language_token(tokenizer, language) else None
+    )
     if token is None:
         return
     identity = tokenizer.convert_tokens_to_ids(token)
@@ -178,7 +190,10 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         logger.exception("loading %s %s failed", what, name)
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UsageError(
-            f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
+            f"{what} {name!r} could not be loaded: {first}",
+            fix="give a local folder or the name of a Hub repository",
         ) from error
     except ImportError as error:
-        raise MissingError(f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}") from error
+        raise MissingError(
+            f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}"
+        ) from error

@@ -15,7 +15,7 @@ from dsrun.runs.records import Appender, EventLog, utc_now, write_json_atomic
 from dsrun.system.host import git_commit, hostname, versions
 
 if TYPE_CHECKING:
-    from dsrun.train.run import Plan
+    from dsrun.train.plan import Plan
 
 
 class RunRecords:

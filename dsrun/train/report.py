@@ -18,7 +18,7 @@ from dsrun.train.precision import Precision
 from dsrun.train.trainer import RunTrainer
 
 if TYPE_CHECKING:
-    from dsrun.train.run import Plan
+    from dsrun.train.plan import Plan
 
 SHOWN_EXAMPLES = 5
 NEXT_COMMANDS = (
@@ -103,4 +103,6 @@ def _show(console: Console, examples: list[Any]) -> None:
     for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
         right = example.prediction.strip() == example.reference.strip()
         console.say(f"  {example.source}")
-        console.say(f"    -> {example.prediction}" + ("" if right else f"   (reference: {example.reference})"))
+        console.say(
+            f"    -> {example.prediction}" + ("" if right else f"   (reference: {example.reference})")
+        )

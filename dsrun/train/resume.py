@@ -14,7 +14,9 @@ from dsrun.runs.manifest import MANIFEST, is_complete, read_manifest, survey
 STATE_FILE = "trainer_state.json"
 
 
-def find_checkpoint(resume: str, folder: RunFolder, *, world_size: int, say: Callable[[str], None]) -> Path | None:
+def find_checkpoint(
+    resume: str, folder: RunFolder, *, world_size: int, say: Callable[[str], None]
+) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0.
 
     `auto` takes the newest complete one of the run folder and says which newer ones it passed over; `never` starts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,9 @@ def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: int) -> int:
     return parameters * weight_bytes + trainable * OPTIMIZER_BYTES
 
 
-def check_room(free: int, *, parameters: int, trainable: int, weight_bytes: int, checkpoints: bool, where: Path) -> None:
+def check_room(
+    free: int, *, parameters: int, trainable: int, weight_bytes: int, checkpoints: bool, where: Path
+) -> None:
     """Raise UsageError where the disk cannot take the final model, and one checkpoint if there are to be any."""
     needed = parameters * weight_bytes
     if checkpoints:
@@ -87,7 +88,9 @@ def _outside_zero3() -> Iterator[None]:
     """Build a model on this rank alone: with ZeRO-3 registered, transformers would shard it over all ranks."""
     from transformers.integrations import deepspeed as integration
 
-    config = integration._hf_deepspeed_config_weak_ref() if integration._hf_deepspeed_config_weak_ref else None
+    config = (
+        integration._hf_deepspeed_config_weak_ref() if integration._hf_deepspeed_config_weak_ref else None
+    )
     integration.unset_hf_deepspeed_config()
     try:
         yield
@@ -105,12 +108,14 @@ def _check_shapes(folder: Path) -> None:
         raise ToolError(f"no weights were saved to {folder}")
     for file in files:
         with safe_open(file, framework="pt") as weights:
-            empty = [name for name in weights.keys() if 0 in weights.get_slice(name).get_shape()]
+            empty = [name for name in list(weights.keys()) if 0 in weights.get_slice(name).get_shape()]
         if empty:
-            raise ToolError(f"{file} holds empty weights ({empty[0]}): the shards of ZeRO-3 were not gathered")
+            raise ToolError(
+                f"{file} holds empty weights ({empty[0]}): the shards of ZeRO-3 were not gathered"
+            )
 
 
 def _replace(partial: Path, folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-    os.replace(partial, folder)
+    partial.replace(folder)

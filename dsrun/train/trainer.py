@@ -14,7 +14,14 @@ import torch.distributed as dist
 from transformers import Seq2SeqTrainer
 
 from dsrun.train import engine
-from dsrun.train.batches import BatchLoader, GlobalBatchSampler, Split, StreamOfBatches, WithFiller, seed_worker
+from dsrun.train.batches import (
+    BatchLoader,
+    GlobalBatchSampler,
+    Split,
+    StreamOfBatches,
+    WithFiller,
+    seed_worker,
+)
 from dsrun.train.evaluation import Evaluation, Evaluator
 from dsrun.train.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
 
@@ -131,12 +138,18 @@ class RunTrainer(Seq2SeqTrainer):
     # evaluation
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **gen_kwargs: Any
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
     ) -> dict[str, float]:
         """Exact loss and, for seq2seq, scores of generated text over `eval_dataset`, by default the validation data."""
         began = time.monotonic()
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        evaluator = Evaluator(self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size)
+        evaluator = Evaluator(
+            self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size
+        )
         result = evaluator.run(
             rows, generate=self.args.predict_with_generate, with_loss=True, progress=self.eval_progress
         )

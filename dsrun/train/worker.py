@@ -17,7 +17,7 @@ from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe, resolve
 from dsrun.recipe.trackers import environment
 from dsrun.runs.folder import RunFolder, default_name
-from dsrun.system.env import Worker, worker_from_env
+from dsrun.system.env import worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.tether import die_with_parent
 from dsrun.train import failure
@@ -89,7 +89,7 @@ def output_folder(recipe: Recipe) -> str:
     model = recipe.spec.model or recipe.spec.model_type or "model"
     if job and job != "none":
         return str(Path("runs") / f"{Path(model).name}-{job}")
-    if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == int(os.environ["WORLD_SIZE"]):
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == int(os.environ["WORLD_SIZE"]):
         import psutil
 
         # All workers of one machine have the same parent, started at one moment.
@@ -101,7 +101,7 @@ def _console(rank: int) -> Console:
     if rank != 0:
         return Console(None)
     channel = os.environ.get(CONSOLE_VARIABLE)
-    width = int(os.environ.get(TERMINAL_VARIABLE, 0)) or None
+    width = int(os.environ.get(TERMINAL_VARIABLE, "0")) or None
     terminal = bool(width) if channel else sys.stderr.isatty()
     return Console(open_console(channel), terminal=terminal, width=width)
 

@@ -71,12 +71,16 @@ def _check(spec: ZeroSpec) -> None:
     if spec.stage not in STAGES:
         raise UsageError(f"ZeRO stage {spec.stage} does not exist", fix="choose --zero 0, 1, 2 or 3")
     if spec.offload_optimizer != "none" and spec.stage == 0:
-        raise UsageError("offload needs ZeRO: plain DDP keeps everything on the GPU", fix="add --zero 2 or --zero 3")
+        raise UsageError(
+            "offload needs ZeRO: plain DDP keeps everything on the GPU", fix="add --zero 2 or --zero 3"
+        )
     if spec.offload_param != "none" and spec.stage != 3:
         raise UsageError(f"ZeRO-{spec.stage} cannot offload parameters", fix="use --zero 3")
     if "nvme" in (spec.offload_optimizer, spec.offload_param):
         if spec.stage != 3:
-            raise UsageError(f"ZeRO-{spec.stage} cannot offload to NVMe", fix="use --zero 3, or --offload cpu")
+            raise UsageError(
+                f"ZeRO-{spec.stage} cannot offload to NVMe", fix="use --zero 3, or --offload cpu"
+            )
         if not spec.nvme_path:
             raise UsageError("--offload nvme has no folder to write to", fix="add --nvme-path /local/nvme")
 
@@ -100,7 +104,9 @@ def _zero_block(spec: ZeroSpec, hidden_size: int | None) -> dict[str, Any]:
     if spec.stage == 3:
         block |= {
             "sub_group_size": 1_000_000_000,
-            "stage3_prefetch_bucket_size": AUTO if hidden_size is None else int(0.9 * bucket_elements(hidden_size)),
+            "stage3_prefetch_bucket_size": AUTO
+            if hidden_size is None
+            else int(0.9 * bucket_elements(hidden_size)),
             "stage3_param_persistence_threshold": AUTO if hidden_size is None else 10 * hidden_size,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,

@@ -23,7 +23,9 @@ class ZeroSpec:
     own_optimizer: bool = False
 
 
-def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False) -> ZeroSpec:
+def from_offload(
+    stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False
+) -> ZeroSpec:
     """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too."""
     place: Offload = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
     return ZeroSpec(

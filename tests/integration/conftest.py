@@ -119,7 +119,12 @@ def dsrun(*args: object, output: Path, env: dict[str, str] | None = None) -> Ran
     """`dsrun train ARGS --output OUTPUT` as a user starts it."""
     argv = [sys.executable, "-m", "dsrun", "train", *map(str, args), "--output", str(output)]
     done = subprocess.run(
-        argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        argv,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     return Ran(done, output)
 

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
-
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dsrun.recipe.resolve import resolve

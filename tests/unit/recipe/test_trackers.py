@@ -36,7 +36,9 @@ def test_wandb_without_a_key_goes_offline_without_asking_the_network(tmp_path):
 
 @pytest.mark.parametrize(("online", "mode"), [(True, None), (False, "offline")])
 def test_wandb_with_a_key_goes_offline_only_without_network(tmp_path, online, mode):
-    wanted, _, asked = variables(tmp_path, "--report-to", "wandb", environ={"WANDB_API_KEY": "k"}, online=online)
+    wanted, _, asked = variables(
+        tmp_path, "--report-to", "wandb", environ={"WANDB_API_KEY": "k"}, online=online
+    )
     assert wanted.get("WANDB_MODE") == mode
     assert asked == ["api.wandb.ai"]
 

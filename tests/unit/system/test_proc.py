@@ -28,6 +28,17 @@ time.sleep(600)
 """
 
 
+@pytest.fixture(autouse=True)
+def default_signals():
+    """Started by nohup or in the background, pytest ignores these, and so would every child."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGINT)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
 def until(condition, what):
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

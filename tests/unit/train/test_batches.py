@@ -33,7 +33,13 @@ def global_batches(ranks, accumulation):
     ]
 
 
-@given(samples=st.integers(1, 200), micro=SIZES, world=st.integers(1, 3), accumulation=SIZES, shuffle=st.booleans())
+@given(
+    samples=st.integers(1, 200),
+    micro=SIZES,
+    world=st.integers(1, 3),
+    accumulation=SIZES,
+    shuffle=st.booleans(),
+)
 def test_every_sample_is_seen_exactly_once(samples, micro, world, accumulation, shuffle):
     ranks = micro_batches(samples, micro, world, accumulation, shuffle=shuffle)
     seen = [i for i in chain.from_iterable(chain.from_iterable(ranks)) if i != FILLER]
@@ -42,7 +48,9 @@ def test_every_sample_is_seen_exactly_once(samples, micro, world, accumulation, 
     assert {len(batch) for rank in ranks for batch in rank} == {micro}
 
 
-@pytest.mark.parametrize(("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1), (1, 3, 4)])
+@pytest.mark.parametrize(
+    ("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1), (1, 3, 4)]
+)
 def test_the_global_batches_are_the_same_however_they_are_cut(micro, world, accumulation):
     whole = global_batches(micro_batches(53, 12, 1, 1), 1)
     assert global_batches(micro_batches(53, micro, world, accumulation), accumulation) == whole
@@ -101,6 +109,8 @@ def test_filler_repeats_a_sample_without_targets():
 def test_a_stream_is_shared_out_without_loss(count, micro, world):
     rows = [{"input_ids": [i], "labels": [i]} for i in range(count)]
     shares = [list(StreamOfBatches(rows, Split(micro, rank, world))) for rank in range(world)]
-    seen = [row["labels"][0] for share in shares for batch in share for row in batch if row["labels"] != [IGNORED]]
+    seen = [
+        row["labels"][0] for share in shares for batch in share for row in batch if row["labels"] != [IGNORED]
+    ]
     assert sorted(seen) == list(range(count))
     assert len({len(share) for share in shares}) == 1

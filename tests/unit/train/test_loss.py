@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import BartConfig, GPT2Config, LlamaConfig, T5Config
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    GPT2Config,
+    LlamaConfig,
+    T5Config,
+)
 
 from dsrun.train.batches import IGNORED
 from dsrun.train.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens

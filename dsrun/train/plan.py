@@ -1,0 +1,91 @@
+"""Everything about a run that can be decided before anything large is loaded, and the data it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.phases import evaluation_is_asked_for, phases
+from dsrun.recipe.resolve import Recipe
+from dsrun.system.host import cpu_bf16
+from dsrun.train import engine
+from dsrun.train import model as models
+from dsrun.train import world as worlds
+from dsrun.train.console import Console
+from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
+from dsrun.train.precision import Precision, decide
+from dsrun.train.world import World
+
+DEFAULT_MICRO_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided before anything large was loaded."""
+
+    recipe: Recipe
+    title: str
+    world: World
+    config: Any
+    task: models.Task
+    batch: BatchPlan
+    precision: Precision
+    deepspeed: dict[str, Any] | None
+    phases: frozenset[str]
+
+
+def decide_plan(recipe: Recipe, title: str, world: World) -> Plan:
+    """Everything that follows from flags, hardware and the model's config alone."""
+    spec = recipe.spec
+    config = models.load_config(spec)
+    deepspeed = engine.configuration(spec, recipe.hf, engine.hidden_size(config))
+    precision = decide(
+        recipe.hf,
+        model_type=config.model_type,
+        bf16_supported=worlds.bf16_supported(world.device, cpu_bf16()),
+        device=world.device,
+        deepspeed=deepspeed,
+        force=spec.force,
+    )
+    batch = batch_plan(
+        global_batch_size=spec.global_batch_size,
+        micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        accumulation=recipe.hf.get("gradient_accumulation_steps"),
+        world_size=world.size,
+        default_micro=DEFAULT_MICRO_BATCH,
+    )
+    task = models.decide_task(config, spec.task, spec.model or spec.model_type)
+    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
+
+
+def prepare_and_say(request: DataRequest, tokenizer: Any, console: Console) -> PreparedData:
+    """Load and tokenise the data, telling the user what is worth knowing about it."""
+    task = console.task("tokenising")
+    data = prepare_data(
+        request, tokenizer, say=console.notice, progress=lambda _split, done, total: task.update(done, total)
+    )
+    for notice in data.notices:
+        console.notice(notice)
+    for split, cut in data.truncation.items():
+        if cut.cut:
+            console.notice(f"{split}: {cut.sentence()}")
+    return data
+
+
+def data_request(
+    recipe: Recipe, config: Any, task: models.Task, tokens: int, wanted: frozenset[str]
+) -> DataRequest:
+    """What the data room needs to know; `dsrun prepare` asks with the same words, so both find the same cache."""
+    text = config.get_text_config()
+    return DataRequest(
+        spec=recipe.spec,
+        task=task,
+        model_type=config.model_type,
+        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
+        vocab_size=max(text.vocab_size, tokens),
+        seed=recipe.hf.get("seed", 42),
+        splits=wanted,
+        required=frozenset({"validation"}) if evaluation_is_asked_for(recipe) else frozenset(),
+        predict_with_generate=recipe.hf.get("predict_with_generate", task == "seq2seq"),
+    )
