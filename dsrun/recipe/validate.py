@@ -51,7 +51,7 @@ RANGES = {
     "max_eval_samples": POSITIVE,
     "max_predict_samples": POSITIVE,
     "num_proc": POSITIVE,
-    "validation_split_percentage": Range(1, 99),
+    "validation_split_percentage": Range(0, 99),
     "num_beams": POSITIVE,
     "generation_num_beams": POSITIVE,
     "lora": POSITIVE,

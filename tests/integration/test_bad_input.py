@@ -1,0 +1,112 @@
+"""What only a worker can find out: one line, the right exit code, and nothing that looks like a result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.conftest import dsrun
+
+pytestmark = pytest.mark.train
+
+
+def refused(done, *words):
+    """Assert exit code 2 and exactly one error line holding all words; no traceback, no model."""
+    errors = [line for line in done.err.splitlines() if line.startswith("error:")]
+    assert done.code == 2, done.err
+    assert len(errors) == 1, done.err
+    assert all(word in errors[0] for word in words), errors[0]
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert not (done.folder / "model").exists()
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_missing_columns(tiny, tmp_path):
+    data = jsonl(tmp_path / "d.jsonl", {"foo": "w1", "bar": "w2"})
+    refused(dsrun("--model", tiny["t5"], "--train-file", data, output=tmp_path / "run"), "foo", "translation")
+
+
+def test_more_samples_than_there_are(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--max-train-samples", "54", output=tmp_path / "run"
+    )
+    refused(done, "--max-train-samples", "54", "53")
+
+
+def test_ids_outside_the_embedding(tiny, tmp_path):
+    data = jsonl(tmp_path / "d.jsonl", *[{"input_ids": [3, 4, 999]}] * 3)
+    refused(dsrun("--model", tiny["llama"], "--train-file", data, output=tmp_path / "run"), "999", "64")
+
+
+def test_a_folder_with_a_config_of_no_known_architecture(tmp_path, pairs):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_thing"}')
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    refused(dsrun("--model", tmp_path / "model", "--train-file", pairs["train"], output=tmp_path / "run"), "model")
+
+
+def test_a_task_the_model_cannot_do(tiny, pairs, tmp_path):
+    done = dsrun("--model", tiny["llama"], "--task", "seq2seq", "--train-file", pairs["train"], output=tmp_path / "run")
+    refused(done, "--task seq2seq", "llama")
+
+
+def test_fp16_on_t5(tiny, pairs, tmp_path):
+    done = dsrun("--model", tiny["t5"], "--fp16", "--train-file", pairs["train"], output=tmp_path / "run")
+    refused(done, "overflow", "--bf16")
+
+
+def test_lora_targets_that_do_not_exist(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["llama"], "--lora", "2", "--lora-targets", "nope", "--train-file", pairs["train"],
+        output=tmp_path / "run",
+    )  # fmt: skip
+    refused(done, "nope", "q_proj")
+
+
+def test_a_checkpoint_of_another_world_size(tiny, pairs, tmp_path):
+    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--global-batch-size", "8", "--save-steps", "2"]
+    dsrun(*flags, "--max-steps", "2", output=tmp_path / "run").ok()
+    (tmp_path / "run" / "model").rename(tmp_path / "finished")
+    done = dsrun(*flags, "--max-steps", "4", "--nproc", "2", output=tmp_path / "run")
+    refused(done, "saved by 1 rank", "--nproc 1")
+
+
+def test_the_disk_is_too_small(tiny, pairs, tmp_path):
+    """A file system of 2 MiB, smaller than one checkpoint of this model."""
+    small = tmp_path / "small"
+    small.mkdir()
+    with mounted(small, "2m"):
+        done = dsrun(
+            "--model", tiny["llama"], "--from-scratch", "--model-config", "hidden_size=128", "--model-config",
+            "intermediate_size=512", "--train-file", pairs["train"], output=small / "run",
+        )  # fmt: skip
+        refused(done, "GiB free", "--output")
+
+
+def mounted(folder, size):
+    """A small file system on `folder` for a while; needs root, as CI is."""
+    import contextlib
+    import subprocess
+
+    @contextlib.contextmanager
+    def manager():
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+    return manager()
+
+
+def test_validation_that_was_asked_for_but_is_not_there(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--do-train", "--do-eval", output=tmp_path / "run"
+    )
+    refused(done, "--validation-file")
