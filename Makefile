@@ -12,7 +12,7 @@ demo: $(VENV)/.train
 		$$(nvidia-smi -L >/dev/null 2>&1 || echo --nproc 2)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The tests on a real SLURM cluster come with `dsrun render-slurm`; there is nothing to run yet.
 test-slurm: $(VENV)/.test

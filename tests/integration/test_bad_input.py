@@ -34,7 +34,13 @@ def test_missing_columns(tiny, tmp_path):
 
 def test_more_samples_than_there_are(tiny, pairs, tmp_path):
     done = dsrun(
-        "--model", tiny["t5"], "--train-file", pairs["train"], "--max-train-samples", "54", output=tmp_path / "run"
+        "--model",
+        tiny["t5"],
+        "--train-file",
+        pairs["train"],
+        "--max-train-samples",
+        "54",
+        output=tmp_path / "run",
     )
     refused(done, "--max-train-samples", "54", "53")
 
@@ -48,11 +54,15 @@ def test_a_folder_with_a_config_of_no_known_architecture(tmp_path, pairs):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_thing"}')
     (tmp_path / "model" / "model.safetensors").write_bytes(b"")
-    refused(dsrun("--model", tmp_path / "model", "--train-file", pairs["train"], output=tmp_path / "run"), "model")
+    refused(
+        dsrun("--model", tmp_path / "model", "--train-file", pairs["train"], output=tmp_path / "run"), "model"
+    )
 
 
 def test_a_task_the_model_cannot_do(tiny, pairs, tmp_path):
-    done = dsrun("--model", tiny["llama"], "--task", "seq2seq", "--train-file", pairs["train"], output=tmp_path / "run")
+    done = dsrun(
+        "--model", tiny["llama"], "--task", "seq2seq", "--train-file", pairs["train"], output=tmp_path / "run"
+    )
     refused(done, "--task seq2seq", "llama")
 
 
@@ -70,7 +80,16 @@ def test_lora_targets_that_do_not_exist(tiny, pairs, tmp_path):
 
 
 def test_a_checkpoint_of_another_world_size(tiny, pairs, tmp_path):
-    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--global-batch-size", "8", "--save-steps", "2"]
+    flags = [
+        "--model",
+        tiny["llama"],
+        "--train-file",
+        pairs["train"],
+        "--global-batch-size",
+        "8",
+        "--save-steps",
+        "2",
+    ]
     dsrun(*flags, "--max-steps", "2", output=tmp_path / "run").ok()
     (tmp_path / "run" / "model").rename(tmp_path / "finished")
     done = dsrun(*flags, "--max-steps", "4", "--nproc", "2", output=tmp_path / "run")
@@ -107,6 +126,12 @@ def mounted(folder, size):
 
 def test_validation_that_was_asked_for_but_is_not_there(tiny, pairs, tmp_path):
     done = dsrun(
-        "--model", tiny["t5"], "--train-file", pairs["train"], "--do-train", "--do-eval", output=tmp_path / "run"
+        "--model",
+        tiny["t5"],
+        "--train-file",
+        pairs["train"],
+        "--do-train",
+        "--do-eval",
+        output=tmp_path / "run",
     )
     refused(done, "--validation-file")

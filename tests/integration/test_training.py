@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from dsrun.runs.manifest import verify
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
-from tests.integration.conftest import Ran, dsrun, many_runs
+from tests.integration.conftest import Ran, dsrun, make_tokenizer, many_runs
 
 pytestmark = pytest.mark.train
 
@@ -261,3 +261,97 @@ def wait_for(condition, seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.2)
+
+
+def chats(tmp_path):
+    """Conversations, and a copy of the tiny Llama's tokenizer that has a template for them."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"w{i} w3"}, {"role": "assistant", "content": f"w{i + 1}"}]}
+        for i in range(20)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ 'w9 ' if m.role == 'user' else 'w10 ' }}{{ m.content }} {{ eos_token }} {% endfor %}"
+        "{% if add_generation_prompt %}w10 {% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    return ["--train-file", str(tmp_path / "chats.jsonl"), "--tokenizer", str(tmp_path / "tokenizer")]
+
+
+def token_file(tmp_path):
+    import numpy as np
+
+    np.arange(3000).astype(np.uint16).__mod__(64).tofile(tmp_path / "train.bin")
+    return ["--train_data_path", str(tmp_path / "train.bin"), "--block-size", "32"]
+
+
+def stream(tmp_path):
+    (tmp_path / "s.jsonl").write_text(
+        "".join(json.dumps({"text": f"w{i % 50} w2 w3"}) + "\n" for i in range(300))
+    )
+    return ["--train-file", str(tmp_path / "s.jsonl"), "--block-size", "16", "--streaming"]
+
+
+@pytest.mark.parametrize("data", [chats, token_file, stream], ids=["chats", "bin", "stream"])
+def test_causal_data_of_every_kind_gives_one_curve_on_one_and_two_ranks(data, tiny, tmp_path):
+    flags = ["--model", tiny["llama"], *data(tmp_path), *SHORT, "--max-steps", "5"]
+    for ranks in (1, 2):
+        many_runs([[*flags, "--output", str(tmp_path / str(ranks))]], ranks=ranks, scratch=tmp_path)
+    one, two = (records(tmp_path / str(ranks), "loss") for ranks in (1, 2))
+    assert len(one) == 5
+    assert two == pytest.approx(one, rel=1e-4)
+
+
+def test_prepare_leaves_nothing_to_tokenise(tiny, pairs, tmp_path, monkeypatch):
+    """`dsrun prepare` with the run's flags fills the cache that the run finds."""
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
+    flags = ["--model", tiny["t5"], "--train-file", pairs["train"], *SHORT, "--max-steps", "1"]
+    argv = [sys.executable, "-m", "dsrun", "prepare", *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "53 train" in done.stderr
+    entries = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "prepared").rglob("*.arrow")}
+    assert entries
+    dsrun(*flags, output=tmp_path / "run").ok()
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "prepared").rglob("*.arrow")} == entries
+
+
+def test_bf16_trains_with_shards_in_bf16_and_saves_it(tiny, pairs, tmp_path):
+    flags = [
+        "--model",
+        tiny["llama"],
+        "--zero",
+        "3",
+        "--train-file",
+        pairs["train"],
+        "--bf16",
+        "--max-steps",
+        "4",
+    ]
+    many_runs(
+        [[*flags, "--global-batch-size", "8", "--logging-steps", "1", "--output", str(tmp_path / "run")]],
+        ranks=2,
+        scratch=tmp_path,
+    )
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+def test_the_users_own_json_is_used_as_it_is(tiny, pairs, tmp_path):
+    config = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 12345},
+        "bf16": {"enabled": False},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    done = dsrun(
+        "--model", tiny["llama"], "--deepspeed", tmp_path / "ds.json", "--train-file", pairs["train"],
+        "--max-steps", "2", output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    assert "ZeRO-1" in done.err
+    assert "fp32" in done.err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["deepspeed"]["zero_optimization"]["reduce_bucket_size"] == 12345

@@ -97,7 +97,7 @@ def test_overrides_of_a_described_model(notices):
         ("nproc", 1, None),
         ("lora", 1, None),
         ("master_port", 1, 65535),
-        ("validation_split_percentage", 1, 99),
+        ("validation_split_percentage", 0, 99),
         ("learning_rate", 0, None),
     ],
 )
