@@ -85,7 +85,8 @@ class Console:
 
 class _Figures(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(task.fields.get("figures", ""))
+        # One line, whatever the terminal's width: a bar that wraps scrolls the screen away.
+        return Text(task.fields.get("figures", ""), no_wrap=True, overflow="ellipsis")
 
 
 class TrainingBar:
@@ -101,7 +102,7 @@ class TrainingBar:
         if console.terminal:
             self._bar = Progress(
                 TextColumn("training"),
-                BarColumn(),
+                BarColumn(bar_width=14),
                 MofNCompleteColumn(),
                 _Figures(),
                 console=console._rich,
@@ -144,10 +145,15 @@ class PlainTask:
     def __init__(self, console: Console, what: str) -> None:
         self.console = console
         self.what = what
+        self._done = 0
         self._printed = time.monotonic()
 
     def update(self, done: int, total: int) -> None:
         now = time.monotonic()
+        if not self._done or done < self._done:
+            # It has only begun now, or begun again.
+            self._printed = now
+        self._done = done
         if now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES and done < total:
             self._printed = now
             self.console.say(f"{self.what} {done:,}/{total:,}")

@@ -1,0 +1,111 @@
+"""What the user reads: figures, progress lines, failures."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.train import failure
+from dsrun.train.console import Console, duration, number
+from dsrun.train.saving import check_room
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")]
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (12345, "12,345"),
+        (12345.6, "12,346"),
+        (0.12345, "0.1235"),
+        (3e-5, "3.0e-05"),
+        (0.0, "0"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers(value, words):
+    assert number(value) == words
+
+
+def test_every_line_is_also_in_the_transcript(tmp_path):
+    out = io.StringIO()
+    console = Console(out)
+    console.record_in(tmp_path / "console.log")
+    console.say("plain [bold] text with [brackets]")
+    console.notice("once")
+    console.notice("once")
+    console.rows([("a", "1"), ("longer", "2")])
+    assert out.getvalue() == "plain [bold] text with [brackets]\nnote: once\n  a       1\n  longer  2\n"
+    assert (tmp_path / "console.log").read_text() == out.getvalue()
+
+
+def test_other_ranks_say_nothing(tmp_path):
+    console = Console(None)
+    console.record_in(tmp_path / "console.log")
+    console.say("words")
+    assert not (tmp_path / "console.log").exists()
+
+
+def test_progress_outside_a_terminal_is_a_line_with_loss_speed_and_eta():
+    out = io.StringIO()
+    bar = Console(out).training(total=20, start=10)
+    bar.figures(15, {"loss": 1.5, "lr": 1e-4, "tokens_per_s": 12345.6}, last=True)
+    line = out.getvalue()
+    assert line.startswith("step 15/20  loss 1.5  lr 1.0e-04  12,346 tokens/s  ETA ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UsageError("bad", fix="do better"), 2, "bad (do better)"),
+        (KeyboardInterrupt(), 128 + signal.SIGINT, "interrupted"),
+        (RuntimeError("CUDA out of memory. Tried"), 1, "--micro-batch-size"),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. shm"),
+            1,
+            "/dev/shm is full",
+        ),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+            1,
+            "--dataloader-num-workers",
+        ),
+        (OSError(28, "No space left on device"), 1, "free some disk space"),
+        (ValueError("first line\nsecond line"), 1, "ValueError: first line"),
+    ],
+)
+def test_a_failure_is_one_line_with_advice(error, code, words):
+    found, message = failure.explain(error)
+    assert found == code
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_failure_is_left_for_the_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv(failure.FOLDER_VARIABLE, str(tmp_path))
+    failure.record(UsageError("bad"), rank=3, log=None)
+    facts = json.loads((tmp_path / "rank-3.json").read_text())
+    assert (facts["exit_code"], facts["message"], facts["expected"]) == (2, "bad", True)
+
+
+@pytest.mark.parametrize(
+    ("free", "checkpoints", "fits"), [(5_000, True, False), (40_000, True, True), (5_000, False, True)]
+)
+def test_room_for_a_checkpoint_and_the_model(free, checkpoints, fits):
+    """1,000 trained fp32 parameters: 4 kB of weights each time, 12 kB of optimizer states."""
+    room = {"parameters": 1000, "trainable": 1000, "weight_bytes": 4, "where": Path("runs/x")}
+    if fits:
+        check_room(free, checkpoints=checkpoints, **room)
+    else:
+        with pytest.raises(UsageError, match="GiB free"):
+            check_room(free, checkpoints=checkpoints, **room)
