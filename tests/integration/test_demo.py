@@ -1,0 +1,32 @@
+"""The promise of `make demo`: a T5 that learns its task under ZeRO-2 on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.conftest import dsrun
+
+pytestmark = pytest.mark.train
+
+
+def test_the_demo_learns_to_translate_numbers(tmp_path):
+    done = dsrun("--zero", "2", "--model", "demo-t5", "--nproc", "2", output=tmp_path / "run").ok()
+    assert done.evaluations[-1]["eval_exact_match"] > 90
+    assert done.err.count("    -> ") == 5
+    assert "dsrun train --zero 2 --model t5-large" in done.err
+
+
+def test_a_model_without_data_trains_on_the_demos_and_says_so(tiny, tmp_path):
+    done = dsrun(
+        "--zero",
+        "2",
+        "--model",
+        tiny["t5"],
+        "--max-steps",
+        "1",
+        "--max-eval-samples",
+        "4",
+        output=tmp_path / "run",
+    )
+    assert "built-in demo data" in done.ok().err
+    assert "20,100 train" in done.err
