@@ -22,6 +22,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT, "interrupted"
+    if isinstance(error, SystemExit):
+        return int(error.code or 0), "ended by a signal"
     words = str(error).strip().splitlines()
     first = words[0] if words else ""
     advice = _advice(type(error).__name__, str(error))

@@ -113,8 +113,8 @@ def next_log(folder: RunFolder, rank: int) -> Path:
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    """End like Ctrl-C does: through the finally blocks, so that nothing is left half written."""
-    raise KeyboardInterrupt
+    """End through the finally blocks, so that nothing is left half written."""
+    raise SystemExit(128 + signum)
 
 
 def recipe_debug(argv: Sequence[str]) -> bool:

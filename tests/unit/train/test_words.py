@@ -11,6 +11,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.train import failure
+from dsrun.train.callbacks import metric_words
 from dsrun.train.console import Console, duration, number
 from dsrun.train.saving import check_room
 
@@ -69,6 +70,7 @@ def test_progress_outside_a_terminal_is_a_line_with_loss_speed_and_eta():
     [
         (UsageError("bad", fix="do better"), 2, "bad (do better)"),
         (KeyboardInterrupt(), 128 + signal.SIGINT, "interrupted"),
+        (SystemExit(128 + signal.SIGTERM), 128 + signal.SIGTERM, "ended by a signal"),
         (RuntimeError("CUDA out of memory. Tried"), 1, "--micro-batch-size"),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. shm"),
@@ -109,3 +111,13 @@ def test_room_for_a_checkpoint_and_the_model(free, checkpoints, fits):
     else:
         with pytest.raises(UsageError, match="GiB free"):
             check_room(free, checkpoints=checkpoints, **room)
+
+
+def test_scores_have_two_decimals_and_losses_the_digits_that_matter():
+    metrics = {
+        "eval_loss": 0.0012345,
+        "eval_bleu": 2.8e-12,
+        "eval_exact_match": 99.21875,
+        "eval_seconds": 61.0,
+    }
+    assert metric_words(metrics, "eval_") == "loss 0.001234  exact match 99.22  bleu 0.00  (1:01)"
