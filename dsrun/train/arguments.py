@@ -44,10 +44,16 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
     }
     if world.device == "cpu" and plan.deepspeed is None:
         values["ddp_backend"] = "gloo"
-    if isinstance(values.get("parallelism_config"), dict):
-        from accelerate import ParallelismConfig
-
-        values["parallelism_config"] = ParallelismConfig(**values["parallelism_config"])
+    if values.get("parallelism_config"):
+        raise UsageError(
+            "--parallelism_config: dsrun train is data parallel; it splits neither sequences nor tensors",
+            fix="leave it out; --zero 3 shards a model over all GPUs",
+        )
+    if values.get("train_sampling_strategy") == "batch_rebalance":
+        raise UsageError(
+            "--train_sampling_strategy batch_rebalance would change which samples form a global batch",
+            fix="use group_by_length, which saves padding too",
+        )
     if spec.num_beams:
         values["generation_num_beams"] = spec.num_beams
     if values.get("auto_find_batch_size"):

@@ -86,15 +86,16 @@ class Recorder(TrainerCallback):
     def _step_record(self, state: Any, logs: dict[str, float]) -> dict[str, Any]:
         then, tokens, pauses = self._mark
         seconds = max(time.monotonic() - then - (self.trainer.seconds_not_training - pauses), 1e-9)
-        speed = (self.trainer.tokens_seen - tokens) / seconds
         self._set_mark()
+        tokens_seen = self._mark[1]
+        speed = (tokens_seen - tokens) / seconds
         return {
             "step": state.global_step,
             "epoch": state.epoch,
             "loss": logs["loss"],
             "lr": logs.get("learning_rate"),
             "grad_norm": logs.get("grad_norm"),
-            "tokens": self.trainer.tokens_seen,
+            "tokens": tokens_seen,
             "tokens_per_s": speed,
             "mfu": self._mfu(speed),
             **memory(),

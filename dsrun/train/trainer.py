@@ -53,7 +53,7 @@ class RunTrainer(Seq2SeqTrainer):
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         self.loss_is_native = loss_is_native(base) and not self.args.label_smoothing_factor
         self.shifted = shifts_labels(base)
-        self.tokens_seen = 0
+        self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.last_evaluation: Evaluation | None = None
 
@@ -110,8 +110,13 @@ class RunTrainer(Seq2SeqTrainer):
         counts = torch.stack([torch.as_tensor(targets), torch.as_tensor(read)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
-        self.tokens_seen += int(counts[1])
+        self._tokens_seen += counts[1]
         return batches, counts[0].clamp(min=1)
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens read by all ranks since the start, padding left out. Reading it waits for the GPU."""
+        return int(self._tokens_seen)
 
     # loss
 
