@@ -76,7 +76,16 @@ def is_path(name: str) -> bool:
     """
     if name.startswith(("./", "../", "/", "~")) or name in (".", ".."):
         return True
-    return Path(name).exists() or _suffix(Path(name)) in FORMATS
+    return _is_there(Path(name)) or _suffix(Path(name)) in FORMATS
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; a name too long for a file system is nowhere, which Python's exists()
+    does not know before 3.14."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def data_format(path: Path) -> str:

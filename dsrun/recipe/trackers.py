@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import netrc
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsrun.errors import MissingError
+from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.recipe import Recipe
 
 PACKAGES = {
@@ -20,6 +21,8 @@ PACKAGES = {
     "swanlab": "swanlab",
     "codecarbon": "codecarbon",
 }
+# All that transformers has a callback for; a test compares.
+KNOWN = (*PACKAGES, "azure_ml", "neptune", "dagshub", "flyte", "dvclive", "kubeflow", "all")
 WANDB_HOST = "api.wandb.ai"
 
 
@@ -33,8 +36,14 @@ def trackers(recipe: Recipe) -> list[str]:
 
 
 def check_packages(recipe: Recipe) -> None:
-    """Raise MissingError, before a job starts, for a tracker that is not installed."""
+    """Raise, before a job starts, UsageError for a tracker nobody knows and MissingError for one not installed."""
     for name in trackers(recipe):
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            raise UsageError(
+                f"--report-to {name}: there is no such tracker",
+                fix=f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(KNOWN))}",
+            )
         package = PACKAGES.get(name)
         if package and find_spec(package) is None:
             raise MissingError(

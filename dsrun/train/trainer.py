@@ -171,7 +171,8 @@ class RunTrainer(Seq2SeqTrainer):
             from transformers.integrations.deepspeed import deepspeed_init
 
             deepspeed_init(self, num_training_steps=0, inference=True)
-            self.model_wrapped = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+            # Accelerate's prepare_model leaves a ZeRO-3 model as it is; only prepare builds the engine that gathers.
+            self.model_wrapped = self.accelerator.prepare(self.model)
         elif self.model_wrapped is self.model:
             self.model.to(self.args.device)
 

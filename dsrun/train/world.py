@@ -53,10 +53,8 @@ def join(world: World, *, deepspeed: bool) -> None:
     """Set up the process group: NCCL on GPUs, gloo on CPUs.
 
     Under DeepSpeed this must happen before the model is built, or zero.Init sees a world of one process and the
-    engine's batch assertion fails. A second call does nothing.
+    engine's batch assertion fails. Calling it again is harmless.
     """
-    if dist.is_initialized():
-        return
     timeout = datetime.timedelta(minutes=float(os.environ.get("DEEPSPEED_TIMEOUT", DEFAULT_TIMEOUT_MINUTES)))
     backend = "nccl" if world.device == "cuda" else "gloo"
     if world.device == "cuda":
@@ -65,7 +63,7 @@ def join(world: World, *, deepspeed: bool) -> None:
         import deepspeed as ds
 
         ds.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
-    else:
+    elif not dist.is_initialized():
         device = torch.device("cuda", world.local_rank) if world.device == "cuda" else None
         dist.init_process_group(backend, timeout=timeout, device_id=device)
 

@@ -355,3 +355,15 @@ def test_the_users_own_json_is_used_as_it_is(tiny, pairs, tmp_path):
     assert "fp32" in done.err
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["deepspeed"]["zero_optimization"]["reduce_bucket_size"] == 12345
+
+
+def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_path):
+    """--do-eval without training: ZeRO-3 needs an engine to gather parameters even then; nothing is saved."""
+    flags = ["--model", tiny["t5"], "--validation-file", pairs["validation"], "--do-eval", *SHORT]
+    runs = [[*flags, "--zero", stage, "--output", str(tmp_path / stage)] for stage in ("0", "3")]
+    many_runs(runs, ranks=2, scratch=tmp_path)
+    plain, sharded = (records(tmp_path / stage, "eval_loss") for stage in ("0", "3"))
+    assert sharded == pytest.approx(plain, rel=1e-5)
+    assert not (tmp_path / "3" / "model").exists()
+    texts = [(tmp_path / stage / "predictions-validation.jsonl").read_text() for stage in ("0", "3")]
+    assert texts[0] == texts[1]

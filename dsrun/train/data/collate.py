@@ -47,11 +47,20 @@ class Collator:
                 labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED
             ),
         }
-        if self.seq2seq and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
-            batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(
-                labels=self._shiftable(batch["labels"])
-            )
+        if self.seq2seq and self.model is not None:
+            batch["decoder_input_ids"] = self._decoder_input_ids(self._shiftable(batch["labels"]))
         return batch
+
+    def _decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
+        """What the decoder reads to write `labels`: [batch, target] both.
+
+        M2M100 (NLLB) and Blenderbot have no method for it (transformers 5.23): their forward shifts labels by one
+        place itself, but the loss is not left to their forward. They begin with decoder_start_token_id.
+        """
+        if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)], dim=1)
 
     def _width(self, arrays: Sequence[np.ndarray], fixed: int | None) -> int:
         longest = max(len(array) for array in arrays)

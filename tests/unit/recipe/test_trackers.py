@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.errors import MissingError
+from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.trackers import check_packages, environment, trackers
+from dsrun.recipe.trackers import KNOWN, check_packages, environment, trackers
 
 
 def variables(tmp_path, *flags, environ=None, online=False):
@@ -66,3 +66,15 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path):
     recipe = resolve(["--model", "m", "--report-to", "clearml"], tmp_path)
     with pytest.raises(MissingError, match=r"clearml.*pip install clearml"):
         check_packages(recipe)
+
+
+def test_a_misspelt_tracker_is_refused_with_the_right_name(tmp_path):
+    recipe = resolve(["--model", "m", "--report-to", "wanbd"], tmp_path)
+    with pytest.raises(UsageError, match=r"wanbd.*did you mean wandb"):
+        check_packages(recipe)
+
+
+def test_the_known_trackers_are_those_of_transformers():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert set(KNOWN) == {*INTEGRATION_TO_CALLBACK, "all"}
