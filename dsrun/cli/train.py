@@ -81,7 +81,7 @@ def _launch(recipe: Recipe, args: list[str]) -> int:
     RunFolder.create(folder.path, force=recipe.spec.force)
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     log = folder.logs / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
-    outcome = run_agent(argv, env, log, terminal_width=width)
+    outcome = run_agent(argv, env, log, terminal_width=width, echo=recipe.spec.debug)
     if outcome.message:
         complain(outcome.message)
         if outcome.log and outcome.exit_code == 1:

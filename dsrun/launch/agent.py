@@ -9,10 +9,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dsrun.system.proc import run_foreground
 
@@ -36,12 +37,13 @@ class Outcome:
 
 
 def run_agent(
-    argv: Sequence[str], env: Mapping[str, str], log: Path, *, terminal_width: int | None
+    argv: Sequence[str], env: Mapping[str, str], log: Path, *, terminal_width: int | None, echo: bool = False
 ) -> Outcome:
     """Run torch.distributed.run to its end.
 
-    Rank 0 speaks to the user through a named pipe; the agent's own output, which repeats every failure as a table and
-    a traceback, goes to `log`. The exit code is that of the worker that failed first, as the agent's is always 1.
+    Rank 0 speaks to the user through a named pipe. The agent's own output, which repeats every failure as a table and
+    a traceback, goes to `log`, and with `echo` (--debug) to stderr as well. The exit code is that of the worker that
+    failed first, as the agent's is always 1.
     """
     with tempfile.TemporaryDirectory(prefix="dsrun-") as scratch:
         pipe = Path(scratch, "console")
@@ -49,15 +51,16 @@ def run_agent(
         variables = {CONSOLE_VARIABLE: str(pipe), FAILURES_VARIABLE: scratch}
         if terminal_width:
             variables[TERMINAL_VARIABLE] = str(terminal_width)
-        with _Relay(pipe), log.open("ab") as sink:
+        with _Relay(pipe), log.open("ab") as file, _echoed(file, Path(scratch, "output"), echo) as sink:
             code = run_foreground(argv, {**env, **variables}, forward=STOPPING, stdout=sink, stderr=sink)
         return _outcome(code, Path(scratch), log)
 
 
 class _Relay:
-    """Copies what is written to a named pipe to stderr, byte by byte, so that progress bars stay alive."""
+    """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive."""
 
-    def __init__(self, pipe: Path) -> None:
+    def __init__(self, pipe: Path, copy: IO[bytes] | None = None) -> None:
+        self._other = copy
         # Held open for writing as well, so that the reader meets no end before the first worker has opened it.
         self._read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._hold = os.open(pipe, os.O_WRONLY)
@@ -77,6 +80,20 @@ class _Relay:
         sys.stderr.flush()
         while data := os.read(self._read, 65536):
             os.write(2, data)
+            if self._other:
+                self._other.write(data)
+                self._other.flush()
+
+
+@contextmanager
+def _echoed(file: IO[bytes], pipe: Path, echo: bool) -> Iterator[IO[bytes]]:
+    """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and to stderr."""
+    if not echo:
+        yield file
+        return
+    os.mkfifo(pipe)
+    with _Relay(pipe, file), pipe.open("wb", buffering=0) as sink:
+        yield sink
 
 
 def _outcome(code: int, scratch: Path, log: Path) -> Outcome:

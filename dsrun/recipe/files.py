@@ -49,11 +49,11 @@ def check_files(spec: TrainSpec) -> None:
     """
     _check_model(spec)
     for name, flag in ((spec.tokenizer, "--tokenizer"), (spec.config_name, "--config-name")):
-        if name and is_path(name) and not Path(name).expanduser().exists():
+        if name and is_path(name) and not _is_there(Path(name).expanduser()):
             raise UsageError(f"{flag} {name} does not exist")
     if spec.dataset and is_path(spec.dataset):
         path = Path(spec.dataset).expanduser()
-        if not path.exists():
+        if not _is_there(path):
             raise UsageError(f"--dataset {spec.dataset} does not exist", fix=_near(path))
         if path.is_dir():
             if not any(entry.is_file() and entry.stat().st_size for entry in path.rglob("*")):
@@ -164,7 +164,7 @@ def _check_model(spec: TrainSpec) -> None:
     if not name or name in DEMO_MODELS or not is_path(name):
         return
     path = Path(name).expanduser()
-    if not path.exists():
+    if not _is_there(path):
         raise UsageError(f"--model {name} does not exist", fix=_near(path))
     if not path.is_dir():
         raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")
@@ -180,7 +180,7 @@ def _check_model(spec: TrainSpec) -> None:
 
 
 def _check_named_file(path: Path, what: str) -> None:
-    if not path.exists():
+    if not _is_there(path):
         raise UsageError(f"{what} does not exist", fix=_near(path))
     if path.is_dir():
         raise UsageError(f"{what} is a folder", fix=f"--dataset {path}")

@@ -123,7 +123,11 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
     Unfit: a file; a folder in use; a place that cannot be written; a folder with other things in it that is
     no run folder, which `force` allows.
     """
-    if path.exists() and not path.is_dir():
+    try:
+        is_file = path.exists() and not path.is_dir()
+    except OSError as error:  # a name too long for the file system
+        raise _cannot_write(path, error.strerror) from error
+    if is_file:
         raise UsageError(f"output {path} is a file", fix="give a folder as --output")
     base = nearest_existing(path)
     if not base.is_dir():

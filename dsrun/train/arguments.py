@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ from transformers import Seq2SeqTrainingArguments
 from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
+from dsrun.train.metrics import ROUGE_TYPES
 from dsrun.train.plan import Plan
 from dsrun.train.world import World
 
 KEPT_CHECKPOINTS = 3
+
+LOSS_METRICS = ("loss", "perplexity")
+TEXT_METRICS = ("bleu", "chrf", *ROUGE_TYPES, "exact_match")
+
 MOST_LOADER_WORKERS = 4
 
 # A loader worker passes batches through /dev/shm; Docker's default of 64 MiB is filled by two long batches.
@@ -60,6 +66,7 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
         raise UsageError(
             "--auto-find-batch-size changes the global batch behind your back", fix="set --micro-batch-size"
         )
+    _check_metric(values)
     try:
         return Seq2SeqTrainingArguments(**values)
     except (ValueError, TypeError) as error:
@@ -107,6 +114,12 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
         return {}
     metric = str(given.get("metric_for_best_model", "loss"))
     strategy = given.get("eval_strategy") or given.get("save_strategy") or "epoch"
+    for flag in ("eval_strategy", "save_strategy"):
+        if given.get(flag) == "no":
+            raise UsageError(
+                f"--{flag} no: early stopping and the best checkpoint need evaluations and checkpoints",
+                fix=f"use --{flag} epoch, or steps",
+            )
     return {
         "load_best_model_at_end": True,
         "metric_for_best_model": metric,
@@ -115,6 +128,19 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
         "save_strategy": strategy,
         **({"save_steps": given["eval_steps"]} if strategy == "steps" and "eval_steps" in given else {}),
     }
+
+
+def _check_metric(values: dict[str, Any]) -> None:
+    """Refuse a metric that no evaluation yields; the Trainer finds out after the first evaluation, hours later."""
+    metric = values.get("metric_for_best_model")
+    known = LOSS_METRICS + (TEXT_METRICS if values["predict_with_generate"] else ())
+    if metric is None or str(metric).removeprefix("eval_") in known:
+        return
+    near = difflib.get_close_matches(str(metric).removeprefix("eval_"), known, n=1)
+    raise UsageError(
+        f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}",
+        fix=f"did you mean {near[0]}?" if near else f"use {known[0]}",
+    )
 
 
 def _liger_installed() -> bool:

@@ -107,6 +107,9 @@ class TrainingBar:
                 _Figures(),
                 console=console._rich,
                 transient=True,
+                # What libraries write to stderr belongs in the rank's log, not above the bar.
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._bar.start()
             self._task = self._bar.add_task("training", total=total, completed=start)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_STAGE = 2
 ADAM = ("adam", "adamw")
+
+# Loading operations that are compiled already takes less, also when all ranks of a machine take turns.
+PATIENCE_SECONDS = 20
 
 
 def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | None) -> dict[str, Any] | None:
@@ -68,7 +71,14 @@ def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], No
         return
     cache = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_extension_cache())))
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / ".dsrun.lock"):
+    lock = FileLock(cache / ".dsrun.lock")
+    try:
+        lock.acquire(timeout=PATIENCE_SECONDS)
+    except Timeout:
+        # Not for the other ranks of this run: only rank 0's console talks, and it is one that waits, or compiles.
+        say("another run is compiling DeepSpeed's operations; waiting for it")
+        lock.acquire()
+    try:
         for stale in cache.glob("**/lock"):
             stale.unlink()
         for name in names:
@@ -76,6 +86,8 @@ def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], No
             if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
                 say(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
             _load_op(builder, name)
+    finally:
+        lock.release()
 
 
 def required_ops(config: dict[str, Any]) -> list[str]:

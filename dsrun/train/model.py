@@ -110,6 +110,24 @@ def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
     )
 
 
+def stretch_positions(model: Any, length: int | None) -> str | None:
+    """Give the model `length` positions (--resize-position-embeddings) where it has fewer; returns what was done.
+
+    Raises UsageError for architectures whose positions transformers cannot resize: all but the Pegasus family.
+    """
+    known = getattr(model.config, "max_position_embeddings", None)
+    if length is None or known is None or length <= known:
+        return None
+    try:
+        model.resize_position_embeddings(length)
+    except NotImplementedError as error:
+        raise UsageError(
+            f"--resize-position-embeddings: the positions of {model.config.model_type} models cannot be resized",
+            fix=f"--max-source-length {known}",
+        ) from error
+    return f"the model was stretched from {known:,} to {length:,} positions"
+
+
 def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
     """Freeze the model and add LoRA adapters (Hu et al. 2021) of rank --lora."""
     from peft import LoraConfig, TaskType, get_peft_model
@@ -189,6 +207,12 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        attention = options.get("attn_implementation")
+        if attention and ("attn_implementation" in first or "Attention" in first):
+            raise UsageError(
+                f"--attn-implementation {attention}: {name!r} cannot use it: {first.partition('. ')[0]}",
+                fix="leave it out: the fastest that works is taken",
+            ) from error
         raise UsageError(
             f"{what} {name!r} could not be loaded: {first}",
             fix="give a local folder or the name of a Hub repository",

@@ -74,7 +74,8 @@ def summary(console: Console, plan: Plan, trainer: RunTrainer, folder: RunFolder
     state = trainer.state
     rows = []
     if "train" in plan.phases:
-        rows.append(("trained", f"{state.global_step:,} steps in {duration(seconds)}"))
+        early = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
+        rows.append(("trained", f"{state.global_step:,} steps{early} in {duration(seconds)}"))
     if state.best_metric is not None:
         name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
         rows.append(("best", f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
@@ -15,25 +17,45 @@ STATE_FILE = "trainer_state.json"
 
 
 def find_checkpoint(
-    resume: str, folder: RunFolder, *, world_size: int, say: Callable[[str], None]
+    resume: str,
+    folder: RunFolder,
+    *,
+    world_size: int,
+    stage: int,
+    model_type: str,
+    say: Callable[[str], None],
 ) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0.
 
     `auto` takes the newest complete one of the run folder and says which newer ones it passed over; `never` starts
     anew; anything else is a checkpoint folder. Raises UsageError where that folder is none, or was saved by another
-    number of ranks.
+    number of ranks, under another ZeRO stage or from another kind of model.
     """
     if resume == "never":
         return None
     found = _newest(folder, say) if resume in ("auto", "true", "True") else _given(Path(resume))
     if found is None:
         return None
-    saved_by = _world_size(found)
-    if saved_by is not None and saved_by != world_size:
+    facts = _facts(found)
+    saved_by = facts.get("world_size", world_size)
+    if saved_by != world_size:
         raise UsageError(
             f"{found} was saved by {saved_by} ranks, and this run has {world_size}",
             fix=f"use --nproc {saved_by}, or --resume never to start anew",
         )
+    saved_under = facts.get("zero_stage", stage)
+    if saved_under != stage:
+        raise UsageError(
+            f"{found} was saved under ZeRO-{saved_under}, and this run uses ZeRO-{stage}",
+            fix=f"use --zero {saved_under}, or --resume never to start anew",
+        )
+    saved_type = _model_type(found)
+    if saved_type not in (None, model_type):
+        raise UsageError(
+            f"{found} holds a {saved_type} model, and this run trains a {model_type} model",
+            fix="choose another --output, or --resume never to start anew",
+        )
+    say(f"resuming from {found}")
     return found
 
 
@@ -75,7 +97,13 @@ def _given(path: Path) -> Path:
     return path
 
 
-def _world_size(checkpoint: Path) -> int | None:
-    """Ranks that saved the checkpoint; None for one that dsrun did not write."""
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    """What dsrun noted when it saved the checkpoint; nothing for one that it did not write."""
     manifest = read_manifest(checkpoint)
-    return manifest["extra"].get("world_size") if manifest else None
+    return dict(manifest["extra"]) if manifest else {}
+
+
+def _model_type(checkpoint: Path) -> str | None:
+    """The architecture of the weights; None for a checkpoint of adapters, which has no config."""
+    config = checkpoint / "config.json"
+    return json.loads(config.read_text()).get("model_type") if config.is_file() else None

@@ -96,6 +96,10 @@ class _Run:
         grown = models.fit_embeddings(model, tokenizer)
         if grown:
             self.console.notice(grown)
+        if spec.resize_position_embeddings:
+            stretched = models.stretch_positions(model, spec.max_source_length or spec.max_length)
+            if stretched:
+                self.console.notice(stretched)
         if task == "seq2seq":
             models.set_languages(model, tokenizer, spec)
         return models.add_lora(model, spec, task) if spec.lora else model
@@ -110,15 +114,17 @@ class _Run:
         self.records.start(plan, parameters=parameters, resumed_from=checkpoint)
         self._add_callbacks(trainer, parameters)
         began = time.monotonic()
+        seconds = 0.0
         if training:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            seconds = time.monotonic() - began
             self.console.say("saving the model")
             save_final(trainer, self.folder.model, plan.task, lora=bool(plan.recipe.spec.lora))
         else:
             trainer.prepare_for_evaluation()
         report.evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
         self.records.end(trainer.state.global_step)
-        report.summary(self.console, plan, trainer, self.folder, seconds=time.monotonic() - began)
+        report.summary(self.console, plan, trainer, self.folder, seconds=seconds)
 
     def _start_from(self, trainer: RunTrainer, parameters: int, trainable: int) -> Path | None:
         """The checkpoint to go on from, once it is sure that the disk takes the next one."""
@@ -134,6 +140,8 @@ class _Run:
             self.plan.recipe.spec.resume,
             self.folder,
             world_size=self.plan.world.size,
+            stage=engine.stage_of(self.plan.deepspeed),
+            model_type=self.plan.config.model_type,
             say=self.console.notice,
         )
 

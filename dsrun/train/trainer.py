@@ -118,6 +118,14 @@ class RunTrainer(Seq2SeqTrainer):
         """Tokens read by all ranks since the start, padding left out. Reading it waits for the GPU."""
         return int(self._tokens_seen)
 
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """One epoch; none where the checkpoint that was resumed has seen all steps. The stock loop looks at max_steps
+        only after a step, so a finished run called again would train one more, with learning rate 0."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
+
     # loss
 
     def compute_loss(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.integration.conftest import dsrun
+from tests.integration.conftest import dsrun, make_tokenizer
 
 pytestmark = pytest.mark.train
 
@@ -135,3 +135,28 @@ def test_validation_that_was_asked_for_but_is_not_there(tiny, pairs, tmp_path):
         output=tmp_path / "run",
     )
     refused(done, "--validation-file")
+
+
+def test_a_metric_that_no_evaluation_yields(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"],
+        "--load-best-model-at-end", "--metric-for-best-model", "blue", output=tmp_path / "run",
+    )  # fmt: skip
+    refused(done, "blue", "did you mean bleu")
+
+
+def test_positions_that_cannot_be_stretched(pairs, tmp_path):
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(
+        vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        encoder_attention_heads=2, decoder_attention_heads=2, max_position_embeddings=32, pad_token_id=0,
+        eos_token_id=1, bos_token_id=1, decoder_start_token_id=1,
+    )  # fmt: skip
+    BartForConditionalGeneration(config).save_pretrained(tmp_path / "bart")
+    make_tokenizer().save_pretrained(tmp_path / "bart")
+    done = dsrun(
+        "--model", tmp_path / "bart", "--train-file", pairs["train"], "--resize-position-embeddings",
+        "--max-source-length", "48", output=tmp_path / "run",
+    )  # fmt: skip
+    refused(done, "cannot be resized", "--max-source-length 32")

@@ -367,3 +367,13 @@ def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_p
     assert not (tmp_path / "3" / "model").exists()
     texts = [(tmp_path / stage / "predictions-validation.jsonl").read_text() for stage in ("0", "3")]
     assert texts[0] == texts[1]
+
+
+def test_a_finished_run_called_again_trains_no_further_step(tiny, pairs, tmp_path):
+    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "3"]
+    first = dsrun(*flags, output=tmp_path / "run").ok()
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    again = dsrun(*flags, output=tmp_path / "run").ok()
+    assert again.losses == first.losses
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(after[name], weights[name]) for name in weights)

@@ -54,11 +54,13 @@ def test_debug_turns_the_distributed_logs_on():
     assert "NCCL_DEBUG" not in worker_environment(topology, {}, debug=False)
 
 
-def run_script(tmp_path, source):
+def run_script(tmp_path, source, **options):
     """An agent that is a small program; returns its outcome."""
     script = tmp_path / "agent.py"
     script.write_text("import json, os, signal, sys\n" + textwrap.dedent(source))
-    return run_agent([sys.executable, str(script)], os.environ, tmp_path / "agent.log", terminal_width=None)
+    return run_agent(
+        [sys.executable, str(script)], os.environ, tmp_path / "agent.log", terminal_width=None, **options
+    )
 
 
 def test_rank_0_speaks_through_the_pipe_and_the_agent_into_the_log(tmp_path, capfd):
@@ -72,6 +74,12 @@ def test_rank_0_speaks_through_the_pipe_and_the_agent_into_the_log(tmp_path, cap
     )
     assert outcome.exit_code == 0
     assert capfd.readouterr().err == "words for the user\n"
+    assert "noise of the agent" in (tmp_path / "agent.log").read_text()
+
+
+def test_debug_shows_the_agents_output_as_well(tmp_path, capfd):
+    run_script(tmp_path, "print('noise of the agent', file=sys.stderr)", echo=True)
+    assert "noise of the agent" in capfd.readouterr().err
     assert "noise of the agent" in (tmp_path / "agent.log").read_text()
 
 

@@ -116,3 +116,14 @@ def test_nothing_heavy_is_imported():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("flag", ["model", "train_file", "dataset", "tokenizer"])
+def test_a_name_too_long_for_a_file_system_is_one_line_and_no_traceback(flag, tmp_path):
+    spec = {"model": "demo-t5"} | {flag: f"{tmp_path}/{'a' * 300}.json"}
+    with pytest.raises(UsageError, match="does not exist"):
+        check_files(TrainSpec(**spec))
+
+
+def test_a_hub_name_too_long_for_a_file_system_is_left_to_the_hub():
+    check_files(TrainSpec(model="a" * 300, dataset="b" * 300))

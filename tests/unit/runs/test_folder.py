@@ -105,3 +105,8 @@ def test_checkpoints_are_sorted_by_number(tmp_path):
         (run.path / name).mkdir(parents=True)
     (run.path / "checkpoint-12").touch()
     assert run.checkpoints() == [(10, run.checkpoint(10)), (9, run.checkpoint(9))]
+
+
+def test_an_output_name_too_long_for_the_file_system_is_refused_in_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot write to output folder.*File name too long"):
+        refuse_unfit(tmp_path / ("a" * 300))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
 import pytest
@@ -17,17 +18,19 @@ def run(tmp_path):
     return RunFolder.create(tmp_path / "run")
 
 
-def checkpoint(run, step, *, world_size=2, complete=True):
+def checkpoint(run, step, *, world_size=2, stage=2, model_type="t5", complete=True):
     folder = run.checkpoint(step)
     folder.mkdir()
     (folder / "trainer_state.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     if complete:
-        write_manifest(folder, {"step": step, "world_size": world_size})
+        write_manifest(folder, {"step": step, "world_size": world_size, "zero_stage": stage})
     return folder
 
 
 def find(run, resume="auto", said=None):
-    return find_checkpoint(resume, run, world_size=2, say=(said if said is not None else []).append)
+    say = (said if said is not None else []).append
+    return find_checkpoint(resume, run, world_size=2, stage=2, model_type="t5", say=say)
 
 
 def test_a_fresh_folder_starts_at_zero(run):
@@ -40,8 +43,9 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_named(run):
     checkpoint(run, 15, complete=False)
     said = []
     assert find(run, said=said) == newest
-    assert len(said) == 1
+    assert len(said) == 2
     assert "checkpoint-15" in said[0]
+    assert said[1] == f"resuming from {newest}"
 
 
 def test_never_ignores_checkpoints(run):
@@ -62,6 +66,18 @@ def test_a_given_folder_must_be_a_complete_checkpoint(run):
 def test_another_world_size_is_refused_with_the_one_that_works(run):
     checkpoint(run, 5, world_size=4)
     with pytest.raises(UsageError, match=r"saved by 4 ranks, and this run has 2 .*--nproc 4"):
+        find(run)
+
+
+def test_another_stage_is_refused_with_the_one_that_works(run):
+    checkpoint(run, 5, stage=3)
+    with pytest.raises(UsageError, match=r"saved under ZeRO-3, and this run uses ZeRO-2 .*--zero 3"):
+        find(run)
+
+
+def test_another_kind_of_model_is_refused(run):
+    checkpoint(run, 5, model_type="llama")
+    with pytest.raises(UsageError, match="holds a llama model, and this run trains a t5 model"):
         find(run)
 
 

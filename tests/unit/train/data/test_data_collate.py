@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import MBartConfig, MBartForConditionalGeneration, T5Config, T5ForConditionalGeneration
+from transformers import (
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from dsrun.train.data.collate import Collator
 
@@ -10,6 +17,18 @@ ROWS = [
     {"input_ids": [5, 6, 1], "labels": [7, 1], "source_text": "x"},
     {"input_ids": [5], "labels": [8, 9, 1]},
 ]
+
+SMALL = {
+    "vocab_size": 32,
+    "d_model": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "max_position_embeddings": 16,
+}
 
 
 def test_pads_right_with_ignored_labels():
@@ -47,19 +66,13 @@ def t5():
 
 @pytest.fixture(scope="module")
 def mbart():
-    return MBartForConditionalGeneration(
-        MBartConfig(
-            vocab_size=32,
-            d_model=8,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=8,
-            decoder_ffn_dim=8,
-            max_position_embeddings=16,
-        )
-    )
+    return MBartForConditionalGeneration(MBartConfig(**SMALL))
+
+
+@pytest.fixture(scope="module")
+def m2m100():
+    """The architecture of NLLB, which has no prepare_decoder_input_ids_from_labels."""
+    return M2M100ForConditionalGeneration(M2M100Config(**SMALL)).eval()
 
 
 def test_the_decoder_reads_the_labels_shifted(t5):
@@ -67,7 +80,15 @@ def test_the_decoder_reads_the_labels_shifted(t5):
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 1], [0, 8, 9]]
 
 
-@pytest.mark.parametrize("name", ["t5", "mbart"])
+def test_a_model_that_only_shifts_labels_itself_gets_the_same_decoder_input(m2m100):
+    batch = Collator(pad_id=1, seq2seq=True, model=m2m100)(ROWS)
+    assert batch["decoder_input_ids"].tolist() == [[2, 7, 1], [2, 8, 9]]
+    own = m2m100(**{name: tensor for name, tensor in batch.items() if name != "decoder_input_ids"})
+    ours = m2m100(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+    torch.testing.assert_close(ours.logits, own.logits)
+
+
+@pytest.mark.parametrize("name", ["t5", "mbart", "m2m100"])
 def test_a_filler_row_goes_through_the_model(request, name):
     model = request.getfixturevalue(name)
     rows = [ROWS[0], {**ROWS[0], "labels": [-100, -100]}]
