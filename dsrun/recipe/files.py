@@ -14,10 +14,12 @@ import gzip
 import json
 import zlib
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.host import nearest_existing
 
 FORMATS: Final = {
     ".json": "json",
@@ -67,6 +69,24 @@ def check_files(spec: TrainSpec) -> None:
     ):
         if file:
             _check_named_file(Path(file).expanduser(), f"{flag} {file}")
+    if spec.offload == "nvme" and spec.nvme_path:
+        _check_nvme(spec.nvme_path)
+
+
+def _check_nvme(name: str) -> None:
+    """DeepSpeed makes the folder itself, deep in the loading of the model."""
+    path = Path(name).expanduser()
+    base = path if path.is_dir() else nearest_existing(path)
+    if not base.is_dir():
+        raise UsageError(f"--nvme-path {name}: {base} is a file", fix="give a folder on a local NVMe disk")
+    try:
+        with TemporaryFile(dir=base):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--nvme-path {name} cannot be written: {error.strerror}",
+            fix="give a folder on a local NVMe disk",
+        ) from error
 
 
 def is_path(name: str) -> bool:

@@ -217,7 +217,8 @@ class _Preparation:
             blocks = blocks.part(blocks.start, min(blocks.stop, blocks.start + samples * blocks.block_size))
         if split in self.request.splits:
             self.notices.append(
-                f"{split}: {blocks.tokens:,} tokens in {len(blocks):,} blocks of {blocks.block_size:,}"
+                f"{split}: {blocks.tokens:,} tokens in {len(blocks):,} block{'' if len(blocks) == 1 else 's'}"
+                f" of {blocks.block_size:,}"
             )
         return blocks
 

@@ -3,6 +3,7 @@
 import gzip
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +128,13 @@ def test_a_name_too_long_for_a_file_system_is_one_line_and_no_traceback(flag, tm
 
 def test_a_hub_name_too_long_for_a_file_system_is_left_to_the_hub():
     check_files(TrainSpec(model="a" * 300, dataset="b" * 300))
+
+
+def test_an_nvme_path_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path):
+    (tmp_path / "file").write_text("x")
+    # Nobody may write to /proc/1, root included.
+    for path in (tmp_path / "file" / "swap", Path("/proc/1/swap")):
+        with pytest.raises(UsageError, match="--nvme-path"):
+            check_files(TrainSpec(model="demo-t5", zero=3, offload="nvme", nvme_path=str(path)))
+    check_files(TrainSpec(model="demo-t5", zero=3, offload="nvme", nvme_path=str(tmp_path / "new" / "swap")))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
