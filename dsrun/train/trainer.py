@@ -200,6 +200,16 @@ class RunTrainer(Seq2SeqTrainer):
         self._wait_for_all()
         self.seconds_not_training += time.monotonic() - began
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Save tied weights once. Under ZeRO-1 and 2 accelerate hands out clones (so that torch.save does not write
+        whole buckets), in which save_pretrained no longer sees that lm_head and embedding are one."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        if state_dict is not None:
+            state_dict = {
+                name: weight for name, weight in state_dict.items() if tied.get(name) not in state_dict
+            }
+        super()._save(output_dir, state_dict=state_dict)
+
     def _wait_for_all(self) -> None:
         if self.split.world_size > 1:
             dist.barrier()

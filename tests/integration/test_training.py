@@ -69,6 +69,15 @@ def test_the_final_model_loads_and_is_the_trained_one(stages, stage, tiny):
     assert not (stages[stage] / "model" / "training_args.bin").exists()
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_tied_weights_are_saved_once(stages, stage, tiny):
+    """As in the model that was loaded: T5's embedding would else be there four times."""
+    saved, loaded = (
+        load_file(Path(folder) / "model.safetensors") for folder in (stages[stage] / "model", tiny["t5"])
+    )
+    assert saved.keys() == loaded.keys()
+
+
 @pytest.mark.parametrize("stage", [s for s in STAGES if s != "ddp"])
 def test_evaluation_agrees_between_stages(stages, stage):
     """Loss over validation tokens to fp32 accuracy; generated texts are the same words."""
