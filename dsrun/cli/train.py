@@ -74,7 +74,7 @@ def _launch(recipe: Recipe, args: list[str]) -> int:
         OUTPUT_VARIABLE: str(folder.path)
     }
     if recipe.spec.dry_run:
-        _show(argv, changes)
+        _show([word for word in argv if word.replace("_", "-") != "--dry-run"], changes)
         return 0
     require_training_packages()
     env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.defaults import CHOSEN, FIXED
 from dsrun.recipe.flags import SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
 from dsrun.recipe.given import HIDDEN, Given
 from dsrun.recipe.parser import parse, read_json
@@ -162,7 +163,12 @@ def explain(recipe: Recipe) -> list[tuple[str, Any, str]]:
     rest = [name for name in hf_flags() if name not in recipe.sources]
     rows = []
     for name in (*own_flags(), *given, *rest):
-        value = recipe.value(name)
+        value = recipe.value(name) if recipe.given(name) else _default(recipe, name)
         shown = HIDDEN if name in SECRETS and value is not None else value
         rows.append((name, shown, recipe.sources.get(name, DEFAULT)))
     return rows
+
+
+def _default(recipe: Recipe, name: str) -> Any:
+    """What an option that nobody gave will be: dsrun's value, or in words how it is chosen when the run starts."""
+    return FIXED.get(name, CHOSEN.get(name, recipe.value(name)))

@@ -9,13 +9,12 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.defaults import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.metrics import ROUGE_TYPES
 from dsrun.train.plan import Plan
 from dsrun.train.world import World
-
-KEPT_CHECKPOINTS = 3
 
 LOSS_METRICS = ("loss", "perplexity")
 TEXT_METRICS = ("bleu", "chrf", *ROUGE_TYPES, "exact_match")
@@ -78,17 +77,13 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
 def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
     workers = loader_workers(plan.world)
     values: dict[str, Any] = {
-        "logging_first_step": True,
-        "logging_nan_inf_filter": False,
-        "save_total_limit": KEPT_CHECKPOINTS,
+        **FIXED,
         "run_name": run.name,
-        "log_level": "info",
         "per_device_eval_batch_size": max(8, plan.batch.micro_batch),
         "predict_with_generate": plan.task == "seq2seq",
         "do_eval": has_validation,
         "dataloader_num_workers": workers,
         "dataloader_persistent_workers": workers > 0,
-        "ddp_find_unused_parameters": False,
     }
     if plan.world.device == "cuda":
         import torch

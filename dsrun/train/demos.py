@@ -37,7 +37,7 @@ def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]
     else:
         task = decide_task(load_config(spec), spec.task, spec.model)
         paths = data_only(task, _cache() / f"data-{task}")
-        say(f"no --dataset or --train-file given: training on the built-in demo data ({paths.task})")
+        say(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
     if has_data(spec):
         return recipe, title
     return with_defaults(recipe, _data(paths, spec), "demo data"), title

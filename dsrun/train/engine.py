@@ -12,6 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.recipe.defaults import ZERO_STAGE
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.world import World
 from dsrun.zero.generate import generate
@@ -19,7 +20,6 @@ from dsrun.zero.spec import from_offload
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_STAGE = 2
 ADAM = ("adam", "adamw")
 
 # Loading operations that are compiled already takes less, also when all ranks of a machine take turns.
@@ -35,7 +35,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     own = given.get("deepspeed")
     if own is not None:
         return own if isinstance(own, dict) else _read(Path(own))
-    stage = DEFAULT_STAGE if spec.zero is None else spec.zero
+    stage = ZERO_STAGE if spec.zero is None else spec.zero
     if stage == 0 and spec.offload == "none":
         return None
     own_optimizer = not str(given.get("optim", "adamw")).startswith("adamw")

@@ -61,12 +61,20 @@ def evaluate_and_predict(
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
         if split not in plan.phases or rows is None:
             continue
-        metrics = trainer.evaluate(rows, metric_key_prefix=prefix)
+        metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
         console.say(f"{split}  {metric_words(metrics, prefix + '_')}")
         examples = trainer.last_evaluation.examples
         if examples and plan.world.is_main:
             write_predictions(examples, folder.path / f"predictions-{split}.jsonl")
             _show(console, examples)
+
+
+def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
+    """The metrics of the last evaluation in training, where it saw the very model that is now final."""
+    if split != "validation" or trainer.last_metrics is None or trainer.args.load_best_model_at_end:
+        return None
+    step, metrics = trainer.last_metrics
+    return metrics if step == trainer.state.global_step else None
 
 
 def summary(console: Console, plan: Plan, trainer: RunTrainer, folder: RunFolder, *, seconds: float) -> None:

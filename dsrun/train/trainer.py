@@ -56,6 +56,7 @@ class RunTrainer(Seq2SeqTrainer):
         self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.last_evaluation: Evaluation | None = None
+        self.last_metrics: tuple[int, dict[str, float]] | None = None
 
     # data
 
@@ -169,6 +170,7 @@ class RunTrainer(Seq2SeqTrainer):
         self.last_evaluation = result
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}
         self.log(metrics)
+        self.last_metrics = (self.state.global_step, metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.seconds_not_training += time.monotonic() - began
         return metrics

@@ -208,7 +208,9 @@ def test_dry_run_prints_the_command_and_the_environment_and_does_nothing(dsrun, 
     assert "--nproc-per-node=2" in argv
     module, *flags = argv[argv.index("--") + 1 :]
     assert module == "dsrun.train"
-    assert flags == ["--dry-run", "--model", "demo-t5", "--zero", "2", "--nproc", "2", "--output", "a b"]
+    assert flags == ["--model", "demo-t5", "--zero", "2", "--nproc", "2", "--output", "a b"], (
+        "it would start nothing again"
+    )
     assert "export DS_ACCELERATOR=cpu" in exports
     assert "export DSRUN_OUTPUT='a b'" in exports
     assert tree(here) == []

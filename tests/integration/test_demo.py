@@ -28,5 +28,5 @@ def test_a_model_without_data_trains_on_the_demos_and_says_so(tiny, tmp_path):
         "4",
         output=tmp_path / "run",
     )
-    assert "built-in demo data" in done.ok().err
+    assert "using the built-in demo data" in done.ok().err
     assert "20,100 train" in done.err

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_what_the_user_has_set_stays():
     changes = worker_environment(Topology(2, "cpu", 8), {"OMP_NUM_THREADS": "3"}, debug=False)
     assert "OMP_NUM_THREADS" not in changes
     assert worker_environment(Topology(2, "cpu", 8), {}, debug=False)["OMP_NUM_THREADS"] == "4"
+
+
+def test_the_environments_own_tools_are_found_first():
+    own = str(Path(sys.executable).parent)
+    topology = Topology(1, "cpu", 1)
+    assert worker_environment(topology, {"PATH": "/usr/bin"}, debug=False)["PATH"] == f"{own}:/usr/bin"
+    assert "PATH" not in worker_environment(topology, {"PATH": f"/usr/bin:{own}"}, debug=False)
 
 
 def test_variables_that_would_drop_deepspeed_are_removed():

@@ -143,6 +143,14 @@ def test_defaults_must_name_flags(tmp_path):
         with_defaults(resolve(["--model", "m"], tmp_path), {"modle": 1}, "demo")
 
 
+def test_explain_shows_dsruns_defaults_and_not_those_it_overrules(tmp_path):
+    rows = {name: value for name, value, _ in explain(resolve(["--model", "m", "--bf16", "false"], tmp_path))}
+    assert rows["save_total_limit"] == 3
+    assert rows["zero"].startswith("2")
+    assert rows["predict_with_generate"] == "for seq2seq"
+    assert rows["bf16"] is False
+
+
 def test_explain_lists_everything_with_its_source(tmp_path):
     rows = explain(resolve(["--model", "m", "--seed", "1", "--token", "hunter2", "--debug", "x"], tmp_path))
     found = {name: (value, source) for name, value, source in rows}
