@@ -131,13 +131,17 @@ def test_handlers_are_put_back():
 def test_a_grandchild_in_another_session_does_not_survive_the_child(tmp_path, deaf):
     argv = parent_of_grandchild(tmp_path, "sys.exit(3)", deaf)
     assert run_foreground(argv, grace_s=0.5) == 3
-    assert gone(pid_in(tmp_path / "grandchild"))
+    grandchild = pid_in(tmp_path / "grandchild")
+    # After SIGKILL the kernel takes its time on a busy machine.
+    until(lambda: gone(grandchild), "the grandchild is gone")
 
 
 def test_nor_does_it_survive_a_killed_child(tmp_path):
     argv = parent_of_grandchild(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert run_foreground(argv, grace_s=5) == 137
-    assert gone(pid_in(tmp_path / "grandchild"))
+    grandchild = pid_in(tmp_path / "grandchild")
+    # After SIGKILL the kernel takes its time on a busy machine.
+    until(lambda: gone(grandchild), "the grandchild is gone")
 
 
 def test_processes_of_others_are_left_alone(tmp_path):
@@ -159,7 +163,7 @@ def test_a_stop_signal_ends_everybody(tmp_path, signum):
         128 + signum,
         1,
     )  # Python answers SIGINT with a traceback and 1 or 130
-    assert gone(grandchild)
+    until(lambda: gone(grandchild), "the grandchild is gone")
 
 
 def test_the_child_may_finish_its_work_after_a_stop_signal(tmp_path):
@@ -194,7 +198,9 @@ while True:
         if count < signals:
             until_size(tmp_path / "heard", count)
     assert process.wait(PATIENCE_S) == 137
-    assert gone(pid_in(tmp_path / "grandchild"))
+    grandchild = pid_in(tmp_path / "grandchild")
+    # After SIGKILL the kernel takes its time on a busy machine.
+    until(lambda: gone(grandchild), "the grandchild is gone")
 
 
 def test_user_signals_reach_the_child_or_the_callback(tmp_path):
@@ -263,7 +269,9 @@ while not pathlib.Path(sys.argv[1]).exists():
 inner.kill()
 """
     assert run_foreground(python(code, tmp_path / "grandchild", *inner), grace_s=0.2) == 0
-    assert gone(pid_in(tmp_path / "grandchild"))
+    grandchild = pid_in(tmp_path / "grandchild")
+    # After SIGKILL the kernel takes its time on a busy machine.
+    until(lambda: gone(grandchild), "the grandchild is gone")
 
 
 def test_start_time():
