@@ -29,6 +29,8 @@ bench: $(VENV)/.test
 
 docs: $(VENV)/.train
 	$(BIN)/python -m dsrun.recipe.reference docs/train.md
+	$(BIN)/python -m dsrun.zero.reference docs/config.md
+	$(BIN)/python -m dsrun.zero.lint.codes docs/config-check.md
 	$(BIN)/python -m dsrun.zero.shipped ds_configs
 
 $(BIN)/python:

@@ -14,7 +14,9 @@ from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 # name -> (module, one line for --help)
 COMMANDS = {
     "train": ("dsrun.cli.train", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
+    "plan": ("dsrun.cli.plan", "What fits where: memory and speed of every ZeRO strategy."),
     "prepare": ("dsrun.cli.prepare", "Tokenise a run's data ahead of the job."),
+    "config": ("dsrun.cli.config", "Write, check or upgrade a DeepSpeed configuration."),
 }
 
 

@@ -1,0 +1,133 @@
+"""What the presets change, and the sizes that follow from the model's width and the GPU's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsrun.hardware.gpus import GpuModel
+
+# Below this many elements a bucket costs more in launches than it hides; above, its buffer eats GPU memory.
+SMALLEST_BUCKET = 5_000_000
+LARGEST_BUCKET = 200_000_000
+# With overlap_comm the reduce and all-gather buckets take 4.5 times their size
+# (https://www.deepspeed.ai/docs/config-json, overlap_comm), two bytes an element.
+BYTES_PER_BUCKET_ELEMENT = 9
+BYTES_PER_PARAMETER = 2
+# Sizes for an unknown GPU are those of one of this memory, today's most common accelerator.
+USUAL_MEMORY_GIB = 80
+# Width of a 7B to 8B model, for `--for deepspeed` without --model: there is nobody to fill an "auto".
+USUAL_WIDTH = 4096
+GIB = 2**30
+DIGITS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """How much a configuration spends on speed.
+
+    `bucket` and `persistence` are factors to what the Trainer's "auto" gives; `prefetch` is the share of a bucket
+    that ZeRO-3 fetches ahead. `bucket_share` and `live_share` are shares of the GPU's memory that the buckets and
+    ZeRO-3's gathered parameters may take. `sub_group` counts elements.
+    """
+
+    bucket: float
+    persistence: float
+    prefetch: float
+    bucket_share: float
+    live_share: float
+    sub_group: int
+    overlap_comm: bool
+    pin_memory: bool
+    activation_checkpointing: bool
+    why: str
+
+
+PRESETS = {
+    "conservative": Preset(
+        bucket=0.5,
+        persistence=0.2,
+        prefetch=0.5,
+        bucket_share=0.01,
+        live_share=0.01,
+        sub_group=100_000_000,
+        overlap_comm=False,
+        pin_memory=False,
+        activation_checkpointing=True,
+        why="buffers as small as still makes sense, one reduce buffer instead of two, host memory that may be "
+        "swapped out: the step is slower, and a model that only just fits does fit",
+    ),
+    "balanced": Preset(
+        bucket=1.0,
+        persistence=1.0,
+        prefetch=0.9,
+        bucket_share=0.02,
+        live_share=0.025,
+        sub_group=1_000_000_000,
+        overlap_comm=True,
+        pin_memory=True,
+        activation_checkpointing=False,
+        why="the sizes that the Trainer's auto gives, communication beside computing, pinned host memory",
+    ),
+    "aggressive": Preset(
+        bucket=4.0,
+        persistence=2.0,
+        prefetch=0.9,
+        bucket_share=0.05,
+        live_share=0.075,
+        sub_group=1_000_000_000,
+        overlap_comm=True,
+        pin_memory=True,
+        activation_checkpointing=False,
+        why="large buckets and many parameters kept gathered: fewer, longer messages, for a model that fits easily",
+    ),
+}
+
+
+def memory_of(gpu: GpuModel | None) -> int:
+    """The GPU's memory in GiB; the usual one's where it is not known."""
+    return (gpu.memory_gib if gpu else None) or USUAL_MEMORY_GIB
+
+
+def bucket_elements(hidden_size: int) -> int:
+    """Elements in one reduce bucket: hidden_size squared, as the Trainer's own "auto" has it, within sane bounds."""
+    return reduce_bucket(PRESETS["balanced"], hidden_size, None)
+
+
+def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int:
+    """Elements of one reduce bucket; even, as DeepSpeed's ZeRO-1 and 2 want their all-gather bucket.
+
+    (deepspeed/runtime/zero/stage_1_and_2.py: "allgather_bucket_size must be a multiple of
+    nccl_start_alignment_factor", which is 2.)
+    """
+    wanted = max(int(preset.bucket * hidden_size * hidden_size), SMALLEST_BUCKET)
+    # An aggressive bucket may go further than the bound that has served the Trainer's users.
+    most = int(LARGEST_BUCKET * max(1.0, preset.bucket / 2))
+    if gpu and gpu.memory_gib:
+        fits = int(gpu.memory_gib * GIB * preset.bucket_share / BYTES_PER_BUCKET_ELEMENT)
+        most = max(min(most, _rounded(fits)), SMALLEST_BUCKET)
+    return _even(min(wanted, most))
+
+
+def prefetch_bucket(preset: Preset, bucket: int) -> int:
+    """Elements that ZeRO-3 fetches ahead."""
+    return int(preset.prefetch * bucket)
+
+
+def persistence_threshold(preset: Preset, hidden_size: int) -> int:
+    """Elements below which a ZeRO-3 parameter stays whole: norms and biases, at 10 times the width."""
+    return int(10 * preset.persistence * hidden_size)
+
+
+def live_parameters(preset: Preset, gpu: GpuModel | None) -> int:
+    """Most gathered elements of ZeRO-3 at a time."""
+    return _rounded(int(memory_of(gpu) * GIB * preset.live_share / BYTES_PER_PARAMETER))
+
+
+def _even(number: int) -> int:
+    return number + number % 2
+
+
+def _rounded(number: int) -> int:
+    """Down to two digits: a size is a choice, and 190000000 says so."""
+    unit: int = 10 ** max(0, len(str(number)) - DIGITS)
+    return number // unit * unit

@@ -1,0 +1,137 @@
+"""The generated part of docs/config.md: options, presets, what excludes what, and what each key does.
+
+`python -m dsrun.zero.reference` prints it; `python -m dsrun.zero.reference docs/config.md` puts it between the
+markers of that file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import Field
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.zero.blocks import MOVED
+from dsrun.zero.conflicts import RULES
+from dsrun.zero.explain import meanings
+from dsrun.zero.presets import PRESETS
+from dsrun.zero.spec import TITLES, flag_of, options
+from dsrun.zero.training_blocks import FILLED
+
+BEGIN = "<!-- generated: python -m dsrun.zero.reference -->"
+END = "<!-- end -->"
+
+
+def markdown() -> str:
+    """The generated part as Markdown."""
+    parts = ["## Options"]
+    for group, title in TITLES.items():
+        rows = [_option_row(each) for each in options().values() if each.metadata["group"] == group]
+        parts += [f"### {title}", _table(("flag", "value", "default", "meaning", "key"), rows)]
+    parts += [
+        "## Presets",
+        _table(("", *PRESETS), _preset_rows()),
+        "\n".join(f"- **{name}**: {preset.why}." for name, preset in PRESETS.items()),
+        "## What the Trainer fills",
+        _table(("key", "from"), [(f"`{key}`", source) for key, source in FILLED.items()]),
+        "## Defaults that moved",
+        _table(("key", "DeepSpeed's own default"), [(f"`{key}`", words) for key, words in MOVED.items()]),
+        "## What does not go together",
+        "Refused by name, with what to write instead. The places are below `deepspeed/` unless they say otherwise.",
+        _table(
+            ("what is refused", "way out", "where it follows from"),
+            [(_plain(rule.message), _plain(rule.fix), rule.source) for rule in RULES],
+        ),
+        "## What each key does",
+        _table(("key", "meaning"), [(f"`{key}`", text) for key, text in sorted(meanings().items())]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _option_row(each: Field[Any]) -> tuple[str, str, str, str, str]:
+    meta = each.metadata
+    key = f"`{meta['sets']}`" if meta["sets"] else ""
+    also = ", ".join("`--" + alias.replace("_", "-") + "`" for alias in meta["aliases"])
+    meaning = meta["help"] + (f"; also {also}" if also else "")
+    needs = f"; with `{flag_of(meta['needs'])}`" if meta["needs"] else ""
+    default = "" if each.default in (None, (), False, "none") else f"`{each.default}`"
+    return f"`{flag_of(each.name)}`", _value(each), default, meaning + needs, key
+
+
+def _value(each: Field[Any]) -> str:
+    meta, kind = each.metadata, str(each.type).removesuffix(" | None")
+    if kind == "bool":
+        return "switch, `--no-`"
+    word = (
+        "|".join(meta["choices"]) if meta["choices"] else meta["metavar"] or {"int": "N", "float": "X"}[kind]
+    )
+    return f"`{word}`" + (" …" if kind == "tuple[str, ...]" else "")
+
+
+def _preset_rows() -> list[Sequence[str]]:
+    presets = list(PRESETS.values())
+    return [
+        ("bucket, × width²", *(f"{each.bucket:g}" for each in presets)),
+        (
+            "both buckets with their copies, at most of GPU memory",
+            *(f"{each.bucket_share:.0%}" for each in presets),
+        ),
+        ("fetched ahead (ZeRO 3), × bucket", *(f"{each.prefetch:g}" for each in presets)),
+        ("parameters that stay whole (ZeRO 3), × width", *(f"{10 * each.persistence:g}" for each in presets)),
+        ("gathered parameters (ZeRO 3), of GPU memory", *(f"{each.live_share:.1%}" for each in presets)),
+        ("slice of the optimizer step (ZeRO 3)", *(f"{each.sub_group:,}" for each in presets)),
+        ("reduce during the backward pass", *(_yes(each.overlap_comm) for each in presets)),
+        ("pinned host memory", *(_yes(each.pin_memory) for each in presets)),
+        (
+            "activation checkpointing block, for DeepSpeed alone",
+            *(_yes(each.activation_checkpointing) for each in presets),
+        ),
+    ]
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _plain(text: str) -> str:
+    """A rule's words with its placeholders in capitals: {stage} becomes STAGE."""
+    for name in (*options(), "precision"):
+        text = text.replace(f"{{{name}}}", name.upper())
+    return text
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [
+        " | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, ["---"] * len(head), *rows)
+    ]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def inserted(page: str) -> str:
+    """The page with the generated part between its markers brought up to date.
+
+    Raises UsageError when the markers are not there, each once and in order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(f"the page has no generated part: {BEGIN} … {END}")
+    return f"{before}{BEGIN}\n\n{markdown()}\n{END}{after}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the generated part, or bring the page named by the first argument up to date."""
+    if not argv:
+        sys.stdout.write(markdown())
+        return
+    page = Path(argv[0])
+    scratch = page.with_name(f".{page.name}.{os.getpid()}")
+    scratch.write_text(inserted(page.read_text(encoding="utf-8")), encoding="utf-8")
+    scratch.replace(page)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,135 @@
+"""`dsrun config`: stdout is the product, -o writes whole files, and what is wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dsrun.datafiles import data_folder
+from dsrun.zero.shipped import SHIPPED
+
+
+def printed(dsrun, *args: str) -> dict:
+    done = dsrun("config", *args)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_issues_own_command_line(dsrun):
+    done = dsrun("config", "--zero", "2", "--offload-optimizer", "cpu", "--preset", "balanced")
+    assert done.stdout == (data_folder("ds_configs") / "zero2_offload.json").read_text()
+    assert done.stderr.startswith("note: DeepSpeed compiles its CPU Adam")
+
+
+def test_the_same_flags_print_the_same_bytes(dsrun):
+    args = ("config", "--zero", "3", "--for", "deepspeed", "--model", "demo-llama", "--gpu", "rtx 4090")
+    assert dsrun(*args).stdout == dsrun(*args).stdout
+
+
+def test_hyphens_and_underscores_are_the_same(dsrun):
+    assert printed(dsrun, "--offload_optimizer", "cpu") == printed(dsrun, "--offload-optimizer", "cpu")
+
+
+@pytest.mark.parametrize("typed", ["5e8", "500_000_000", "500000000"])
+def test_sizes_are_read_as_people_write_them(dsrun, typed):
+    config = printed(dsrun, "--reduce-bucket-size", typed)
+    assert config["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+
+
+def test_output_is_written_whole_and_not_twice(dsrun, here):
+    done = dsrun("config", "--zero", "3", "-o", "ds.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    first = (here / "ds.json").read_text()
+    assert first == (data_folder("ds_configs") / "zero3.json").read_text()
+    again = dsrun("config", "--zero", "2", "-o", "ds.json")
+    assert (again.returncode, again.stderr) == (2, "error: ds.json exists (add --force to replace it)\n")
+    assert (here / "ds.json").read_text() == first
+    assert dsrun("config", "--zero", "2", "-o", "ds.json", "--force").returncode == 0
+    assert json.loads((here / "ds.json").read_text())["zero_optimization"]["stage"] == 2
+    assert [each.name for each in here.iterdir()] == ["ds.json"]
+
+
+def test_output_in_a_folder_that_is_not_there(dsrun, here):
+    done = dsrun("config", "-o", "no/ds.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: -o no/ds\.json: No such file or directory \(.*\)\n", done.stderr)
+    assert list(here.iterdir()) == []
+
+
+def test_list_names_every_shipped_file_with_one_line(dsrun):
+    lines = dsrun("config", "--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(SHIPPED)
+    assert all(len(line.split()) > 3 for line in lines)
+    listed = printed(dsrun, "--list", "--format", "json")
+    assert listed["version"] == 1
+    assert [each["file"] for each in listed["files"]] == list(SHIPPED)
+
+
+def test_explain_says_what_each_key_does_and_why(dsrun):
+    text = dsrun("config", "--explain", "--zero", "3").stdout
+    block = text[text.index("zero_optimization.stage = 3") :].splitlines()[:3]
+    assert block[2] == "    because: asked by --zero 3"
+    found = printed(dsrun, "--explain", "--zero", "3", "--format", "json")
+    assert found["version"] == 1
+    assert set(found["keys"][0]) == {"key", "value", "does", "why"}
+    assert len(found["keys"]) == text.count("    because: ")
+
+
+def test_the_models_own_config_gives_the_sizes(dsrun, here):
+    (here / "m").mkdir()
+    (here / "m" / "config.json").write_text('{"model_type": "gemma3", "text_config": {"hidden_size": 3000}}')
+    block = printed(dsrun, "--zero", "3", "--model", "./m")["zero_optimization"]
+    assert block["reduce_bucket_size"] == 3000**2
+    assert block["stage3_param_persistence_threshold"] == 30_000
+
+
+def test_a_model_that_is_not_here_leaves_auto_with_a_word_about_it(dsrun, environ, tmp_path):
+    environ["HF_HOME"] = str(tmp_path)
+    done = dsrun("config", "--zero", "3", "--model", "meta-llama/Llama-3.1-8B")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["zero_optimization"]["reduce_bucket_size"] == "auto"
+    assert re.fullmatch(r"note: meta-llama/Llama-3\.1-8B is not on this machine: [^\n]*\n", done.stderr)
+
+
+def test_the_batch_is_worked_out_for_the_gpus_there_are(dsrun):
+    config = printed(
+        dsrun, "--for", "deepspeed", "--gpus", "8", "--global-batch-size", "64", "--micro-batch-size", "4"
+    )
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert [config[name] for name in names] == [64, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--zero", "4"], "ZeRO stage 4 does not exist (choose --zero 0, 1, 2 or 3)"),
+        (["--zero", "2", "--hpz", "4"], "--hpz does nothing under --zero 2 (use --zero 3)"),
+        (["--zero", "two"], "'two' is no whole number"),
+        (["--precision", "fp8"], "'fp8' is not one of"),
+        (["--offlod-optimizer", "cpu"], "--offload-optimizer"),
+        (["--gpu", "voodoo2"], "--gpu voodoo2: no such GPU is known"),
+        (["--gpu", "v100", "--precision", "bf16"], "has no bf16 (use --precision fp16 or fp32)"),
+        (
+            ["--for", "deepspeed", "--gpus", "8", "--global-batch-size", "12"],
+            "global batch 12 does not divide by 8 ranks",
+        ),
+        (["chekc"], "did you mean `dsrun config check`?"),
+        (["--zero", "3", "check", "ds.json"], "--zero does not go with `dsrun config check`"),
+    ],
+)
+def test_what_is_wrong_is_one_line(dsrun, here, args, said):
+    done = dsrun("config", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
+    assert said in done.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_help_lists_every_option_and_both_commands(dsrun):
+    from dsrun.zero.spec import flag_of, options
+
+    words = set(re.findall(r"--[a-z0-9-]+", dsrun("config", "--help").stdout))
+    assert {flag_of(name) for name in options()} <= words
+    assert {"--output", "--force", "--list", "--explain", "--format"} <= words

@@ -1,0 +1,230 @@
+"""DeepSpeed takes what `dsrun config` prints: a real engine, one process group, three steps each.
+
+What needs a GPU, an NVMe drive or an instruction this processor may lack is parsed by DeepSpeed's own models instead,
+and listed below with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dsrun.cli.config import command
+from dsrun.datafiles import data_folder
+from dsrun.launch.command import agent_argv, worker_environment
+from dsrun.launch.topology import Topology
+from dsrun.system.net import free_port
+from dsrun.zero.shipped import SHIPPED
+
+pytestmark = pytest.mark.train
+
+RANKS = 2
+ALONE = "--for deepspeed"
+OFFLOADED = "--offload-optimizer cpu"
+
+# name -> flags. For the Trainer unless ALONE is among them.
+RUNS = {
+    "stage 0": f"--zero 0 {ALONE}",
+    "stage 1": f"--zero 1 {ALONE}",
+    "stage 2": f"--zero 2 {ALONE}",
+    "stage 3": f"--zero 3 {ALONE}",
+    "stage 2 offloaded": f"--zero 2 {OFFLOADED} {ALONE}",
+    "stage 3 offloaded": f"--zero 3 {OFFLOADED} --offload-param cpu {ALONE}",
+    "conservative": f"--zero 3 --preset conservative {ALONE}",
+    "aggressive": f"--zero 3 --preset aggressive --model demo-llama {ALONE}",
+    "fp32": f"--precision fp32 {ALONE}",
+    "bf16, Trainer": "--precision bf16 --zero 3",
+    "stage 0, Trainer": "--zero 0",
+    "autocast": f"--torch-autocast bf16 {ALONE}",
+    "autocast, Trainer": "--zero 3 --torch-autocast bf16",
+    "bf16 states": f"--zero 3 --bf16-master-weights --bf16-optimizer-states {ALONE}",
+    "bf16 master weights offloaded": f"--zero 3 --bf16-master-weights {OFFLOADED} {ALONE}",
+    "bf16 states offloaded": f"--bf16-master-weights --bf16-optimizer-states {OFFLOADED} {ALONE}",
+    "fp32 gradients": f"--zero 1 --grad-accum-dtype fp32 {ALONE}",
+    "fp32 reduction": f"--communication-data-type fp32 {ALONE}",
+    "adagrad": f"--optimizer adagrad --lr 0.1 {ALONE}",
+    "sgd": f"--zero 3 --optimizer sgd --lr 10 {ALONE}",
+    "adam": f"--optimizer adam {ALONE}",
+    "own optimizer offloaded": f"--optimizer client {OFFLOADED}",
+    "linear": f"--total-steps 100 --warmup-steps 2 {ALONE}",
+    "cosine": f"--total-steps 100 --scheduler cosine --min-lr-ratio 0.1 {ALONE}",
+    "cosine, Trainer": "--scheduler cosine --optimizer adamw",
+    "linear, Trainer": "--scheduler linear --optimizer adamw",
+    "batch": f"--global-batch-size 8 --micro-batch-size 2 --gpus 2 {ALONE}",
+    "no norm": f"--no-compute-grad-norm --gradient-clipping 0 {ALONE}",
+    "prescaled": f"--zero 1 --prescale-gradients --gradient-predivide-factor 2 {ALONE}",
+    "sum": f"--gradient-allreduce-op sum {ALONE}",
+    "split optimizer": f"--zero 3 {OFFLOADED} --offload-ratio 0.5 {ALONE}",
+    "universal": f"--load-universal --tag-validation Fail {ALONE}",
+    "monitors": f"--tensorboard TMP/board --csv TMP/csv --job-name one --steps-per-print 1 {ALONE}",
+    "profilers": f"--flops-profiler --flops-file TMP/flops --comms-logger --wall-clock-breakdown {ALONE}",
+    "fetching": f"--zero 3 --all-reduce-for-fetch --leaf-names mlp --no-memory-efficient-linear {ALONE}",
+    "one by one": f"--zero 3 --allgather-sequential {ALONE}",
+    "aligned": f"--parameter-alignment --round-robin-gradients --no-overlap-comm {ALONE}",
+    "odds and ends": f"--disable-python-gc --activation-checkpointing --no-throughput-timer {ALONE}",
+    "zenflow": f"--zenflow {OFFLOADED} {ALONE}",
+    "muon": f"--zero 3 --optimizer muon {ALONE}",
+    # Last: the groups of hpZ stay for the rest of the process.
+    "hpz": f"--zero 3 --hpz 2 {ALONE}",
+}
+# Other groups of ranks than the plain ones, each in a launch of its own.
+GROUPS = {
+    "tensor parallel": f"--autotp 2 --micro-batch-size 2 --gpus 2 --lr 1 {ALONE}",
+    "tensor parallel, Trainer": "--autotp 2 --precision bf16",
+    "sequence parallel": f"--sequence-parallel 2 --gpus 2 {ALONE}",
+}
+PARSED = {
+    "fp16": (f"--precision fp16 --loss-scale 128 {ALONE}", "few processors compute in fp16"),
+    "fp16, Trainer": ("--precision fp16", "the same"),
+    "fp16 master weights": (f"--precision fp16 --fp16-master-weights {OFFLOADED} {ALONE}", "the same"),
+    "fp16 autocast": (f"--torch-autocast fp16 {ALONE}", "the same"),
+    "lion": (f"--optimizer lion {ALONE}", "FusedLion is a CUDA kernel"),
+    "lion offloaded": (f"--optimizer lion {OFFLOADED} {ALONE}", "CPU Lion would be compiled: minutes"),
+    "lamb": (f"--optimizer lamb {ALONE}", "FusedLamb is a CUDA kernel"),
+    "fused adam": (f"--no-torch-adam {ALONE}", "FusedAdam would be compiled: minutes"),
+    "qwZ": (f"--zero 3 --qwz --qgz {ALONE}", "the quantizer is a CUDA kernel"),
+    "frozen weights": (f"--zero 3 --precision fp16 --quantized-frozen-weights {ALONE}", "the same"),
+    "superoffload": (f"--zero 3 {OFFLOADED} --super-offload --cpu-adam-cores 0.9 {ALONE}", "asserts CUDA"),
+    "zenflow 3": (f"--zero 3 --zenflow {OFFLOADED} {ALONE}", "ZeRO-3's ZenFlow names the device cuda"),
+    "deepcompile": (f"--zero 3 --deepcompile --compile-passes z3 {ALONE}", "its op is compiled with CUDA"),
+    "deepcompile offload": (f"--zero 3 --deepcompile --compile-offload-activation {ALONE}", "the same"),
+    "nvme": (
+        f"--zero 3 --offload-optimizer nvme --offload-param nvme --nvme-path TMP --pipeline-read {ALONE}",
+        "wants libaio and a drive",
+    ),
+    "experts": (f"--autoep 2 --autoep-model mixtral {ALONE}", "wants a mixture of experts"),
+    "wandb": (f"--wandb p --wandb-group g --wandb-team t {ALONE}", "wants a network"),
+    "comet": (f"--comet p --comet-workspace w --comet-experiment e {ALONE}", "wants a network"),
+    "fast writer": (f"--checkpoint-writer fast --checkpoint-decoupled {ALONE}", "wants libaio"),
+}
+UNFIT_SHIPPED = {
+    "zero3_nvme.json": "wants libaio and a drive",
+    "zero3_superoffload.json": "asserts CUDA",
+    "zero3_zeropp.json": "the quantizer is a CUDA kernel",
+}
+MUON_SHIPPED = "zero2_muon.json"
+
+
+def printed(flags: str, folder: Path) -> dict:
+    done = CliRunner().invoke(command, flags.replace("TMP", str(folder)).split(), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def case(name: str, flags: str, folder: Path) -> dict:
+    target = "deepspeed" if ALONE in flags else "trainer"
+    return {"name": name, "config": printed(flags, folder), "target": target}
+
+
+def launch(cases: list[dict], folder: Path) -> dict[str, dict]:
+    """What each case's engine was, once all have run on two ranks."""
+    file = folder / "cases.json"
+    file.write_text(json.dumps(cases))
+    topology = Topology(RANKS, "cpu", RANKS)
+    argv = agent_argv(topology, port=free_port(), module="tests.integration.many_engines", args=[str(file)])
+    changes = worker_environment(topology, os.environ, debug=False)
+    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    # Two releases of ninja take each other's builds for stale, and CPU Adam takes minutes: always our own ninja.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    # Muon's Newton-Schulz iteration is the same without the compiler, which takes a minute here.
+    env["TORCH_COMPILE_DISABLE"] = "1"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
+    worker, _, _ = done.stderr.partition("torch/distributed/elastic")
+    assert done.returncode == 0, worker[-5000:]
+    return json.loads(Path(f"{file}.out").read_text())
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Every plain case and every shipped file that a CPU can run."""
+    folder = tmp_path_factory.mktemp("engines")
+    cases = [
+        {
+            "name": name,
+            "config": json.loads((data_folder("ds_configs") / name).read_text()),
+            "target": spec.target,
+        }
+        for name, spec in SHIPPED.items()
+        if name not in UNFIT_SHIPPED
+    ]
+    cases += [case(name, flags, folder) for name, flags in RUNS.items()]
+    return launch(cases, folder)
+
+
+@pytest.mark.parametrize("name", [*RUNS, *(name for name in SHIPPED if name not in UNFIT_SHIPPED)])
+def test_an_engine_takes_its_steps(ran, name, tmp_path):
+    config = (
+        printed(RUNS[name], tmp_path)
+        if name in RUNS
+        else json.loads((data_folder("ds_configs") / name).read_text())
+    )
+    found = ran[name]
+    assert found["engine"] == "DeepSpeedEngine"
+    assert found["stage"] == config["zero_optimization"]["stage"]
+    assert found["moved"]
+    # ZenFlow steps every fourth time; every other engine took three optimizer steps.
+    assert found["steps"] == 3 or "zenflow" in name
+    assert 3 < found["loss"] < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fp32", {"dtype": "torch.float32", "basic": "AdamW"}),
+        ("bf16, Trainer", {"dtype": "torch.bfloat16"}),
+        ("autocast", {"dtype": "torch.float32"}),
+        ("stage 2 offloaded", {"basic": "DeepSpeedCPUAdam"}),
+        ("own optimizer offloaded", {"basic": "AdamW"}),
+        ("adam", {"basic": "Adam"}),
+        ("sgd", {"basic": "SGD"}),
+        ("fp32 gradients", {"optimizer": "BF16_Optimizer"}),
+        ("zenflow", {"basic": "ZenFlowCPUAdam"}),
+        ("muon", {"basic": "MuonWithAuxAdam"}),
+        ("zero3_offload.json", {"basic": "DeepSpeedCPUAdam", "optimizer": "DeepSpeedZeroOptimizer_Stage3"}),
+    ],
+)
+def test_the_engine_is_the_one_that_was_asked_for(ran, name, expected):
+    assert {key: ran[name][key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_engines_with_groups_of_their_own(name, tmp_path):
+    found = launch([case(name, GROUPS[name], tmp_path)], tmp_path)[name]
+    assert found["engine"] == "DeepSpeedEngine"
+    assert found["moved"]
+    assert found["steps"] == 3
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_deepspeed_parses_what_this_machine_cannot_run(name, tmp_path):
+    flags, reason = PARSED[name]
+    assert reason
+    parse(printed(flags, tmp_path))
+
+
+@pytest.mark.parametrize("name", UNFIT_SHIPPED)
+def test_deepspeed_parses_shipped_files_that_this_machine_cannot_run(name):
+    parse(json.loads((data_folder("ds_configs") / name).read_text()))
+
+
+def parse(config: dict) -> None:
+    """DeepSpeed's own reading of a configuration, with what the Trainer would have filled."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    def filled(value):
+        if isinstance(value, dict):
+            return {key: filled(each) for key, each in value.items()}
+        return 1 if value == "auto" else value
+
+    config = filled({**config, "train_batch_size": None})
+    for block in ("bf16", "fp16"):
+        config[block]["enabled"] = config[block]["enabled"] is True
+    parsed = DeepSpeedConfig({key: value for key, value in config.items() if value is not None})
+    assert parsed.zero_optimization_stage == config["zero_optimization"]["stage"]

@@ -1,0 +1,64 @@
+"""Old training flags in a run.yaml."""
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.upgrade import upgrade_run_file
+
+CASES = [
+    ("  evaluation_strategy: epoch\n", "  eval_strategy: epoch\n"),
+    ("  evaluation-strategy: 'epoch' # each\n", "  eval_strategy: 'epoch' # each\n"),
+    ("  no_cuda: yes\n", "  use_cpu: true\n"),
+    ("  no_cuda: false\n", ""),
+    ("  include_inputs_for_metrics: true\n", "  include_for_metrics: [inputs]\n"),
+    ("  save_safetensors: true\n\n  # next\n  seed: 1\n", "\n  # next\n  seed: 1\n"),
+    ("  warmup_ratio: 0.1\n  warmup_steps: 5\n", "  warmup_steps: 5\n"),
+    ("  overwrite_output_dir: true\n", "  resume: never\n"),
+    ("  group_by_length: true\n  seed: 1\n", "  train_sampling_strategy: group_by_length\n  seed: 1\n"),
+    ("  learning_rate: 1e-4\n", "  learning_rate: 1e-4\n"),
+]
+
+
+def upgraded(folder, lines):
+    path = folder / "run.yaml"
+    path.write_text(f"# mine\ntrain:\n  model: m\n{lines}")
+    return upgrade_run_file(path, "run.yaml")
+
+
+@pytest.mark.parametrize(("old", "new"), CASES, ids=lambda text: text.split(":")[0].strip())
+def test_flags_of_yesterday(tmp_path, old, new):
+    found = upgraded(tmp_path, old)
+    assert found.text == f"# mine\ntrain:\n  model: m\n{new}"
+    assert bool(found.changes) is (old != new)
+    assert found.left == ()
+
+
+@pytest.mark.parametrize(("old", "new"), CASES, ids=lambda text: text.split(":")[0].strip())
+def test_the_new_file_means_the_same_and_needs_no_upgrade(tmp_path, old, new):
+    before = upgraded(tmp_path, old)
+    theirs = resolve(["--config", "run.yaml"], tmp_path)
+    again = upgraded(tmp_path, new)
+    ours = resolve(["--config", "run.yaml"], tmp_path)
+    assert (ours.spec, ours.hf) == (theirs.spec, theirs.hf)
+    assert (again.text, again.changes) == (before.text, ())
+
+
+def test_a_flag_without_an_equivalent_is_left_and_reported(tmp_path):
+    found = upgraded(tmp_path, "  tpu_num_cores: 8\n")
+    assert "tpu_num_cores: 8" in found.text
+    assert found.changes == ()
+    assert found.left[0].startswith("run.yaml:4: train.tpu_num_cores is no longer a flag")
+
+
+def test_braces_are_refused(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("train: {model: m, no_cuda: true}\n")
+    with pytest.raises(UsageError, match="stands in braces"):
+        upgrade_run_file(path, "run.yaml")
+
+
+def test_a_file_without_a_train_section_comes_back(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("zero:\n  stage: 2\n")
+    assert upgrade_run_file(path, "run.yaml").text == "zero:\n  stage: 2\n"
