@@ -1,0 +1,160 @@
+"""`dsrun config check`: everything that is wrong with a DeepSpeed JSON, at once, without DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from dsrun.errors import EXIT_FINDINGS, UsageError
+
+if TYPE_CHECKING:
+    from dsrun.findings import Finding
+    from dsrun.hardware.gpus import GpuModel
+    from dsrun.recipe.given import Given
+    from dsrun.zero.lint.view import Flags
+
+STDIN = "-"
+FORMAT_VERSION = 1
+COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("remark", "remarks")}
+# Longest first: mt5-small is no t5.
+T5_NAMES = ("umt5", "longt5", "long-t5", "byt5", "mt5", "t5")
+
+
+@click.command(name="check", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("file")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINING FLAGS…]")
+@click.option("--against", metavar="RUN.YAML", help="Compare with the training flags of this run.yaml.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), metavar="N", help="Number of GPUs, for the batch sizes."
+)
+@click.option(
+    "--for",
+    "target",
+    type=click.Choice(["trainer", "deepspeed"]),
+    help='Who reads the file. Default: the HF Trainer if it has an "auto" that the Trainer fills, else either.',
+)
+@click.option("--gpu", metavar="NAME", help="The GPU it will run on: a100-80, V100, …")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(
+    *,
+    file: str,
+    flags: tuple[str, ...],
+    against: str | None,
+    world_size: int | None,
+    target: Literal["trainer", "deepspeed"] | None,
+    gpu: str | None,
+    form: str,
+) -> int:
+    """Find what is wrong with a DeepSpeed JSON (FILE, or - for standard input).
+
+    Exit code 0 without errors (warnings and remarks are fine), 3 with one.
+    """
+    from dsrun.zero.lint.check import check
+
+    if target == "deepspeed" and (flags or against):
+        raise UsageError(
+            "--for deepspeed does not go with training flags", fix="only the Trainer compares them"
+        )
+    text, shown = read_text(file)
+    known = _training_flags(flags, against, world_size)
+    findings = check(
+        text,
+        file=shown,
+        target=target,
+        world_size=world_size or _workers(known),
+        against=known,
+        model_type=_model_type(known),
+        gpu=_gpu(gpu),
+    )
+    if form == "json":
+        click.echo(json.dumps(as_json(shown, findings), indent=2, ensure_ascii=False))
+    else:
+        _print(shown, findings)
+    return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0
+
+
+def read_text(file: str) -> tuple[str, str]:
+    """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read."""
+    try:
+        if file == STDIN:
+            return sys.stdin.buffer.read().decode("utf-8"), "<stdin>"
+        return Path(file).read_text(encoding="utf-8"), file
+    except OSError as error:
+        raise UsageError(
+            f"{file}: cannot be read: {error.strerror}", fix="name a DeepSpeed JSON file"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file}: not a text file", fix="name a DeepSpeed JSON file") from None
+
+
+def as_json(file: str, findings: list[Finding]) -> dict[str, Any]:
+    """The content of `--format json`; docs/config-check.md describes it."""
+    return {"version": FORMAT_VERSION, "file": file, "findings": [each.as_dict() for each in findings]}
+
+
+def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:
+    if not argv and run_file is None:
+        return None
+    from dsrun.recipe.overlay import flags_in_force, trainer_values
+    from dsrun.zero.lint.view import Flags
+
+    given = flags_in_force(argv, run_file, Path.cwd())
+    workers = world_size or _value(given, "nproc")
+    own = {name: each.value for name, each in given.items()}
+    names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
+    places = {names.get(name, name): each.where for name, each in given.items()}
+    return Flags(own | trainer_values(given, workers), frozenset(places), places)
+
+
+def _value(given: dict[str, Given], name: str) -> Any:
+    return given[name].value if name in given else None
+
+
+def _workers(flags: Flags | None) -> int | None:
+    workers = flags.values.get("nproc") if flags else None
+    return int(workers) if workers else None
+
+
+def _model_type(flags: Flags | None) -> str | None:
+    """The model's type: from config.json of a local folder, else T5's family by its name."""
+    model = flags.values.get("model") if flags else None
+    if not isinstance(model, str):
+        return None
+    try:
+        kind = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        name = model.rpartition("/")[2].lower()
+        return next((each.replace("-", "") for each in T5_NAMES if each in name), None)
+    return str(kind)
+
+
+def _gpu(name: str | None) -> GpuModel | None:
+    if name is None:
+        return None
+    from dsrun.hardware.gpus import lookup
+
+    found = lookup(name)
+    if found is None:
+        raise UsageError(
+            f"--gpu: {name!r} is not in the table of GPUs", fix="leave it out, or see build/gpus.toml"
+        )
+    return found
+
+
+def _print(file: str, findings: list[Finding]) -> None:
+    colour = False if os.environ.get("NO_COLOR") else None
+    for each in findings:
+        click.secho(each.level, fg=COLOURS[each.level], nl=False, color=colour)
+        click.echo(f" {each.where}: {each.message} [{each.code}]")
+        if each.fix:
+            click.echo(f"    {each.fix}")
+    counts = Counter[str](each.level for each in findings)
+    words = [f"{counts[level]} {WORDS[level][counts[level] > 1]}" for level in WORDS if counts[level]]
+    click.echo(f"{file}: {', '.join(words) or 'nothing to complain about'}")

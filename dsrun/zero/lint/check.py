@@ -1,0 +1,124 @@
+"""check(): everything that is the matter with a DeepSpeed config, at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsrun.findings import Finding, Level
+from dsrun.hardware.gpus import GpuModel
+from dsrun.zero.lint.against import check_against
+from dsrun.zero.lint.auto import check_auto
+from dsrun.zero.lint.batch import check_batch
+from dsrun.zero.lint.kinds import shown
+from dsrun.zero.lint.rules_advice import check_advice
+from dsrun.zero.lint.rules_engine import check_engine
+from dsrun.zero.lint.rules_optimizer import check_optimizer, check_scheduler
+from dsrun.zero.lint.rules_reading import check_reading
+from dsrun.zero.lint.rules_trainer import check_trainer
+from dsrun.zero.lint.sheet import Sheet
+from dsrun.zero.lint.source import NotJsonError, Slip, Source, dotted, read
+from dsrun.zero.lint.structure import check_structure
+from dsrun.zero.lint.view import Flags, Target, View, find_target
+
+RULES = (
+    check_structure,
+    check_auto,
+    check_batch,
+    check_reading,
+    check_engine,
+    check_optimizer,
+    check_scheduler,
+    check_trainer,
+    check_advice,
+    check_against,
+)
+SLIPS = {
+    "comment": ("comments are not JSON", "remove it"),
+    "trailing_comma": ("a comma after the last member is not JSON", "remove the comma"),
+    "python_word": ("{text} is Python, not JSON", "write {lower}"),
+    "number_word": (
+        "{text} is not JSON: Python reads it, DeepSpeed's own reader takes it for a text",
+        "write a number",
+    ),
+    "single_quotes": ("single quotes are not JSON", 'write {text} with double quotes, "…"'),
+}
+WORDS = {"True": "true", "False": "false", "None": "null"}
+HJSON = ("comment", "trailing_comma")
+
+
+def check(
+    text: str,
+    *,
+    file: str = "ds.json",
+    target: Target | None = None,
+    world_size: int | None = None,
+    against: Flags | None = None,
+    model_type: str | None = None,
+    gpu: GpuModel | None = None,
+) -> list[Finding]:
+    """Everything that is the matter with a DeepSpeed config, in the order of the file.
+
+    `text` is the JSON and `file` its name in the findings. `target` says who reads it: "trainer" (the HF Trainer,
+    which fills "auto") or "deepspeed" (DeepSpeed itself, in Hjson); None finds out: a file with an "auto" that the
+    Trainer fills is the Trainer's, and any other is held to what DeepSpeed refuses, with warnings for what the
+    Trainer does. `world_size` counts ranks; `against` are the training flags in force, `model_type` is that of the
+    model's config.json, `gpu` a row of build/gpus.toml. Raises nothing: text that is not JSON is a finding.
+    """
+    if against is not None:
+        target = "trainer"
+    try:
+        source = read(text)
+    except NotJsonError as error:
+        sheet = Sheet(Source(None), file)
+        sheet.at(error.spot, "error", "not_json", f"not JSON: {error.message}", error.fix)
+        return sheet.findings()
+    sheet = Sheet(source, file)
+    _check_text(source, target, sheet)
+    if not isinstance(source.value, dict):
+        sheet.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
+        return sheet.findings()
+    view = View(
+        source.value,
+        find_target(source.value, target),
+        target is not None,
+        world_size,
+        against,
+        model_type,
+        gpu,
+    )
+    for rule in RULES:
+        rule(view, sheet)
+    return sheet.findings()
+
+
+def _noun(value: Any) -> str:
+    return "a list" if isinstance(value, list) else shown(value)
+
+
+def _check_text(source: Source, target: Target | None, sheet: Sheet) -> None:
+    for slip in source.slips:
+        message, fix = SLIPS[slip.kind]
+        tolerated = slip.kind == "number_word" or (target == "deepspeed" and slip.kind in HJSON)
+        level: Level = "warning" if tolerated else "error"
+        words = {"text": slip.text, "lower": WORDS.get(slip.text, "")}
+        sheet.at(
+            slip.spot, level, "json_extension", message.format(**words) + _cut(slip), fix.format(**words)
+        )
+    for double in source.doubles:
+        name = dotted(double.path)
+        sheet.at(
+            double.spot,
+            "error",
+            "duplicate_key",
+            f"{double.path[-1]} stands twice, first in line {double.first.line}: DeepSpeed refuses the file, and the"
+            " Trainer takes the last",
+            "remove one of the two",
+            name=name,
+        )
+
+
+def _cut(slip: Slip) -> str:
+    if slip.kind != "comment":
+        return ""
+    first = slip.text.splitlines()[0]
+    return f": {first if len(first) <= 40 else first[:37] + '…'}"

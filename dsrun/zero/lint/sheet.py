@@ -1,0 +1,47 @@
+"""Sheet: where the rules write down what they find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dsrun.findings import Finding, Level
+from dsrun.zero.lint.codes import CODES
+from dsrun.zero.lint.source import Path, Source, Spot, dotted
+
+
+@dataclass
+class Sheet:
+    """Findings about one file, each at a path in it. `file` is its name as the user wrote it."""
+
+    source: Source
+    file: str
+    rows: list[tuple[Spot, Finding]] = field(default_factory=list)
+
+    def error(self, code: str, path: Path, message: str, fix: str = "") -> None:
+        """DeepSpeed, or the Trainer before it, does not run with this."""
+        self.add("error", code, path, message, fix)
+
+    def warning(self, code: str, path: Path, message: str, fix: str = "") -> None:
+        """It runs, but hardly as it is meant."""
+        self.add("warning", code, path, message, fix)
+
+    def info(self, code: str, path: Path, message: str, fix: str = "") -> None:
+        """Worth knowing."""
+        self.add("info", code, path, message, fix)
+
+    def add(self, level: Level, code: str, path: Path, message: str, fix: str = "") -> None:
+        """Raises ValueError for a code or level that the table of codes does not have."""
+        self.at(self.source.spot(path), level, code, message, fix, name=dotted(path))
+
+    def at(self, spot: Spot, level: Level, code: str, message: str, fix: str = "", *, name: str = "") -> None:
+        """A finding at a place in the text; `name` is the key's path, if it has one."""
+        if level not in CODES[code].levels:
+            raise ValueError(f"{code} is never of level {level}")
+        place = f"{self.file}:{spot.line}" if name else f"{self.file}:{spot}"
+        where = f"{name} ({place})" if name else place
+        self.rows.append((spot, Finding(level=level, code=code, message=message, fix=fix, where=where)))
+
+    def findings(self) -> list[Finding]:
+        """Everything that was found, in the order of the file and without repetitions."""
+        ordered = sorted(self.rows, key=lambda row: (row[0].line, row[0].column))
+        return list(dict.fromkeys(finding for _, finding in ordered))

@@ -1,0 +1,281 @@
+"""JSON text -> values, and where in the text each of them stands.
+
+Strict JSON is what accelerate's `json.load` takes. What people write beyond it (comments, trailing commas, Python's
+True) is read too, each with a slip of its own, so that everything else in the file can still be judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from json import JSONDecodeError, JSONDecoder
+from typing import Any, Literal
+
+Path = tuple[str | int, ...]
+SlipKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes"]
+
+NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
+BLANK = " \t\n\r"
+WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
+# json.load takes these three beyond the standard.
+NUMBER_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+PYTHON_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
+SINGLE_QUOTED = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
+DEEPEST = 100
+DECODER = JSONDecoder()
+
+
+class Whole(int):
+    """A whole number that remembers how it was written."""
+
+    text: str
+
+
+class Decimal(float):
+    """A number with a point or an exponent that remembers how it was written: 5e8 stays 5e8."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in the text; both count from 1."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Slip:
+    """Something that json.load refuses and that can be read all the same; `text` is what stands there."""
+
+    kind: SlipKind
+    spot: Spot
+    text: str
+
+
+@dataclass(frozen=True)
+class Double:
+    """A key that an object holds twice."""
+
+    path: Path
+    spot: Spot
+    first: Spot
+
+
+@dataclass
+class Source:
+    """What a JSON text holds. `spots` has the place of every key and of every element of a list."""
+
+    value: Any
+    spots: dict[Path, Spot] = field(default_factory=dict)
+    slips: list[Slip] = field(default_factory=list)
+    doubles: list[Double] = field(default_factory=list)
+
+    def spot(self, path: Path) -> Spot:
+        """Where the key stands, or the nearest enclosing one that does; the top of the file else."""
+        while path and path not in self.spots:
+            path = path[:-1]
+        return self.spots.get(path, Spot(1, 1))
+
+
+class NotJsonError(Exception):
+    """Text that cannot be read on."""
+
+    def __init__(self, message: str, spot: Spot, fix: str = "") -> None:
+        super().__init__(message)
+        self.message, self.spot, self.fix = message, spot, fix
+
+
+def read(text: str) -> Source:
+    """The value in a JSON text, with places, slips and doubled keys. Raises NotJsonError."""
+    return _Reader(text.removeprefix("\ufeff")).read()
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.source = Source(None)
+        self.starts = [0, *(match.end() for match in re.finditer("\n", text))]
+
+    def read(self) -> Source:
+        self._skip()
+        self.source.value = self._value((), 0)
+        self._skip()
+        if self.at < len(self.text):
+            raise self._error("more text after the end of the JSON", "one file holds one object")
+        return self.source
+
+    def _spot(self, at: int | None = None) -> Spot:
+        from bisect import bisect_right
+
+        at = self.at if at is None else at
+        line = bisect_right(self.starts, at)
+        return Spot(line, at - self.starts[line - 1] + 1)
+
+    def _error(self, message: str, fix: str = "", at: int | None = None) -> NotJsonError:
+        return NotJsonError(message, self._spot(at), fix)
+
+    def _peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def _skip(self) -> None:
+        """Go on to the next thing that is neither blank nor comment."""
+        while self.at < len(self.text):
+            if self._peek() in BLANK:
+                self.at += 1
+            elif self.text.startswith(("//", "#"), self.at):
+                self._comment(self.text.find("\n", self.at))
+            elif self.text.startswith("/*", self.at):
+                end = self.text.find("*/", self.at + 2)
+                if end < 0:
+                    raise self._error("a comment without its end */")
+                self._comment(end + 2)
+            else:
+                return
+
+    def _comment(self, end: int) -> None:
+        end = len(self.text) if end < 0 else end
+        self.source.slips.append(Slip("comment", self._spot(), self.text[self.at : end].strip()))
+        self.at = end
+
+    def _value(self, path: Path, depth: int) -> Any:
+        if depth > DEEPEST:
+            raise self._error(f"more than {DEEPEST} levels deep")
+        head = self._peek()
+        if head == "{":
+            return self._object(path, depth)
+        if head == "[":
+            return self._list(path, depth)
+        if head in ('"', "'"):
+            return self._string()
+        number = NUMBER.match(self.text, self.at)
+        word = WORD.match(self.text, self.at)
+        if number and word and number.end() == word.end():
+            return self._number(number)
+        return self._word(word)
+
+    def _number(self, match: re.Match[str]) -> Whole | Decimal:
+        self.at = match.end()
+        number: Whole | Decimal
+        if match.group(1) or match.group(2):
+            number = Decimal(match.group())
+        else:
+            try:
+                number = Whole(match.group())
+            except ValueError:  # Python reads at most 4300 digits
+                raise self._error("a number with too many digits", at=match.start()) from None
+        number.text = match.group()
+        return number
+
+    def _word(self, match: re.Match[str] | None) -> Any:
+        word = match.group() if match else ""
+        if word in WORDS or word in NUMBER_WORDS or word in PYTHON_WORDS:
+            if word not in WORDS:
+                kind: SlipKind = "python_word" if word in PYTHON_WORDS else "number_word"
+                self.source.slips.append(Slip(kind, self._spot(), word))
+            self.at += len(word)
+            return (WORDS | NUMBER_WORDS | PYTHON_WORDS)[word]
+        if not word:
+            raise self._error("a value is missing" if self.at < len(self.text) else "the text ends too early")
+        raise self._error(f"{word} is not a JSON value", _number_hint(word) or f'text needs quotes: "{word}"')
+
+    def _string(self) -> str:
+        start = self.at
+        if self._peek() == "'":
+            match = SINGLE_QUOTED.match(self.text, start)
+            if match is None:
+                raise self._error("a text without its closing '", at=start)
+            self.source.slips.append(Slip("single_quotes", self._spot(), match.group()))
+            self.at = match.end()
+            return match.group(1)
+        try:
+            value, self.at = DECODER.raw_decode(self.text, start)
+        except JSONDecodeError as error:
+            fix = 'close it with "' if error.msg.startswith(("Unterminated", "Invalid control")) else ""
+            raise self._error(
+                error.msg[0].lower() + error.msg[1:].removesuffix(" at"), fix, at=error.pos
+            ) from None
+        return str(value)
+
+    def _members(self, closing: str) -> Iterator[None]:
+        """Stop once at each member of an object or list; the caller reads it."""
+        opening = self.at
+        self.at += 1
+        self._skip()
+        while self._peek() != closing:
+            if self.at >= len(self.text):
+                self._no_comma(opening, closing)
+            yield
+            self._skip()
+            comma, at = self._peek() == ",", self.at
+            if comma:
+                self.at += 1
+                self._skip()
+                if self._peek() == closing:
+                    self.source.slips.append(Slip("trailing_comma", self._spot(at), ","))
+            elif self._peek() != closing:
+                self._no_comma(opening, closing)
+        self.at += 1
+
+    def _no_comma(self, opening: int, closing: str) -> None:
+        if self.at >= len(self.text):
+            raise self._error(f"the text ends before the closing {closing}", at=opening)
+        before = len(self.text[: self.at].rstrip())
+        line = self._spot(before - 1).line
+        raise self._error(f"expected , or {closing}", f"a comma is missing at the end of line {line}")
+
+    def _object(self, path: Path, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in self._members("}"):
+            spot = self._spot()
+            if self._peek() not in ("'", '"') or not self._peek():
+                raise self._error("expected a key", 'keys need double quotes: "key": value')
+            key = self._string()
+            here = (*path, key)
+            if key in found:
+                self.source.doubles.append(Double(here, spot, self.source.spots[here]))
+                self._forget(here)
+            self.source.spots[here] = spot
+            self._skip()
+            if self._peek() != ":":
+                raise self._error(f"expected : after the key {key}")
+            self.at += 1
+            self._skip()
+            found[key] = self._value(here, depth + 1)
+        return found
+
+    def _forget(self, path: Path) -> None:
+        """The last of two equal keys holds: the places inside the first no longer mean anything."""
+        for each in [each for each in self.source.spots if each[: len(path)] == path]:
+            del self.source.spots[each]
+
+    def _list(self, path: Path, depth: int) -> list[Any]:
+        found: list[Any] = []
+        for _ in self._members("]"):
+            here = (*path, len(found))
+            self.source.spots[here] = self._spot()
+            found.append(self._value(here, depth + 1))
+        return found
+
+
+def _number_hint(word: str) -> str:
+    """How to write something that looks like a number in JSON."""
+    plain = word.replace("_", "")
+    try:
+        value = float(plain)
+    except ValueError:
+        return ""
+    return f"write {int(value) if value.is_integer() and 'e' not in plain.lower() else value}"
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`zero_optimization.offload_param.device`, `prof_ops[0]`."""
+    words = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in path]
+    return "".join(words).removeprefix(".")

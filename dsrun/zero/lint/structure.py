@@ -1,0 +1,235 @@
+"""Keys and values against the schema: unknown, removed and legacy keys, wrong types, bounds and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsrun.zero.lint.kinds import expected, fit, json_type, outside, python_float, shown
+from dsrun.zero.lint.legacy import LEGACY, REMOVED, REMOVED_SINCE
+from dsrun.zero.lint.schema import Block, Entry, blocks, homes, nearest, removed
+from dsrun.zero.lint.sheet import Sheet
+from dsrun.zero.lint.source import Path, dotted
+from dsrun.zero.lint.view import AUTO, View
+
+# get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
+MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
+EAGER = "DeepSpeed stops when it reads the file"
+# Blocks whose other keys mean something to code that only their feature runs.
+OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
+# DeepSpeedConfigModel.__init__(self, strict=False, **data) swallows this key (deepspeed.runtime.config_utils).
+SWALLOWED = "strict"
+
+
+def check_structure(view: View, sheet: Sheet) -> None:
+    """Judge every key that the file holds."""
+    _check_block(blocks()[""], (), view.config, view, sheet)
+
+
+def _check_block(block: Block, path: Path, content: dict[str, Any], view: View, sheet: Sheet) -> None:
+    spellings = block.spellings
+    for name in content:
+        here = (*path, name)
+        key = spellings.get(name)
+        if name in removed(block.path):
+            reason, instead = REMOVED.get(name, ("its feature was removed", "leave it out"))
+            sheet.error("removed_key", here, f"{name}: {reason}", instead)
+        elif key is None or name == "self":
+            _unknown(block, here, name, content, sheet)
+        else:
+            _check_key(block, here, key, view=view, sheet=sheet)
+    for key, entry in block.keys.items():
+        other = entry.get("name")
+        if other and key in content and other in content:
+            sheet.error(
+                "given_twice", (*path, other), f"{other} and {key} are one setting", f"remove {other}"
+            )
+
+
+def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet: Sheet) -> None:
+    if block.style == "read" and block.path.startswith(OPEN):
+        return
+    # A model drops an "auto" before it looks at the key.
+    refused = block.style == "model" and name != SWALLOWED and (content[name] != AUTO or name == "self")
+    gone = REMOVED_SINCE.get(name)
+    where = dotted(path[:-1]) or "the top level"
+    message = f"DeepSpeed has no key {name} {'at' if len(path) == 1 else 'in'} {where}"
+    message += "" if refused else ", and ignores it in silence"
+    if gone is not None:
+        message, hint = f"{name}: {gone[0]}", gone[1]
+    else:
+        hint = _suggestion(block, name, content)
+    sheet.add("error" if refused else "warning", "unknown_key", path, message, hint)
+
+
+def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
+    """The key of this block that was meant, else the block that the key belongs to."""
+    match = nearest(name, block.spellings)
+    elsewhere = [each for each in homes().get(name, ()) if each != block.path]
+    if elsewhere and len(elsewhere) <= 2:
+        return "it belongs into " + " or ".join(each or "the top level" for each in elsewhere)
+    if match in content:
+        return f"remove it: {match} is there already"
+    return f"did you mean {match}?" if match else "remove it"
+
+
+def _check_key(block: Block, path: Path, key: str, *, view: View, sheet: Sheet) -> None:
+    entry, value = block.keys[key], view.raw(*path)
+    _legacy(block, path, entry, sheet)
+    if path == ("bfloat16",) and view.for_trainer:
+        return  # accelerate adds a bf16 block, and DeepSpeed no longer looks at this one
+    if value == AUTO and isinstance(value, str) and _auto_is_handled(block, path, view):
+        return
+    if "block" in entry:
+        _check_value_of_block(blocks()[entry["block"]], path, entry, view=view, sheet=sheet)
+    elif block.style == "model":
+        check_model_value(path, entry, value, sheet)
+    else:
+        _check_read_value(path, entry, value, sheet)
+
+
+def _legacy(block: Block, path: Path, entry: Entry, sheet: Sheet) -> None:
+    advice = LEGACY.get(dotted((*filter(None, block.path.split(".")), path[-1])))
+    if advice is not None:
+        sheet.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
+    elif "deprecated" in entry:
+        sheet.warning(
+            "legacy_key",
+            path,
+            f"{path[-1]} is the old name of {entry['deprecated']}",
+            f"use {entry['deprecated']}",
+        )
+
+
+def _auto_is_handled(block: Block, path: Path, view: View) -> bool:
+    """Whether dsrun.zero.lint.auto judges this "auto": the Trainer fills or refuses it, or a model drops it."""
+    return view.for_trainer or block.style == "model" or path[-1] in MONITORS
+
+
+def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: View, sheet: Sheet) -> None:
+    value = view.raw(*path)
+    if isinstance(value, dict):
+        _check_block(block, path, value, view, sheet)
+    elif block.path == "zero_optimization" and isinstance(value, bool):
+        stage = 1 if value else 0
+        sheet.warning(
+            "legacy_key",
+            path,
+            f"a bare {shown(value)} is an old way to ask for stage {stage}; the HF Trainer fails on it",
+            f'write "zero_optimization": {{"stage": {stage}}}',
+        )
+    elif not _tolerated(block, entry, value):
+        sheet.error("not_an_object", path, f"{path[-1]} is {shown(value)}, not an object {{…}}: {EAGER}")
+    elif value is not None:
+        sheet.warning(
+            "wrong_type", path, f"{path[-1]} is {shown(value)}, not an object {{…}}, and is ignored"
+        )
+
+
+def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
+    """Values other than an object that DeepSpeed passes over."""
+    if value is None:
+        return (
+            block.null
+            or bool(entry.get("null"))
+            or block.path in ("expert_parallel", "zero_optimization.leaf_module")
+        )
+    if block.path == "expert_parallel":  # parse_autoep_config: `if not param_dict`
+        return not value
+    if block.path == "timers":  # get_timers_config: `"throughput" in timers`
+        return isinstance(value, str | list) and "throughput" not in value
+    return False
+
+
+def check_model_value(path: Path, entry: Entry, value: Any, sheet: Sheet) -> None:
+    """Judge a value as pydantic does: converted where it can be, then held against the bounds."""
+    if path[-2:-1] == ("leaf_module",) and isinstance(value, str):
+        return  # DeepSpeedZeroLeafModuleConfig makes a list of one of it
+    name = path[-1]
+    found = fit(value, entry)
+    if path == ("fp16", "loss_scale") and isinstance(value, str) and found.fit == "refused":
+        found = python_float(value)
+    if found.fit == "refused":
+        code = (
+            "not_a_choice"
+            if "choices" in entry and json_type(value) not in ("list", "dict")
+            else "wrong_type"
+        )
+        sheet.error(
+            code, path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, entry)
+        )
+        return
+    limits = outside(found.value, entry)
+    if limits:
+        sheet.error("out_of_range", path, f"{name} is {shown(value)}, not {limits}: {EAGER}")
+    elif found.fit == "converted":
+        sheet.warning(
+            "wrong_type",
+            path,
+            f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed converts it, the Trainer does not",
+            f'write "{name}": {shown(found.value)}',
+        )
+
+
+def _repair(value: Any, entry: Entry) -> str:
+    """The value that was probably meant."""
+    if isinstance(value, str):
+        match = nearest(value.strip(), [each for each in entry.get("choices", ()) if isinstance(each, str)])
+        if match:
+            return f'did you mean "{match}"?'
+        try:
+            number = float(value)
+        except ValueError:
+            return ""
+        if {"int", "float"} & set(entry["types"]):
+            return f"write {int(number) if number.is_integer() else number} without quotes"
+    return ""
+
+
+def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Sheet) -> None:
+    """Judge a value that DeepSpeed takes as it is: only some of them make it stop."""
+    name, kind = path[-1], json_type(value)
+    if (value is None and entry.get("null")) or (entry.get("falsy") and not value):
+        return
+    if "must" in entry and kind not in entry["must"]:
+        sheet.error(
+            "wrong_type",
+            path,
+            f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}",
+            _repair(value, _typed(entry)),
+        )
+        return
+    if "choices" in entry and not _is_choice(value, entry):
+        words = _typed(entry)
+        sheet.error(
+            "not_a_choice",
+            path,
+            f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}",
+            _repair(value, words),
+        )
+        return
+    if fit(value, _typed(entry) | {"choices": []}).fit != "exact":
+        sheet.warning(
+            "wrong_type",
+            path,
+            f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed takes it as it is",
+        )
+
+
+def _typed(entry: Entry) -> Entry:
+    return {**entry, "types": [entry["type"]]}
+
+
+def _is_choice(value: Any, entry: Entry) -> bool:
+    if entry.get("fold") and isinstance(value, str):
+        return value.lower() in [each.lower() for each in entry["choices"]]
+    return value in entry["choices"]
+
+
+def leaves(content: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value inside nested objects that is no object itself; lists are values."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value

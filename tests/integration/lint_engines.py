@@ -1,0 +1,49 @@
+"""A worker of test_lint_engines.py: for every config on stdin, whether a real engine takes a step with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+
+from dsrun.system.net import free_port
+
+
+def verdict(config: dict) -> str:
+    """An empty text, or the error that the config ends in."""
+    import deepspeed
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    try:
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+        dtype = next(engine.module.parameters()).dtype
+        for _ in range(2):
+            engine.backward(engine(torch.ones(1, 8, dtype=dtype)).float().sum())
+            engine.step()
+        engine.destroy()
+    except Exception as error:  # whatever DeepSpeed ends in is the answer
+        return f"{type(error).__name__}: {error}"[:300] or "failed"
+    return ""
+
+
+def main() -> None:
+    """Answer on the real stdout, which DeepSpeed would fill with its log."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+    )
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.init_distributed(dist_backend="gloo")
+    found = [verdict(config) for config in json.load(sys.stdin)]
+    with os.fdopen(answers, "w") as out:
+        json.dump(found, out)
+
+
+if __name__ == "__main__":
+    main()

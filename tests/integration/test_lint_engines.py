@@ -1,0 +1,144 @@
+"""Errors that only DeepSpeed's engine shows are errors there, and configs without one take their steps.
+
+One process builds an engine for each config on one rank and takes two steps.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.zero.lint.check import check
+from dsrun.zero.lint.codes import CODES, ENGINE
+from tests.integration.lint_truth import deepspeed_says
+
+ROOT = Path(__file__).parents[2]
+# torch's own Adam: DeepSpeed's would be compiled first.
+ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
+
+
+def config(zero: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "optimizer": ADAM}
+    return found | ({} if zero is None else {"zero_optimization": zero}) | keys
+
+
+def adam(**params: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": "AdamW", "params": ADAM["params"] | params}}
+
+
+def warmup(kind: str = "WarmupLR", **params: Any) -> dict[str, Any]:
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+RUN = [
+    config(),
+    *[config({"stage": stage}) for stage in (0, 1, 2, 3)],
+    *[config({"stage": stage}, bf16={"enabled": True}) for stage in (0, 1, 2, 3)],
+    config({"stage": 2, "offload_param": {"device": "cpu"}}),
+    config({"stage": 0, "offload_optimizer": {"device": "cpu"}}),
+    config({"stage": 2, "zero_quantized_gradients": True, "zero_hpz_partition_size": 2}),
+    config(
+        {"stage": 2, "reduce_bucket_size": 1000, "allgather_bucket_size": 0, "round_robin_gradients": True}
+    ),
+    config(
+        {"stage": 2}, optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer=True
+    ),
+    config(gradient_clipping=0, steps_per_print=10.0, prescale_gradients=True, memory_breakdown=False),
+    config({"stage": 1}, gradient_clipping=0.5, wall_clock_breakdown=1, communication_data_type="fp32"),
+    config({"stage": 2, "compute_grad_norm": False}, gradient_clipping=0),
+    config({"stage": 1}, data_types={"grad_accum_dtype": "fp32"}, bf16={"enabled": True}),
+    config(data_types={"param_dtype": "bf16"}, bf16={"enabled": True}, log_level="ERROR"),
+    config(torch_autocast={"enabled": True, "dtype": "bf16"}, timers={"throughput": {"enabled": False}}),
+    config(**warmup(warmup_num_steps=1, warmup_max_lr=1e-3)),
+    config(
+        {"stage": 2}, **warmup("WarmupDecayLR", total_num_steps=5, warmup_num_steps=10, warmup_max_lr=1e-3)
+    ),
+    config(**warmup("WarmupCosineLR", total_num_steps=5, warmup_num_steps=2, warmup_type="linear")),
+    config(**warmup("StepLR", step_size=2)),
+    config(optimizer={"type": "Adagrad", "params": {"lr": 0.1, "lr_decay": 0.1}}),
+    config(optimizer={"type": "AdamW"} | {"params": {"torch_adam": True, "foreach": False}}),
+    config(sequence_parallel_size=1, managed_gradient_accumulation=False),
+    config(
+        optimizer={"type": "RMSprop", "params": {"lr": 0.1, "momentum": 0.5}},
+        flops_profiler={"enabled": True},
+    ),
+]
+FAIL = [
+    ("breaks_later", config(gradient_clipping="1.0")),
+    ("breaks_later", config({"stage": 2}, gradient_clipping=None)),
+    ("breaks_later", config(steps_per_print="10")),
+    ("breaks_later", config(steps_per_print=0)),
+    ("breaks_later", config(log_level="loud")),
+    ("breaks_later", config(log_level=2)),
+    ("breaks_later", config(sequence_parallel_size="2")),
+    ("breaks_later", config(flops_profiler={"enabled": True, "profile_step": "1"})),
+    ("breaks_later", config(data_types={"grad_accum_dtype": "half precision"})),
+    ("breaks_later", config(data_types={"param_dtype": "bf16"})),
+    ("breaks_later", config(data_types={"grad_accum_dtype": "fp32"}, bf16={"enabled": True})),
+    ("breaks_later", config({"stage": 2, "compute_grad_norm": False})),
+    ("breaks_later", config({"stage": 1, "legacy_stage1": True})),
+    ("breaks_later", config({"stage": 1, "overlap_comm": True}, managed_gradient_accumulation=False)),
+    ("breaks_later", config({"stage": 2, "zenflow": {}})),
+    ("nvme_path_missing", config({"stage": 3, "offload_param": {"device": "nvme"}})),
+    ("nvme_path_missing", config({"stage": 3, "offload_optimizer": {"device": "nvme"}})),
+    ("unknown_optimizer", config(optimizer={"type": "OneBitAdam", "params": {"lr": 1e-3}})),
+    ("unknown_optimizer", config(optimizer={"type": "sgd", "params": {"lr": 1e-3}})),
+    ("untested_optimizer", config({"stage": 1}, optimizer={"type": "SGD", "params": {"lr": 0.1}})),
+    ("optimizer_param", config(optimizer={"type": "SGD", "params": {"lr": 0.1, "betas": [0.9, 0.99]}})),
+    ("optimizer_param", config(**adam(momentum=0.9))),
+    ("optimizer_param", config(**adam(lr="1e-3"))),
+    ("optimizer_param", config(**adam(lr="auto"))),
+    ("optimizer_param", config(**adam(betas=[0.9]))),
+    ("optimizer_param", config(**adam(betas=[0.9, 1.0]))),
+    ("optimizer_param", config(**adam(max_grad_norm=0))),
+    ("unknown_scheduler", config(**warmup("WarmupLinearLR"))),
+    ("unknown_scheduler", config({"stage": 2}, **warmup("CosineAnnealingLR", T_max=2))),
+    ("scheduler_param", config(scheduler={"type": "WarmupLR"})),
+    ("scheduler_param", config(**warmup("WarmupDecayLR", warmup_num_steps=10))),
+    ("scheduler_param", config(**warmup("WarmupCosineLR", total_num_steps=5, warmup_max_lr=1e-3))),
+    ("scheduler_warmup", config(**warmup(warmup_num_steps=0))),
+    ("scheduler_warmup", config(**warmup(warmup_num_steps=10.0))),
+    ("scheduler_warmup", config(**warmup(warmup_num_steps="auto"))),
+    ("scheduler_warmup", config(**warmup(warmup_max_lr="1e-3"))),
+]
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Config as JSON -> the error that its engine ends in, empty for none."""
+    configs = [*RUN, *[each for _, each in FAIL]]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integration.lint_engines"],
+        input=json.dumps(configs), capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {json.dumps(each): answer for each, answer in zip(configs, json.loads(done.stdout), strict=True)}
+
+
+def errors(config):
+    found = check(json.dumps(config), target="deepspeed", world_size=1)
+    return [each for each in found if each.level == "error"]
+
+
+@pytest.mark.parametrize("config", RUN, ids=lambda each: json.dumps(each)[36:110])
+def test_what_the_engine_runs_has_no_error(config, engines):
+    assert engines[json.dumps(config)] == ""
+    assert errors(config) == []
+
+
+@pytest.mark.parametrize(("code", "config"), FAIL, ids=lambda each: each if isinstance(each, str) else "")
+def test_what_only_the_engine_refuses_is_an_error(code, config, engines):
+    assert deepspeed_says(json.loads(json.dumps(config))) == ""
+    assert engines[json.dumps(config)] != ""
+    assert [each.code for each in errors(config)] == [code]
+
+
+def test_every_code_of_the_engine_is_tried():
+    late = {name for name, code in CODES.items() if code.stops == ENGINE and "error" in code.levels}
+    # Only the Trainer builds an engine without an optimizer from a block without a type.
+    assert late - {"optimizer_needs"} == {code for code, _ in FAIL}

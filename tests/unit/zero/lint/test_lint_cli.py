@@ -1,0 +1,229 @@
+"""`dsrun config check` and `dsrun config upgrade` as commands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.cli import config_check, config_upgrade
+from dsrun.errors import UsageError
+
+GOOD = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "pydantic", "numpy", "yaml")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def call(capsys):
+    """Exit code, stdout and stderr of a command."""
+
+    def run(command, *args):
+        code = command.main(list(map(str, args)), standalone_mode=False)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def put(folder, name, content):
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content, indent=2))
+    return name
+
+
+def test_a_good_file_is_exit_code_0(here, call):
+    assert call(config_check.command, put(here, "ds.json", GOOD)) == (
+        0,
+        "ds.json: nothing to complain about\n",
+        "",
+    )
+
+
+def test_warnings_alone_are_exit_code_0(here, call):
+    code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"mine": 1}))
+    assert code == 0
+    assert out.endswith("ds.json: 1 warning\n")
+
+
+def test_an_error_is_exit_code_3_and_says_where_and_what_to_do(here, call):
+    code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"fp16": {"enable": True}}))
+    assert code == 3
+    assert (
+        "error fp16.enable (ds.json:8): DeepSpeed has no key enable in fp16 [unknown_key]\n    did you mean enabled?\n"
+        in out
+    )
+    assert out.endswith("ds.json: 1 error\n")
+
+
+def test_json_output_has_a_version_and_every_field(here, call):
+    code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"amp": {}}), "--format", "json")
+    answer = json.loads(out)
+    assert code == 3
+    assert (answer["version"], answer["file"]) == (1, "ds.json")
+    (finding,) = answer["findings"]
+    assert set(finding) == {"level", "code", "message", "fix", "where"}
+    assert (finding["level"], finding["code"], finding["where"]) == (
+        "error",
+        "removed_key",
+        "amp (ds.json:7)",
+    )
+
+
+def test_standard_input(here):
+    argv = [sys.executable, "-m", "dsrun", "config", "check", "-"]
+    done = subprocess.run(argv, input='{"a": 1,}', capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "<stdin>:1:8: a comma after the last member" in done.stdout
+
+
+def test_the_world_size_and_the_reader_can_be_said(here, call):
+    config = put(here, "ds.json", GOOD | {"train_batch_size": 8, "gradient_accumulation_steps": 1})
+    assert call(config_check.command, config, "--world-size", 2)[0] == 0
+    assert call(config_check.command, config, "--world-size", 4)[0] == 3
+    commented = put(here, "c.json", json.dumps(GOOD, indent=2) + "// end")
+    assert call(config_check.command, commented)[0] == 3
+    assert call(config_check.command, commented, "--for", "deepspeed")[0] == 0
+
+
+AUTO = {
+    "train_micro_batch_size_per_gpu": 4,
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": 2},
+}
+
+
+def test_training_flags_behind_two_dashes(here, call):
+    config = put(here, "ds.json", AUTO)
+    code, out, _ = call(config_check.command, config, "--", "--micro-batch-size", "2", "--model", "x")
+    assert code == 3
+    assert "train_micro_batch_size_per_gpu is 4, but --micro-batch-size asks for 2" in out
+    assert call(config_check.command, config, "--", "--per_gpu_train_batch_size", "4")[0] == 0
+
+
+def test_training_flags_of_a_run_file(here, call):
+    config = put(here, "ds.json", AUTO)
+    put(here, "run.yaml", "train:\n  model: m\n  per_device_train_batch_size: 2\n")
+    code, out, _ = call(config_check.command, config, "--against", "run.yaml")
+    assert code == 3
+    assert "run.yaml:3: train.per_device_train_batch_size asks for 2" in out
+    # The command line wins, as in training.
+    assert (
+        call(config_check.command, config, "--against", "run.yaml", "--", "--micro_batch_size", "4")[0] == 0
+    )
+
+
+def test_a_global_batch_size_is_compared_too(here, call):
+    config = put(here, "ds.json", AUTO | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32})
+    assert call(config_check.command, config, "--", "--global-batch-size", "64")[0] == 3
+    assert call(config_check.command, config, "--", "--global-batch-size", "32", "--nproc", "2")[0] == 0
+    steps = put(here, "s.json", AUTO | {"gradient_accumulation_steps": 2})
+    flags = ("--global-batch-size", "64", "--micro-batch-size", "4")
+    assert call(config_check.command, steps, "--world-size", 8, "--", *flags)[0] == 0
+    assert call(config_check.command, steps, "--world-size", 4, "--", *flags)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "warned"), [("google/flan-t5-xl", True), ("google/mt5-small", True), ("llama-7b", False)]
+)
+def test_t5_is_known_by_its_name(here, call, model, warned):
+    _, out, _ = call(config_check.command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", model)
+    assert ("t5_fp16" in out) is warned
+
+
+def test_a_local_models_config_says_what_it_is(here, call):
+    (here / "model").mkdir()
+    put(here / "model", "config.json", {"model_type": "t5"})
+    _, out, _ = call(config_check.command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", "model")
+    assert "t5_fp16" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("nowhere.json",), "nowhere.json: cannot be read"),
+        (("ds.json", "--gpu", "abacus"), "--gpu: 'abacus' is not in the table"),
+        (("ds.json", "--", "--learning_rat", "1"), "unknown flag --learning_rat"),
+        (("ds.json", "--for", "deepspeed", "--", "--bf16"), "does not go with training flags"),
+        (("binary",), "binary: not a text file"),
+    ],
+)
+def test_bad_input_is_a_usage_error(here, call, args, message):
+    put(here, "ds.json", GOOD)
+    (here / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=message):
+        call(config_check.command, *args)
+
+
+def test_checking_loads_nothing_heavy(here):
+    put(here, "ds.json", GOOD)
+    code = (
+        "import sys; from dsrun.cli.config_check import command; command.main(['ds.json'], standalone_mode=False);"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# -- upgrade ------------------------------------------------------------------------------------------------------
+
+OLD = GOOD | {"nebula": {}}
+
+
+def test_the_new_text_goes_to_stdout_and_the_changes_to_stderr(here, call):
+    code, out, err = call(config_upgrade.command, put(here, "old.json", OLD))
+    assert (code, json.loads(out)) == (0, GOOD)
+    assert err == "note: nebula: left out (Nebula checkpointing was removed)\n"
+    assert json.loads((here / "old.json").read_text()) == OLD
+
+
+def test_to_a_file_and_in_place(here, call):
+    old = put(here, "old.json", OLD)
+    assert call(config_upgrade.command, old, "-o", "new.json")[:2] == (0, "")
+    assert json.loads((here / "new.json").read_text()) == GOOD
+    assert call(config_upgrade.command, old, "--in-place")[:2] == (0, "")
+    assert json.loads((here / "old.json").read_text()) == GOOD
+    assert sorted(path.name for path in here.iterdir()) == ["new.json", "old.json"]
+
+
+def test_nothing_to_do_says_so(here, call):
+    text = put(here, "ds.json", GOOD)
+    assert call(config_upgrade.command, text) == (
+        0,
+        (here / text).read_text(),
+        "note: ds.json: nothing to upgrade\n",
+    )
+
+
+def test_what_no_upgrade_mends_is_exit_code_3(here, call):
+    code, out, err = call(config_upgrade.command, put(here, "old.json", OLD | {"fp16": {"enable": True}}))
+    assert code == 3
+    assert json.loads(out)["fp16"] == {"enable": True}
+    assert "error: fp16.enable (old.json:8): DeepSpeed has no key enable in fp16\n" in err
+
+
+def test_in_place_needs_a_file(here, call):
+    with pytest.raises(UsageError, match="--in-place"):
+        call(config_upgrade.command, "-", "--in-place")
+
+
+def test_a_run_file(here, call):
+    run = put(
+        here,
+        "run.yaml",
+        "train:\n  model: m\n  warmup_ratio: 0.1  # ten percent\n  no_cuda: true\nzero:\n  stage: 2\n",
+    )
+    code, out, err = call(config_upgrade.command, run)
+    assert code == 0
+    assert (
+        out == "train:\n  model: m\n  warmup_steps: 0.1  # ten percent\n  use_cpu: true\nzero:\n  stage: 2\n"
+    )
+    assert "run.yaml:3: train.warmup_ratio is no longer a flag: taken as --warmup_steps 0.1" in err
+    assert "run.yaml:4: train.no_cuda is no longer a flag: taken as --use_cpu true" in err

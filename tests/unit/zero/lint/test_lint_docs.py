@@ -1,0 +1,93 @@
+"""docs/config-check.md and ds_schema.json are what the code and the installed DeepSpeed say."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from dsrun.zero.lint.check import check
+from dsrun.zero.lint.codes import CODES, written_into
+from dsrun.zero.lint.kinds import CONVERTERS
+from dsrun.zero.lint.legacy import REMOVED
+from dsrun.zero.lint.schema import blocks, removed
+from dsrun.zero.lint.sheet import Sheet
+from dsrun.zero.lint.source import Source
+from dsrun.zero.lint.upgrade import upgrade
+from dsrun.zero.lint.view import TRAINER_FILLS
+
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "config-check.md"
+RULES = sorted((ROOT / "dsrun" / "zero" / "lint").glob("*.py"))
+
+
+def test_the_table_of_codes_is_generated():
+    page = PAGE.read_text(encoding="utf-8")
+    assert written_into(page) == page
+
+
+def test_the_example_of_the_json_output_is_real():
+    (example,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    config = {
+        "train_batch_size": 8,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2, "overlap_com": True},
+    }
+    text = json.dumps(config, indent=1)
+    found = [each.as_dict() for each in check(text, world_size=1, target="deepspeed")]
+    assert json.loads(example)["findings"] == found
+
+
+def test_every_old_key_that_the_page_names_is_upgraded():
+    page = PAGE.read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1] for line in page.partition("| old |")[2].splitlines()[2:] if line.startswith("|")
+    ]
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)} - {"loss_scale", "hysteresis"}
+    zero = {
+        "cpu_offload",
+        "cpu_offload_param",
+        "cpu_offload_params",
+        "cpu_offload_use_pin_memory",
+        "legacy_stage1",
+    }
+    zero |= {"stage3_gather_fp16_weights_on_model_save", *removed("zero_optimization")}
+    for name in names - {"max_grad_norm", "params", "allgather_size", "check_overflow"}:
+        if name.startswith(("OneBit", "ZeroOne")):
+            config = {"optimizer": {"type": name}}
+        else:
+            config = {"zero_optimization": {name: True}} if name in zero else {name: True}
+        assert upgrade(json.dumps(config)).changes, name
+
+
+def test_every_code_is_used_and_every_used_code_is_in_the_table():
+    source = "".join(path.read_text(encoding="utf-8") for path in RULES if path.name != "codes.py")
+    assert [code for code in CODES if f'"{code}"' not in source] == []
+    with pytest.raises(KeyError):
+        Sheet(Source({}), "x").error("no_such_code", (), "message")
+    with pytest.raises(ValueError, match="never of level info"):
+        Sheet(Source({}), "x").info("not_json", (), "message")
+
+
+def test_the_schema_is_that_of_the_installed_deepspeed():
+    tool = ROOT / "tools" / "harvest_ds_schema.py"
+    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_code_knows_every_word_of_the_schema():
+    entries = [entry for block in blocks().values() for entry in block.keys.values() if "block" not in entry]
+    words = {word for entry in entries for word in entry.get("types", [entry.get("type")])}
+    assert words - {"enum", "literal"} <= set(CONVERTERS)
+    assert {name for block in ("", "zero_optimization") for name in removed(block)} <= set(REMOVED)
+
+
+def test_what_the_trainer_fills_is_what_its_code_fills():
+    """Every key that HfTrainerDeepSpeedConfig names in fill_match and fill_only."""
+    package = Path(str(find_spec("transformers").origin)).parent
+    source = (package / "integrations" / "deepspeed.py").read_text(encoding="utf-8")
+    named = set(re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', source))
+    assert named == {".".join(path) for path in TRAINER_FILLS}

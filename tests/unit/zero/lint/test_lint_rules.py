@@ -1,0 +1,398 @@
+"""What each rule finds, where, and what it advises. tests/integration/test_lint_verdicts.py asks DeepSpeed itself."""
+
+import json
+
+import pytest
+
+from dsrun.hardware.gpus import lookup
+from dsrun.zero.lint.check import check
+from dsrun.zero.lint.view import Flags
+
+MICRO = {"train_micro_batch_size_per_gpu": 4}
+FILLED = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+CLIP = {"gradient_clipping": 1.0}
+
+
+def found(config, **known):
+    """(level, code, place) of everything that is found."""
+    return [
+        (each.level, each.code, each.where.partition(" ")[0]) for each in check(json.dumps(config), **known)
+    ]
+
+
+def only(config, code, **known):
+    """The one finding of this code."""
+    (finding,) = [each for each in check(json.dumps(config, indent=1), **known) if each.code == code]
+    return finding
+
+
+def zero(stage, **keys):
+    return {**MICRO, **CLIP, "zero_optimization": {"stage": stage, **keys}}
+
+
+def trainer(stage, **keys):
+    return {**FILLED, "gradient_clipping": "auto", "zero_optimization": {"stage": stage, **keys}}
+
+
+def test_a_clean_config_has_no_finding():
+    assert found(zero(2)) == []
+    assert found(trainer(3, stage3_gather_16bit_weights_on_model_save=True)) == []
+
+
+def test_a_finding_names_the_key_the_file_and_the_line():
+    finding = only(zero(2, overlap_com=True), "unknown_key", file="my.json")
+    assert finding.level == "error"
+    assert finding.where == "zero_optimization.overlap_com (my.json:6)"
+    assert finding.fix == "did you mean overlap_comm?"
+
+
+def test_all_findings_come_at_once_and_in_the_order_of_the_file():
+    config = {
+        "nebula": {},
+        "fp16": {"enabled": "maybe"},
+        "optimizer": {"type": "Adm"},
+        "zero_optimization": {"stage": 5},
+    }
+    lines = [int(each.where.rstrip(")").split(":")[1]) for each in check(json.dumps(config, indent=1))]
+    assert lines == sorted(lines)
+    assert {"removed_key", "wrong_type", "unknown_optimizer", "not_a_choice", "batch_missing"} <= {
+        code for _, code, _ in found(config)
+    }
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_typo_that_deepspeed_ignores_is_a_warning():
+    assert found({**zero(2), "gradient_cliping": 1.0}) == [("warning", "unknown_key", "gradient_cliping")]
+
+
+def test_an_optimizer_whose_type_is_mistyped_is_none():
+    assert found({**zero(2), "optimizer": {"typ": "AdamW", "params": {}}}) == [
+        ("warning", "optimizer_needs", "optimizer"),
+        ("warning", "unknown_key", "optimizer.typ"),
+    ]
+
+
+def test_a_key_of_another_block_is_sent_there():
+    assert only({**zero(2), "offload_optimizer": {"device": "cpu"}}, "unknown_key").fix == (
+        "it belongs into zero_optimization"
+    )
+    assert only({**MICRO, "bf16": {"loss_scale": 0}}, "unknown_key").fix == "it belongs into fp16"
+
+
+def test_a_second_spelling_beside_the_right_one_is_to_be_removed():
+    assert only({**zero(2), "zero_optimisation": {}}, "unknown_key").fix.startswith(
+        "remove it: zero_optimization is"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("cpu_offload", True), ("cpu_offload_param", True), ("cpu_offload_use_pin_memory", True)],
+)
+def test_old_names_that_work_are_warnings(key, value):
+    config = zero(3, stage3_gather_16bit_weights_on_model_save=True, **{key: value})
+    assert ("warning", "legacy_key", f"zero_optimization.{key}") in found(config)
+
+
+def test_an_old_name_that_never_worked_is_an_error():
+    finding = only(zero(3, cpu_offload_params=True), "unknown_key")
+    assert finding.level == "error"
+    assert "offload_param" in finding.fix
+
+
+def test_old_and_new_name_together_are_an_error():
+    assert ("error", "given_twice", "zero_optimization.cpu_offload") in found(
+        zero(2, cpu_offload=True, offload_optimizer={"device": "cpu"})
+    )
+
+
+# -- values -------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_in_quotes_is_a_warning_where_deepspeed_converts_it():
+    finding = only(zero("2"), "wrong_type")
+    assert finding.level == "warning"
+    assert finding.fix == 'write "stage": 2'
+
+
+def test_a_number_in_quotes_is_an_error_where_it_does_not():
+    finding = only({"train_batch_size": "8"}, "wrong_type")
+    assert finding.level == "error"
+    assert finding.fix == "write 8 without quotes"
+
+
+def test_a_switch_in_quotes_that_deepspeed_takes_for_true_is_a_warning():
+    finding = only({**zero(2), "prescale_gradients": "false"}, "wrong_type")
+    assert (finding.level, finding.where.partition(" ")[0]) == ("warning", "prescale_gradients")
+
+
+def test_a_wrong_word_gets_the_nearest():
+    assert only(zero(2, offload_optimizer={"device": "CPU"}), "not_a_choice").fix == 'did you mean "cpu"?'
+
+
+def test_whole_floats_are_how_people_write_sizes():
+    assert found(zero(2, reduce_bucket_size=5e7)) == []
+
+
+# -- auto ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_auto_that_nobody_fills_is_an_error_in_a_file_for_the_trainer():
+    finding = only(trainer(2, allgather_bucket_size="auto"), "auto_nobody_fills")
+    assert finding.level == "error"
+    assert "500000000" in finding.fix
+
+
+def test_an_auto_in_a_file_without_any_that_the_trainer_fills_is_a_warning():
+    assert found(zero(2, allgather_bucket_size="auto")) == [
+        ("warning", "auto_nobody_fills", "zero_optimization.allgather_bucket_size")
+    ]
+
+
+def test_deepspeeds_own_autos_are_refused_under_the_trainer():
+    config = trainer(
+        2, offload_optimizer={"device": "cpu", "pin_memory": True}, zenflow={"select_strategy": "auto"}
+    )
+    assert ("error", "auto_nobody_fills", "zero_optimization.zenflow.select_strategy") in found(config)
+
+
+def test_a_gather_of_auto_means_false():
+    codes = {code for _, code, _ in found(trainer(3, stage3_gather_16bit_weights_on_model_save="auto"))}
+    assert codes == {"auto_is_a_constant", "zero3_no_gather_on_save"}
+
+
+# -- batch sizes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "codes"),
+    [
+        ((16, 4, 2), 2, []),
+        ((16, 4, 2), 4, ["batch_mismatch"]),
+        ((16, 4, 2), None, ["batch_world_size"]),
+        ((18, 4, 2), None, ["batch_mismatch"]),
+        ((16, 4, None), 2, []),
+        ((16, 3, None), 2, ["batch_mismatch"]),
+        ((16, None, 4), 4, []),
+        ((16, None, 5), 4, ["batch_mismatch"]),
+        ((16, None, None), 3, ["batch_mismatch"]),
+        ((None, 4, 2), 7, []),
+        ((None, 4, 0), 7, ["batch_mismatch"]),
+        ((None, None, 2), 1, ["batch_missing"]),
+    ],
+)
+def test_batch_arithmetic(sizes, world, codes):
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    config = {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
+    assert [code for _, code, _ in found({**config, **CLIP}, world_size=world, target="deepspeed")] == codes
+
+
+def test_a_shared_sequence_leaves_fewer_batches():
+    sizes = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
+    shared = {**sizes, **CLIP, "sequence_parallel_size": 2}
+    assert found(shared, world_size=8, target="deepspeed") == []
+    assert "batch_mismatch" in {code for _, code, _ in found(shared, world_size=4, target="deepspeed")}
+
+
+# -- ZeRO, offloading, precision ----------------------------------------------------------------------------------
+
+
+def test_zero3_has_to_gather_on_save():
+    assert found(zero(3)) == [
+        ("warning", "zero3_no_gather_on_save", "zero_optimization.stage3_gather_16bit_weights_on_model_save")
+    ]
+    assert found(zero(3, gather_16bit_weights_on_model_save=True)) == []
+
+
+def test_offloading_that_the_stage_ignores():
+    assert ("warning", "offload_needs_stage", "zero_optimization.offload_param") in found(
+        zero(2, offload_param={"device": "cpu", "pin_memory": True})
+    )
+    assert ("warning", "offload_needs_stage", "zero_optimization.offload_optimizer.device") in found(
+        zero(2, offload_optimizer={"device": "nvme", "nvme_path": "/nvme", "pin_memory": True})
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        (None, "nvme_path_missing"),
+        ("nvme", "nvme_path_odd"),
+        ("/dev/shm/x", "nvme_path_odd"),
+        ("/home/me", "nvme_path_odd"),
+    ],
+)
+def test_nvme_paths(path, code):
+    block = {"device": "nvme", "pin_memory": True} | ({"nvme_path": path} if path else {})
+    config = zero(3, offload_param=block, stage3_gather_16bit_weights_on_model_save=True)
+    assert [each for _, each, _ in found(config)] == [code]
+
+
+def test_a_good_nvme_path_is_fine():
+    block = {"device": "nvme", "pin_memory": True, "nvme_path": "/local_nvme"}
+    assert found(zero(3, offload_param=block, stage3_gather_16bit_weights_on_model_save=True)) == []
+
+
+def test_large_and_tiny_buckets():
+    assert "9.3 GiB" in only(zero(2, reduce_bucket_size=5_000_000_000), "bucket_wastes_memory").message
+    assert only(zero(2, allgather_bucket_size=1000), "bucket_too_small").level == "warning"
+    assert (
+        "sharded" in only(zero(3, stage3_param_persistence_threshold=10**9), "bucket_wastes_memory").message
+    )
+
+
+def test_keys_of_stage_3_at_stage_2():
+    config = zero(2, stage3_max_live_parameters=1000000000, zero_hpz_partition_size=8)
+    assert found(config) == [
+        ("info", "no_effect", "zero_optimization.stage3_max_live_parameters"),
+        ("warning", "needs_stage", "zero_optimization.zero_hpz_partition_size"),
+    ]
+
+
+def test_t5_in_fp16():
+    config = {**zero(2), "fp16": {"enabled": True}}
+    assert only(config, "t5_fp16", model_type="mt5").level == "warning"
+    assert found(config, model_type="llama") == []
+    flags = Flags({"fp16": True}, frozenset({"fp16"}))
+    assert only(trainer(2), "t5_fp16", model_type="t5", against=flags)
+
+
+def test_bf16_on_an_old_gpu():
+    config = {**zero(2), "bf16": {"enabled": True, "check_grad_overflow": True}}
+    assert only(config, "bf16_needs_ampere", gpu=lookup("V100")).level == "warning"
+    assert found(config, gpu=lookup("A100")) == []
+
+
+def test_defaults_that_moved_are_remarks():
+    config = {
+        **MICRO,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    }
+    assert [level for level, code, _ in found(config) if code == "moved_default"] == ["info"] * 3
+
+
+# -- optimizers and schedulers ------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_is_gone_names_todays():
+    finding = only(
+        {**zero(1), "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}, "unknown_optimizer"
+    )
+    assert finding.fix == "use AdamW"
+
+
+def test_a_parameter_of_another_optimizer():
+    params = {"lr": 1e-3, "beta": [0.9, 0.99]}
+    assert (
+        only({**zero(1), "optimizer": {"type": "AdamW", "params": params}}, "optimizer_param").fix
+        == "did you mean betas?"
+    )
+
+
+def test_the_schedulers_peak_holds_over_the_optimizers_rate():
+    config = {
+        **zero(1),
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 10}},
+    }
+    assert only(config, "scheduler_warmup").fix == 'add "warmup_max_lr": 0.0001'
+    config["scheduler"]["params"]["warmup_max_lr"] = 1e-3
+    assert "the scheduler's holds" in only(config, "scheduler_warmup").message
+
+
+def test_a_warm_up_longer_than_the_training():
+    params = {"total_num_steps": 10, "warmup_num_steps": 100, "warmup_max_lr": 1e-3}
+    config = {**zero(1), "scheduler": {"type": "WarmupDecayLR", "params": params}}
+    assert only(config, "scheduler_warmup").level == "warning"
+
+
+# -- who reads it -------------------------------------------------------------------------------------------------
+
+
+def test_without_zero_optimization_only_the_trainer_stops():
+    assert found({**MICRO, **CLIP}) == [("warning", "trainer_stops", "ds.json:1:1")]
+    assert found({**MICRO, **CLIP}, target="deepspeed") == []
+    assert ("error", "trainer_stops", "ds.json:1:1") in found({**MICRO, **CLIP}, target="trainer")
+
+
+def test_bfloat16_does_nothing_under_the_trainer():
+    config = {**zero(2), "bfloat16": {"enabled": True}}
+    assert ("warning", "ignored_key", "bfloat16") in found(config, target="trainer")
+
+
+def test_comments_are_errors_but_for_deepspeed():
+    text = json.dumps(zero(2), indent=1).replace("4,", "4, // four").replace("\n}", ",\n}")
+    assert [each.level for each in check(text)] == ["error", "error"]
+    assert [each.level for each in check(text, target="deepspeed")] == ["warning", "warning"]
+
+
+def test_no_json_is_one_finding_with_its_place():
+    (finding,) = check('{\n  "a": 1\n  "b": 2\n}', file="x.json")
+    assert (finding.code, finding.where) == ("not_json", "x.json:3:3")
+    assert "line 2" in finding.fix
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"x"', "null"])
+def test_anything_but_an_object_is_an_error(text):
+    assert [each.code for each in check(text)] == ["not_an_object"]
+
+
+def test_a_doubled_key_says_where_the_first_stands():
+    (finding,) = [each for each in check('{"a": 1,\n"a": 2}') if each.code == "duplicate_key"]
+    assert finding.where == "a (ds.json:2)"
+    assert "first in line 1" in finding.message
+
+
+# -- training flags -----------------------------------------------------------------------------------------------
+
+
+def flags(**given):
+    return Flags(
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-5} | given,
+        frozenset(given),
+    )
+
+
+def test_a_number_that_a_flag_contradicts():
+    config = {**trainer(2), "train_micro_batch_size_per_gpu": 4}
+    finding = only(config, "conflicts_with_flag", against=flags(per_device_train_batch_size=2))
+    assert finding.level == "error"
+    assert finding.fix == 'write "train_micro_batch_size_per_gpu": "auto", or --per_device_train_batch_size 4'
+    assert found(config, against=flags(per_device_train_batch_size=4)) == []
+
+
+def test_a_flag_that_was_not_given_still_has_its_default():
+    config = {**trainer(2), "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+    assert "not given" in only(config, "conflicts_with_flag", against=flags()).message
+
+
+def test_the_precision_is_compared_when_a_flag_asks_for_one():
+    config = {**trainer(2), "bf16": {"enabled": True, "check_grad_overflow": True}}
+    assert found(config, against=flags()) == []
+    assert only(config, "conflicts_with_flag", against=flags(fp16=True)).where.startswith("bf16.enabled")
+
+
+def test_the_global_batch_is_compared_with_a_world_size():
+    config = {**trainer(2), "train_batch_size": 16}
+    assert "conflicts_with_flag" in {code for _, code, _ in found(config, against=flags(), world_size=4)}
+    assert found(config, against=flags(), world_size=2) == []
+
+
+def test_flags_that_the_file_overrules():
+    config = {**FILLED, "zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR", "params": {}}}
+    codes = [
+        code for _, code, _ in found(config, against=flags(lr_scheduler_type="cosine", max_grad_norm=0.5))
+    ]
+    assert codes.count("flag_has_no_effect") == 2
+
+
+def test_auto_find_batch_size_does_not_go_with_zero3():
+    config = trainer(3, stage3_gather_16bit_weights_on_model_save=True)
+    assert only(config, "conflicts_with_flag", against=flags(auto_find_batch_size=True))

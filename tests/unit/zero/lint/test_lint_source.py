@@ -1,0 +1,170 @@
+"""The JSON reader: what json.loads reads, with places, and a little more."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsrun.zero.lint.source import NotJsonError, dotted, read
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+PIECES = st.sampled_from(
+    [
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        '"a"',
+        '"',
+        "1",
+        "-",
+        "01",
+        "1.",
+        "1e5",
+        ".5",
+        "true",
+        "nul",
+        " ",
+        "\n",
+        "\\",
+        "\u00e9",
+    ]
+)
+
+
+def plain(text):
+    """What json.loads makes of it, or None."""
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return None
+
+
+def strict(text):
+    """What our reader makes of it when nothing had to be overlooked, or None."""
+    try:
+        source = read(text)
+    except NotJsonError:
+        return None
+    beyond = [slip for slip in source.slips if slip.kind != "number_word"]
+    return None if beyond else [source.value]
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(VALUES, st.sampled_from([None, 2, "\t"]), st.booleans())
+def test_json_is_read_as_json_reads_it(value, indent, ascii_only):
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    assert strict(text) == plain(text)
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(st.lists(PIECES, max_size=9).map("".join))
+def test_what_json_refuses_is_refused_or_noted(text):
+    assert strict(text) == plain(text)
+
+
+TEXT = """{
+  "a": 1,
+  "b": {
+    "c": [5e8, 2],
+    "d": {"e": "x"}
+  }
+}"""
+
+
+def test_every_key_has_its_place():
+    source = read(TEXT)
+    places = {dotted(path): str(spot) for path, spot in source.spots.items()}
+    assert places == {
+        "a": "2:3",
+        "b": "3:3",
+        "b.c": "4:5",
+        "b.c[0]": "4:11",
+        "b.c[1]": "4:16",
+        "b.d": "5:5",
+        "b.d.e": "5:11",
+    }
+    assert source.spot(("b", "nonsense")).line == 3
+    assert source.spot(("nonsense",)).line == 1
+
+
+def test_numbers_remember_how_they_were_written():
+    source = read("[5e8, 1E-5, 1.50, -0, 12]")
+    assert [number.text for number in source.value] == ["5e8", "1E-5", "1.50", "-0", "12"]
+    assert source.value == [5e8, 1e-5, 1.5, 0, 12]
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ('{"a": 1} // end', ["comment"]),
+        ('{# one\n"a": /* two\n lines */ 1}', ["comment", "comment"]),
+        ('{"a": [1, 2,],}', ["trailing_comma", "trailing_comma"]),
+        ('{"a": True, "b": None}', ["python_word", "python_word"]),
+        ("{'a': 'b'}", ["single_quotes", "single_quotes"]),
+        ('{"a": NaN, "b": -Infinity}', ["number_word", "number_word"]),
+        ('{"a": "// no comment, True, }"}', []),
+    ],
+)
+def test_what_people_write_is_read_and_noted(text, kinds):
+    source = read(text)
+    assert [slip.kind for slip in source.slips] == kinds
+    assert isinstance(source.value, dict)
+
+
+def test_slips_have_their_place_and_values_their_meaning():
+    source = read("{\n 'a': True,\n}")
+    assert source.value == {"a": True}
+    assert [(slip.kind, str(slip.spot)) for slip in source.slips] == [
+        ("single_quotes", "2:2"),
+        ("python_word", "2:7"),
+        ("trailing_comma", "2:11"),
+    ]
+    assert math.isinf(read('{"a": -Infinity}').value["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message", "fix"),
+    [
+        ("", "1:1", "the text ends too early", ""),
+        ('{"a": 1', "1:1", "the text ends before the closing }", ""),
+        ('{\n"a": 1\n"b": 2}', "3:1", "expected , or }", "a comma is missing at the end of line 2"),
+        ('{"a" 1}', "1:6", "expected : after the key a", ""),
+        ("{a: 1}", "1:2", "expected a key", "double quotes"),
+        ('{"a": yes}', "1:7", "yes is not a JSON value", '"yes"'),
+        ('{"a": 1_000}', "1:7", "1_000 is not a JSON value", "write 1000"),
+        ('{"a": .5}', "1:7", ".5 is not a JSON value", "write 0.5"),
+        ('{"a": ,}', "1:7", "a value is missing", ""),
+        ('{"a": "b}', "1:7", "unterminated string", 'close it with "'),
+        ('{"a": 1}}', "1:9", "more text after the end", ""),
+        ('{"a": 1 /* x', "1:9", "a comment without its end", ""),
+        ("[" * 200, "1:102", "more than 100 levels deep", ""),
+    ],
+)
+def test_text_that_is_no_json_is_refused_with_its_place(text, place, message, fix):
+    with pytest.raises(NotJsonError) as caught:
+        read(text)
+    assert str(caught.value.spot) == place
+    assert message in caught.value.message
+    assert fix in caught.value.fix
+
+
+def test_a_doubled_key_is_noted_and_the_last_one_holds():
+    source = read('{\n"a": {"x": 1, "y": 2},\n"a": {"x": 3}}')
+    assert source.value == {"a": {"x": 3}}
+    assert [(double.path, double.spot.line, double.first.line) for double in source.doubles] == [
+        (("a",), 3, 2)
+    ]
+    assert ("a", "y") not in source.spots
+
+
+def test_a_byte_order_mark_is_skipped():
+    assert read('\ufeff{"a": 1}').value == {"a": 1}
