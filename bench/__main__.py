@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-BENCHMARKS = ("startup",)
+BENCHMARKS = ("startup", "memory")
 
 
 def main(names: list[str]) -> int:

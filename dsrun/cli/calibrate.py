@@ -1,0 +1,110 @@
+"""Two real steps at a plan's chosen point, on this machine: predicted against measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.errors import MissingError, ToolError, UsageError
+
+if TYPE_CHECKING:
+    from dsrun.zero.memory.calibration import Calibration
+    from dsrun.zero.memory.configs import Found
+    from dsrun.zero.memory.plan import Plan
+    from dsrun.zero.memory.strategy import Row
+
+STEPS = 2
+SECONDS = 3600.0
+CPU_MICRO_BATCH = 4
+WORD = "four "
+"""Repeated to the length asked for; every tokenizer makes at least one token of it."""
+
+
+def calibrate(made: Plan, found: Found) -> Calibration:
+    """Train STEPS steps of random weights and compare the peak with the plan's figure.
+
+    On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
+    ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for.
+    """
+    from dsrun.launch.packages import require_training_packages
+    from dsrun.system.gpus import visible_gpus
+
+    require_training_packages()
+    row, question = made.choice, made.question
+    if row is None:
+        raise UsageError("nothing fits, so there is nothing to calibrate")
+    gpus = visible_gpus()
+    if question.cluster.nodes != 1 or (gpus and len(gpus) < question.cluster.per_node):
+        raise UsageError(
+            f"--calibrate runs on this machine, which has {len(gpus)} GPUs, and the plan is for"
+            f" {question.cluster.world}",
+            fix="plan for the GPUs here",
+        )
+    if not gpus:
+        made, row = _on_cpu(made, row)
+    with tempfile.TemporaryDirectory(prefix="dsrun-calibrate-") as scratch:
+        records = _train(made, row, found, Path(scratch), on_gpu=bool(gpus))
+    return _compare(made, row, found, records, on_gpu=bool(gpus))
+
+
+def _on_cpu(made: Plan, row: Row) -> tuple[Plan, Row]:
+    """The same strategy on as many ranks as there are cores, with a micro batch a CPU gets through."""
+    from dsrun.system.host import cores
+
+    question = made.question
+    ranks = min(question.cluster.per_node, cores())
+    small = replace(row, micro_batch=min(row.micro_batch, CPU_MICRO_BATCH))
+    asked = replace(question, cluster=question.cluster.with_nodes(1, ranks), global_batch=None)
+    return replace(made, question=asked), small
+
+
+def _train(made: Plan, row: Row, found: Found, scratch: Path, *, on_gpu: bool) -> list[dict[str, Any]]:
+    from dsrun.runs.records import read_records
+    from dsrun.system.answer import ask
+    from dsrun.zero.memory.commands import Wording, train_argv
+
+    question = made.question
+    data = scratch / "train.jsonl"
+    samples = row.micro_batch * question.cluster.world * STEPS
+    long = WORD * max(question.length, question.source_length)
+    text = {"source": long, "target": long} if question.model.seq2seq else {"text": long}
+    data.write_text("".join(json.dumps(text) + "\n" for _ in range(samples)))
+    words = Wording(model=str(found.folder), data=("--train-file", str(data)))
+    strategy = row.strategy
+    # One micro batch per step is enough: accumulation does not change the peak but for ZeRO-1's gradients.
+    argv = train_argv(replace(question, global_batch=None), row, words)[2:]
+    if strategy.stage:
+        place = argv.index("--deepspeed")
+        argv[place : place + 2] = ["--zero", str(strategy.stage), "--offload", strategy.offload]
+    output = scratch / "run"
+    argv += ["--from-scratch", "--max-steps", str(STEPS), "--save-strategy", "no", "--logging-steps", "1"]
+    argv += ["--output", str(output), *([] if on_gpu else ["--use-cpu"])]
+    done = ask([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
+    if done.exit_code:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ToolError(f"the two steps failed: {last}")
+    return [record for record in read_records(output / "metrics.jsonl") if "host_memory" in record]
+
+
+def _compare(
+    made: Plan, row: Row, found: Found, records: list[dict[str, Any]], *, on_gpu: bool
+) -> Calibration:
+    from dsrun.zero.memory import strategy
+    from dsrun.zero.memory.calibration import Calibration, save
+    from dsrun.zero.memory.cpu_rank import resident
+
+    plain = replace(made.question, factor=1.0)
+    if not records:
+        raise MissingError("the two steps left no memory figures in metrics.jsonl")
+    if not on_gpu:
+        measured = max(int(each.get("host_memory_peak", each["host_memory"])) for each in records)
+        predicted = resident(plain, row.strategy, row.micro_batch)
+        return Calibration(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
+    gpu = strategy.gpu(plain, row.strategy, row.micro_batch)
+    measured = max(int(each["gpu_memory_peak"]) for each in records) + gpu.buffers.context
+    saved = save(found.config, plain, gpu.total, measured)
+    return Calibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)

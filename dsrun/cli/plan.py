@@ -1,0 +1,211 @@
+"""`dsrun plan`: what fits where, from the model's config alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.cli.words import remark
+from dsrun.errors import EXIT_FINDINGS
+
+if TYPE_CHECKING:
+    from dsrun.zero.memory.commands import Wording
+    from dsrun.zero.memory.configs import Found
+    from dsrun.zero.memory.count import Counted
+    from dsrun.zero.memory.plan import Plan
+    from dsrun.zero.memory.question import Question
+
+
+@click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--model", required=True, metavar="NAME|DIR", help="Model folder, config.json, or cached Hub name."
+)
+@click.option(
+    "--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8.  [default: those here]"
+)
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes with these GPUs.")
+@click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, for one that is not known.")
+@click.option(
+    "--host-memory", type=float, metavar="GIB", help="GiB of host memory per node.  [default: 256 a GPU]"
+)
+@click.option(
+    "--max-length", type=int, metavar="N", help="Tokens per sample; of a seq2seq model, of both sides."
+)
+@click.option("--max-source-length", type=int, metavar="N", help="Source tokens per sample (seq2seq).")
+@click.option("--max-target-length", type=int, metavar="N", help="Target tokens per sample (seq2seq).")
+@click.option("--global-batch-size", type=int, metavar="N", help="Samples per optimizer step over all GPUs.")
+@click.option("--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank only.")
+@click.option(
+    "--preset", type=click.Choice(["conservative", "balanced", "aggressive"]), default="balanced",
+    show_default=True, help="Fill at most 50%, 65% or 90% of each GPU.",
+)  # fmt: skip
+@click.option(
+    "--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
+    help="Number format of training.",
+)  # fmt: skip
+@click.option(
+    "--gradient-checkpointing", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True,
+    help="Keep only each layer's input and compute the rest again.",
+)  # fmt: skip
+@click.option(
+    "--attention", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
+    help="fused: sdpa or flash attention; eager keeps all scores.",
+)  # fmt: skip
+@click.option("--from-scratch", is_flag=True, help="The model is initialised, not loaded.")
+@click.option("--train-file", metavar="FILE", help="Training data, for the commands that follow.")
+@click.option("--dataset", metavar="NAME", help="Dataset, for the commands that follow.")
+@click.option(
+    "--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="Local NVMe folder."
+)
+@click.option(
+    "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
+    help="Count parameters with transformers on the meta device, or from the config's shapes.",
+)  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--calibrate", is_flag=True, help="Train two steps at the chosen point here and compare.")
+@click.option("--debug", is_flag=True, hidden=True)
+def command(**given: Any) -> int:
+    """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
+    from dsrun.zero.memory.configs import find
+    from dsrun.zero.memory.count import count
+    from dsrun.zero.memory.plan import plan
+
+    found = find(_model_folder(given["model"]))
+    counted = count(
+        found,
+        meta={"auto": None, "meta": True, "shapes": False}[given["counting"]],
+        from_scratch=given["from_scratch"],
+    )
+    question = _question(counted, given)
+    words = _wording(given)
+    question = replace(question, factor=_correction(found, question))
+    made = plan(question)
+    for finding in counted.findings:
+        remark(f"{finding.message}{f' ({finding.fix})' if finding.fix else ''}")
+    if question.cluster.note:
+        remark(question.cluster.note)
+    if given["form"] == "json":
+        from dsrun.zero.memory.report import as_json
+
+        click.echo(json.dumps(as_json(made, counted, words), indent=2))
+    else:
+        _print(made, counted, words)
+    if given["calibrate"] and made.choice is not None:
+        return _calibrate(made, found)
+    return 0 if made.choice is not None else EXIT_FINDINGS
+
+
+def _model_folder(name: str) -> str:
+    """A demo's folder, made where `dsrun train` makes it too; everything else is a path or a Hub name."""
+    if not name.startswith("demo-"):
+        return name
+    from dsrun.demo import DEMO_NAMES, materialise
+    from dsrun.zero.memory.calibration import cache_root
+
+    return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
+
+
+def _question(counted: Counted, given: dict[str, Any]) -> Question:
+    from dsrun.zero.memory.question import USUAL_LENGTH, Question, default_precision
+    from dsrun.zero.memory.shapes import check_length
+
+    cluster = _cluster(given)
+    model = counted.architecture
+    both = given["max_length"]
+    usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
+    target = given["max_target_length"] if model.seq2seq else None
+    question = replace(
+        Question(model=model, cluster=cluster),
+        length=_first(target, both, usual),
+        source_length=_first(given["max_source_length"], both, usual),
+        global_batch=given["global_batch_size"],
+        lora=given["lora"],
+        preset=given["preset"],
+        precision=default_precision(given["precision"], model, cluster),
+        checkpointing=given["gradient_checkpointing"],
+        attention=given["attention"],
+        host_memory=given["host_memory"],
+    )
+    check_length(model, "--max-length", question.length)
+    return question
+
+
+def _first(*values: int | None) -> int:
+    """The first that was given; 0 counts as given, and is refused later."""
+    return next(value for value in values if value is not None)
+
+
+def _cluster(given: dict[str, Any]) -> Any:
+    from dsrun.errors import UsageError
+    from dsrun.zero.memory.gpus_arg import cluster
+
+    gpus = given["gpus"]
+    if gpus is None:
+        from dsrun.system.gpus import visible_gpus
+
+        here = visible_gpus()
+        if not here:
+            raise UsageError("there is no GPU here to plan for", fix="name them: --gpus a100-80:8")
+        sizes = [each.memory_total / 2**30 for each in here if each.memory_total is not None]
+        memory = given["gpu_memory"] or (min(sizes) if sizes else None)
+        return cluster(f"{here[0].name}:{len(here)}", nodes=given["nodes"], memory=memory)
+    return cluster(gpus, nodes=given["nodes"], memory=given["gpu_memory"])
+
+
+def _wording(given: dict[str, Any]) -> Wording:
+    from dsrun.zero.memory.commands import Wording
+
+    data = tuple(
+        word
+        for name in ("train_file", "dataset")
+        if given[name]
+        for word in (f"--{name.replace('_', '-')}", given[name])
+    )
+    return Wording(model=given["model"], data=data, nvme_path=given["nvme_path"])
+
+
+def _correction(found: Found, question: Question) -> float:
+    from dsrun.zero.memory.calibration import remembered
+
+    return remembered(found.config, question)
+
+
+def _print(made: Plan, counted: Counted, words: Wording) -> None:
+    from dsrun.zero.memory import commands, report
+    from dsrun.zero.memory.strategy import GIB
+
+    for line in report.header(made, counted, words):
+        click.echo(line)
+    click.echo()
+    rows = report.table(made)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo()
+    if made.choice is None:
+        click.echo("nothing fits. What would:")
+        for remedy in made.remedies:
+            click.echo(f"  {remedy}")
+        return
+    click.echo(f"choice: {made.why}")
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in report.details(made.choice))
+    click.echo(f"  GiB per GPU: {parts}")
+    disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
+    click.echo(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
+    click.echo()
+    for line in commands.lines(made.question, made.choice, words):
+        click.echo(line)
+    if not words.data:
+        click.echo(
+            "# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used"
+        )
+
+
+def _calibrate(made: Plan, found: Found) -> int:
+    from dsrun.cli.calibrate import calibrate
+
+    click.echo(calibrate(made, found).sentence, err=True)
+    return 0

@@ -1,0 +1,50 @@
+"""`python -m dsrun.train.meta_count FOLDER`: count a model's parameters on the meta device, where they take no memory.
+
+Prints one JSON object: `tensors`, a list of [name, shape, kind] in the model's own order, tied tensors once, with the
+kinds of `dsrun.zero.memory.architecture`; and `transformers`, the version that built the model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.pytorch_utils import Conv1D
+
+
+def build(folder: str) -> Any:
+    """The model of `folder`'s config, without storage behind its tensors."""
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(config)
+
+
+def tensors(model: Any) -> list[tuple[str, list[int], str]]:
+    """Name, shape and kind of every parameter."""
+    owners: dict[int, Any] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), module)
+    output = model.get_output_embeddings()
+    return [(name, list(p.shape), _kind(p, owners[id(p)], output)) for name, p in model.named_parameters()]
+
+
+def _kind(parameter: Any, owner: Any, output: Any) -> str:
+    if not parameter.requires_grad:
+        return "frozen"
+    if parameter.ndim == 1:
+        return "vector"
+    if isinstance(owner, torch.nn.Embedding):
+        return "embedding"
+    if owner is output:
+        return "head"
+    return "linear" if isinstance(owner, torch.nn.Linear | Conv1D) else "experts"
+
+
+if __name__ == "__main__":
+    json.dump({"tensors": tensors(build(sys.argv[1])), "transformers": transformers.__version__}, sys.stdout)

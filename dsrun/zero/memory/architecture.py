@@ -1,0 +1,113 @@
+"""Architecture: what the memory formulas need to know of a model, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+Kind = Literal["linear", "embedding", "vector", "experts", "head", "frozen"]
+"""linear: a matrix that gets a LoRA adapter under "all-linear"; embedding: token or position table; vector: norm
+weights and biases, which the Trainer keeps out of weight decay; experts: stacked matrices of a mixture of experts;
+head: the output embedding, which peft leaves alone; frozen: computed positions that are never trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter tensor of a layer, with its shape in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`repeat` equal layers called `name`, each with `weights` in the order of the model's parameters."""
+
+    name: str
+    repeat: int
+    weights: tuple[Weight, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of one layer."""
+        return sum(weight.elements for weight in self.weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """The widths that decide what one side (encoder or decoder) keeps for the backward pass, in elements per token.
+
+    `queries` = heads × head size, `keys` = key/value heads × head size. `ffn` is the width one token goes through:
+    of a mixture of experts, that of all experts it is sent to. `gated`: the feed-forward part multiplies two
+    projections (SwiGLU, gated GELU). `cross`: it has attention over the encoder's output. `norms` per layer.
+    """
+
+    layers: int
+    heads: int
+    queries: int
+    keys: int
+    ffn: int
+    gated: bool
+    norms: int
+    cross: bool = False
+    query_norms: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+
+
+NormKind = Literal["rms", "t5", "layer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """A model's parameter tensors and widths.
+
+    `blocks` hold every distinct tensor once, tied ones not twice. `hidden` is the residual width, `vocabulary` the
+    number of logits per position. `positions` is the longest input the model's position table takes, None where
+    positions are relative or rotary. `head_bias`: attention bias is a learned table added to the scores (T5).
+    """
+
+    family: str
+    seq2seq: bool
+    hidden: int
+    vocabulary: int
+    tied: bool
+    blocks: tuple[Block, ...]
+    decoder: Stack
+    encoder: Stack | None = None
+    norm: NormKind = "layer"
+    positions: int | None = None
+    relative_bias: bool = False
+    dropout: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied ones once."""
+        return sum(block.repeat * block.elements for block in self.blocks)
+
+    @property
+    def frozen(self) -> int:
+        """Parameters that no optimizer ever sees."""
+        return sum(weight.elements for weight in self.tensors() if weight.kind == "frozen")
+
+    @property
+    def largest_layer(self) -> int:
+        """Elements of the largest single layer: what ZeRO-3 gathers at once, at least."""
+        return max(block.elements for block in self.blocks)
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
+
+    def tensors(self) -> Iterator[Weight]:
+        """Every parameter tensor in the model's own order."""
+        for block in self.blocks:
+            for _ in range(block.repeat):
+                yield from block.weights

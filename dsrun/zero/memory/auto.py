@@ -1,0 +1,77 @@
+"""`dsrun train --zero auto`: the plan's choice as training flags, where the user left them open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.zero.memory.calibration import remembered
+from dsrun.zero.memory.gpus_arg import Cluster
+from dsrun.zero.memory.plan import Chosen, choose
+from dsrun.zero.memory.question import USUAL_LENGTH, Question, Switch
+from dsrun.zero.memory.shapes import describe
+
+
+def decide(
+    config: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    precision: str,
+    length: int | None = None,
+    source_length: int | None = None,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    lora: int | None = None,
+    checkpointing: bool | None = None,
+    from_scratch: bool = False,
+) -> Chosen:
+    """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
+
+    What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
+    sample. Raises UsageError with the first remedy when nothing fits.
+    """
+    model = describe(config, from_scratch=from_scratch)
+    switch: Switch = "auto" if checkpointing is None else "on" if checkpointing else "off"
+    usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
+    share = None if micro_batch is None else micro_batch * cluster.world
+    if micro_batch is not None and global_batch is not None and global_batch % (micro_batch * cluster.world):
+        raise UsageError(
+            f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs"
+        )
+    question = Question(
+        model=model,
+        cluster=cluster,
+        length=length or usual,
+        source_length=source_length or usual,
+        # One micro batch of the given size per step: the largest that fits is then that or one of its divisors.
+        global_batch=share or global_batch,
+        lora=lora,
+        precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
+        checkpointing=switch,
+    )
+    question = question.corrected(remembered(config, question))
+    return choose(question, micro_batch=micro_batch)
+
+
+def flags(chosen: Chosen, given: Collection[str]) -> list[str]:
+    """The choice as flags of `dsrun train`, without those whose canonical name is in `given`."""
+    argv = ["--zero", str(chosen.stage)]
+    if "offload" not in given and chosen.offload != "none":
+        argv += ["--offload", chosen.offload]
+    if not {"micro_batch_size", "per_device_train_batch_size"} & set(given):
+        argv += ["--micro-batch-size", str(chosen.micro_batch)]
+    if chosen.checkpointing and not {"gradient_checkpointing", "activation_checkpointing"} & set(given):
+        argv.append("--gradient-checkpointing")
+    return argv
+
+
+def words(chosen: Chosen) -> str:
+    """What was chosen, in one line for the user."""
+    place = (
+        ""
+        if chosen.offload == "none"
+        else f" with states on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
+    )
+    again = ", recomputing activations" if chosen.checkpointing else ""
+    return f"--zero auto: ZeRO-{chosen.stage}{place}, micro batch {chosen.micro_batch}{again} (`dsrun plan` says why)"

@@ -1,0 +1,126 @@
+"""Reading a model's config.json: by path, or from the Hub's cache on this machine. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import MissingError, UsageError
+
+LARGEST_HEADER = 100 * 2**20
+"""Bytes; the safetensors format refuses longer headers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model's folder, its config.json and, where its weights lie beside it, the tensors they hold.
+
+    `stored` maps tensor names to elements, None where no safetensors files are there.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    stored: Mapping[str, int] | None
+
+
+def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
+    """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache.
+
+    Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is no config.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _found(name, path.parent, path)
+    if path.is_dir():
+        return _found(name, path, path / "config.json")
+    snapshot = cached_snapshot(name, hub_cache(environ))
+    if snapshot is None:
+        raise MissingError(
+            f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"
+            " read without downloading",
+            fix=f"run `hf download {name} config.json`, or give the folder",
+        )
+    return _found(name, snapshot, snapshot / "config.json")
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """The folder huggingface_hub keeps downloads in, by its own environment variables."""
+    if environ.get("HF_HUB_CACHE"):
+        return Path(environ["HF_HUB_CACHE"])
+    home = environ.get("HF_HOME")
+    root = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
+    return Path(home or Path(root) / "huggingface") / "hub"
+
+
+def cached_snapshot(name: str, cache: Path) -> Path | None:
+    """The newest snapshot of Hub model `name` with a config.json: the one `refs/main` names, else any.
+
+    Layout (huggingface_hub's own): models--ORG--NAME/refs/main holds a commit, snapshots/COMMIT/ the files.
+    """
+    repository = cache / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (repository / "refs" / "main").read_text().strip()
+    except OSError:
+        commit = ""
+    try:
+        others = sorted(
+            (repository / "snapshots").iterdir(), key=lambda each: each.stat().st_mtime, reverse=True
+        )
+    except OSError:
+        return None
+    snapshots = [repository / "snapshots" / commit, *others] if commit else others
+    return next((each for each in snapshots if (each / "config.json").is_file()), None)
+
+
+def _found(name: str, folder: Path, file: Path) -> Found:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} holds no config.json", fix="give a model's folder") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UsageError(f"{file} is no model config: it has no model_type", fix="give a model's folder")
+    return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
+
+
+def stored_tensors(folder: Path) -> dict[str, int] | None:
+    """Names and elements of all tensors in the folder's safetensors files, from their headers alone.
+
+    None without such files, or when a file named by the index is missing or damaged: the count is then unknown.
+    """
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        else:
+            files = ["model.safetensors"]
+        found: dict[str, int] = {}
+        for file in files:
+            found |= _header(folder / file)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error):
+        return None
+    return found
+
+
+def _header(file: Path) -> dict[str, int]:
+    """A safetensors file starts with the header's length (8 bytes, little endian), then the header as JSON."""
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        if length > LARGEST_HEADER:
+            raise ValueError(f"{file}: header of {length} bytes")
+        header = json.loads(opened.read(length))
+    sizes = {}
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            elements = 1
+            for side in tensor["shape"]:
+                elements *= side
+            sizes[name] = elements
+    return sizes

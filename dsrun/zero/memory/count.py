@@ -1,0 +1,163 @@
+"""The parameter count: on the meta device in a child process where torch is installed, else from the shapes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+
+from dsrun.errors import ToolError
+from dsrun.findings import Finding
+from dsrun.system.answer import ask
+from dsrun.zero.memory.architecture import Architecture, Block, Stack, Weight
+from dsrun.zero.memory.configs import Found
+from dsrun.zero.memory.reading import Settings
+from dsrun.zero.memory.shapes import FAMILIES, describe
+
+COUNTER = "dsrun.train.meta_count"
+SECONDS = 300.0
+TOLERANCE = 0.005
+"""Share by which files may differ: some hold computed positions or leave tied tensors out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """An architecture, how its parameters were counted, and what is to be said about that."""
+
+    architecture: Architecture
+    how: str
+    findings: tuple[Finding, ...] = ()
+
+
+def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False) -> Counted:
+    """The architecture of a model and its exact parameter count.
+
+    `meta`: count on the meta device; None does so where torch and transformers are installed. Raises MissingError when
+    neither way knows the model, ToolError when the child process fails on a model that needs it.
+    """
+    known = str(found.config["model_type"]) in FAMILIES
+    shapes = describe(found.config, from_scratch=from_scratch) if known else None
+    if meta is None:
+        meta = find_spec("torch") is not None and find_spec("transformers") is not None
+    if not meta:
+        shapes = shapes or describe(found.config, from_scratch=from_scratch)
+        return Counted(
+            architecture=shapes,
+            how="the architecture's shapes",
+            findings=tuple(_against_files(found, shapes)),
+        )
+    try:
+        tensors = meta_tensors(found.folder)
+    except ToolError as error:
+        if shapes is None:
+            raise
+        finding = Finding(
+            level="warning", code="plan.meta-count", message=str(error), where=str(found.folder)
+        )
+        return Counted(architecture=shapes, how="the architecture's shapes", findings=(finding,))
+    loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
+    findings: list[Finding] = []
+    architecture = shapes
+    if architecture is None or architecture.parameters != sum(each.elements for each in loaded):
+        if architecture is not None:
+            findings.append(_differs(found, architecture, loaded))
+        architecture = generic(found, loaded)
+    findings += _against_files(found, architecture)
+    return Counted(architecture=architecture, how="transformers on the meta device", findings=tuple(findings))
+
+
+def meta_tensors(folder: Path) -> tuple[Weight, ...]:
+    """Every tensor of the model, from a child process that may load torch. Raises ToolError when it fails."""
+    done = ask([sys.executable, "-m", COUNTER, str(folder)], seconds=SECONDS, changes={"HF_HUB_OFFLINE": "1"})
+    if done.exit_code != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ToolError(f"counting {folder} on the meta device failed: {last[:200]}")
+    rows = json.loads(done.stdout.strip().splitlines()[-1])["tensors"]
+    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in rows)
+
+
+def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool) -> tuple[Weight, ...]:
+    """T5 models whose config unties the embeddings get their own output embedding when they are loaded.
+
+    (transformers 5 builds them tied, see `dsrun.zero.memory.seq2seq.t5`.)
+    """
+    family, tied = found.config["model_type"], found.config.get("tie_word_embeddings", True)
+    if from_scratch or tied or family not in ("t5", "mt5", "umt5"):
+        return tensors
+    table = max(tensors, key=lambda each: each.kind == "embedding")
+    return (*tensors, Weight("lm_head.weight", table.shape, "head"))
+
+
+def generic(found: Found, tensors: tuple[Weight, ...]) -> Architecture:
+    """An architecture of any decoder or encoder-decoder model: its tensors, and widths under their usual names."""
+    config = found.config.get("text_config") or found.config
+    settings = Settings(config)
+    width = settings.number("hidden_size", "d_model", "n_embd")
+    heads = settings.number(
+        "num_attention_heads", "encoder_attention_heads", "num_heads", "n_head", default=1
+    )
+    size = settings.number("head_dim", "d_kv", default=max(1, width // heads))
+    keys = settings.number("num_key_value_heads", default=heads)
+    ffn = settings.number(
+        "intermediate_size", "ffn_dim", "encoder_ffn_dim", "d_ff", "n_inner", default=4 * width
+    )
+    layers = settings.number("num_hidden_layers", "num_layers", "encoder_layers", "n_layer")
+    seq2seq = bool(found.config.get("is_encoder_decoder"))
+    gated = any("gate" in each.name or "wi_1" in each.name for each in tensors)
+
+    def side(*, cross: bool) -> Stack:
+        return Stack(
+            layers=layers, heads=heads, queries=heads * size, keys=keys * size, ffn=ffn, gated=gated,
+            norms=3 if cross else 2, cross=cross,
+        )  # fmt: skip
+
+    return Architecture(
+        family=str(found.config["model_type"]), seq2seq=seq2seq, hidden=width, vocabulary=settings.number("vocab_size"),
+        tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors), norm="rms",
+        decoder=side(cross=seq2seq), encoder=side(cross=False) if seq2seq else None,
+    )  # fmt: skip
+
+
+def layered(tensors: tuple[Weight, ...]) -> tuple[Block, ...]:
+    """Tensors in their order, cut into layers where the first number in their names changes."""
+
+    def layer(weight: Weight) -> str:
+        numbered = re.match(r"(.*?\.\d+)\.", weight.name)
+        return numbered[1] if numbered else weight.name.rpartition(".")[0]
+
+    return tuple(Block(name, 1, tuple(weights)) for name, weights in groupby(tensors, key=layer))
+
+
+def _differs(found: Found, shapes: Architecture, tensors: tuple[Weight, ...]) -> Finding:
+    counted = sum(each.elements for each in tensors)
+    return Finding(
+        level="warning",
+        code="plan.count-differs",
+        message=f"transformers builds {counted:,} parameters, dsrun's shapes give {shapes.parameters:,};"
+        " taking the former",
+        where=str(found.folder),
+    )
+
+
+def _against_files(found: Found, architecture: Architecture) -> list[Finding]:
+    """Say so when the safetensors files beside the config hold another number of elements."""
+    stored = found.stored
+    if stored is None:
+        return []
+    total, counted = sum(stored.values()), architecture.parameters
+    # Computed positions (Marian, Pegasus) may have been left out of the files.
+    if any(abs(total - each) <= TOLERANCE * counted for each in (counted, counted - architecture.frozen)):
+        return []
+    return [
+        Finding(
+            level="warning",
+            code="plan.files-differ",
+            message=f"the safetensors files hold {total:,} elements, the config describes {counted:,}",
+            fix="check that config.json belongs to these weights",
+            where=str(found.folder),
+        )
+    ]

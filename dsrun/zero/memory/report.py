@@ -1,0 +1,162 @@
+"""A plan as words for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from dsrun.zero.memory import commands
+from dsrun.zero.memory.commands import Wording
+from dsrun.zero.memory.count import Counted
+from dsrun.zero.memory.lora import training
+from dsrun.zero.memory.plan import Plan, described
+from dsrun.zero.memory.strategy import GIB, Row
+
+VERSION = 1
+"""Of the JSON form; docs/plan.md describes it."""
+HEADINGS = ("strategy", "recompute", "verdict", "micro batch", "GiB/GPU", "host GiB/node", "speed", "because")
+
+
+def as_json(plan: Plan, counted: Counted, words: Wording) -> dict[str, Any]:
+    """The plan as plain JSON values; memory in bytes."""
+    question, model = plan.question, plan.question.model
+    trained = training(model, question.lora)
+    return {
+        "version": VERSION,
+        "model": {
+            "name": words.model,
+            "type": model.family,
+            "parameters": model.parameters,
+            "trainable": trained.trainable,
+            "counted_by": counted.how,
+        },
+        "cluster": {
+            "gpu": question.cluster.name,
+            "gpu_memory": int(question.cluster.memory * GIB),
+            "gpus_per_node": question.cluster.per_node,
+            "nodes": question.cluster.nodes,
+            "host_memory": int(question.host * GIB),
+            "host_memory_is_assumed": question.host_memory is None,
+        },
+        "asked": {
+            "preset": question.preset,
+            "budget": int(question.budget),
+            "precision": question.precision,
+            "length": question.length,
+            "source_length": question.source_length if model.seq2seq else None,
+            "global_batch_size": question.global_batch,
+            "lora": question.lora,
+            "correction": question.factor,
+        },
+        "strategies": [row_as_json(row) for row in plan.rows],
+        "choice": None if plan.choice is None else plan.rows.index(plan.choice),
+        "why": plan.why,
+        "commands": [] if plan.choice is None else commands.lines(question, plan.choice, words),
+        "would_fit": list(plan.remedies),
+        "findings": [finding.as_dict() for finding in counted.findings],
+    }
+
+
+def row_as_json(row: Row) -> dict[str, Any]:
+    """One strategy; `gpu` adds up to `gpu_total` but for what does not meet at the peak."""
+    gpu, states = row.gpu, row.gpu.states
+    return {
+        "stage": row.strategy.stage,
+        "offload": row.strategy.offload,
+        "checkpointing": row.strategy.checkpointing,
+        "verdict": row.verdict,
+        "micro_batch": row.micro_batch,
+        "accumulation": row.accumulation,
+        "gpu_total": gpu.total,
+        "gpu": {
+            "states": asdict(states.gpu),
+            "optimizer_step": states.step,
+            "activations": gpu.activations.kept,
+            "one_layer": gpu.activations.working,
+            "logits_and_loss": gpu.activations.logits,
+            "buckets": gpu.buffers.buckets,
+            "gathered": gpu.buffers.gathered,
+            "autocast": gpu.buffers.autocast,
+            "context": gpu.buffers.context,
+            "fragmentation": gpu.reserve,
+        },
+        "host_per_node": row.host,
+        "host_while_loading": row.host_loading,
+        "host_states_per_rank": asdict(states.host),
+        "nvme_per_node": row.nvme,
+        "checkpoint": row.checkpoint,
+        "relative_speed": None if row.verdict == "does not fit" else round(row.relative, 3),
+        "reason": row.reason,
+    }
+
+
+def header(plan: Plan, counted: Counted, words: Wording) -> list[str]:
+    """What was asked, in lines."""
+    question, model = plan.question, plan.question.model
+    trained = training(model, question.lora)
+    share = f", {trained.trainable:,} of them in adapters trained" if question.lora else ""
+    lengths = (
+        f"{question.source_length} + {question.length} tokens"
+        if model.seq2seq
+        else f"{question.length} tokens"
+    )
+    return [
+        f"{words.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
+        f"{described(question)} in {question.cluster.nodes} node{'s' if question.cluster.nodes > 1 else ''},"
+        f" {question.precision}, {lengths} per sample, preset {question.preset}:"
+        f" at most {question.budget / GIB:.1f} GiB of each GPU",
+    ]
+
+
+def table(plan: Plan) -> list[tuple[str, ...]]:
+    """The rows as words, the heading first."""
+    return [HEADINGS, *(_words(row) for row in plan.rows)]
+
+
+def _words(row: Row) -> tuple[str, ...]:
+    strategy = row.strategy
+    fits = row.verdict != "does not fit"
+    name = f"ZeRO-{strategy.stage}" + ("" if strategy.offload == "none" else f" + {strategy.offload}")
+    return (
+        name,
+        "yes" if strategy.checkpointing else "no",
+        row.verdict,
+        str(row.micro_batch) if row.micro_batch else "-",
+        f"{row.gpu.total / GIB:.1f}",
+        f"{max(row.host, row.host_loading) / GIB:.0f}",
+        f"{row.relative:.2f}" if fits else "-",
+        row.reason if fits else _too_much(row),
+    )
+
+
+def _too_much(row: Row) -> str:
+    """What is in the way with one sample."""
+    gpu = row.gpu
+    parts = {
+        "model states": gpu.states.gpu.total,
+        "activations": gpu.activations.peak,
+        "buffers": gpu.buffers.total,
+    }
+    largest = max(parts, key=lambda each: parts[each])
+    return f"{largest} alone take {parts[largest] / GIB:.1f} GiB"
+
+
+def details(row: Row) -> list[tuple[str, int]]:
+    """What fills a GPU under the chosen strategy: names and bytes."""
+    gpu, held = row.gpu, row.gpu.states.gpu
+    parts = [
+        ("parameters", held.parameters),
+        ("gradients", held.gradients),
+        ("master weights", held.master),
+        ("optimizer states", held.optimizer),
+        ("staging buffers", held.staging),
+        ("activations", gpu.activations.kept),
+        ("logits and loss" if gpu.activations.logits > gpu.activations.working else "one layer's backward pass",
+         max(gpu.activations.logits, gpu.activations.working)),
+        ("buckets", gpu.buffers.buckets),
+        ("gathered parameters", gpu.buffers.gathered),
+        ("autocast's copies", gpu.buffers.autocast),
+        ("CUDA and NCCL", gpu.buffers.context),
+        ("fragmentation reserve", gpu.reserve),
+    ]  # fmt: skip
+    return [(name, size) for name, size in parts if size]

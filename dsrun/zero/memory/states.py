@@ -1,0 +1,272 @@
+"""Model states per rank: parameters, gradients, master weights and optimizer states, and where they live.
+
+What DeepSpeed 0.19.8 allocates was read in its source and measured on real engines; the functions below name the
+places. Bytes per element: two for bf16 and fp16, four for fp32; Adam keeps two fp32 moments. ZeRO's stages are those of
+Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal
+
+from dsrun.zero.memory.lora import Training
+
+Offload = Literal["none", "cpu", "nvme"]
+Precision = Literal["bf16", "fp16", "fp32"]
+
+FP32 = 4
+MOMENTS = 2
+"""Adam's: the running means of the gradient and of its square."""
+NVME_BUFFERS = 4
+"""Swap buffers of an offloaded optimizer, as dsrun's configurations have it (offload_optimizer.buffer_count)."""
+NVME_PARAM_BUFFERS = 5
+NVME_PARAM_BUFFER = 100_000_000
+"""Elements of one parameter swap buffer (offload_param.buffer_size, DeepSpeed's default)."""
+NVME_KEPT = 1_000_000_000
+"""Parameter elements per rank that stay in host memory all the same (offload_param.max_in_cpu, the default)."""
+SUB_GROUP = 1_000_000_000
+"""Elements that ZeRO-3's optimizer steps at a time (sub_group_size)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How the states are spread: ZeRO stage, where offloaded ones live, over how many ranks, in which precision."""
+
+    stage: int
+    offload: Offload
+    world: int
+    precision: Precision
+    accumulates: bool = True
+    """Whether a step has several micro batches."""
+    persistence: int = 0
+    """Elements up to which a ZeRO-3 parameter stays whole on every rank."""
+    sub_group: int = SUB_GROUP
+
+    @property
+    def width(self) -> int:
+        """Bytes of one parameter as the forward pass uses it."""
+        return FP32 if self.precision == "fp32" else 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Bytes of one rank's states in one kind of memory.
+
+    `staging` are buffers that copies between the kinds of memory go through.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    master: int = 0
+    optimizer: int = 0
+    staging: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.master + self.optimizer + self.staging
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """One rank's states on the GPU, in host memory and on NVMe, in bytes.
+
+    `step` are bytes that exist on the GPU only while the optimizer steps, when activations are gone. `pinned` are the
+    host's page-locked blocks, in bytes each: torch's pinning allocator rounds them up to powers of two.
+    """
+
+    gpu: Place
+    host: Place = field(default_factory=Place)
+    nvme: Place = field(default_factory=Place)
+    step: int = 0
+    pinned: tuple[int, ...] = ()
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory with the pinned blocks as large as the allocator makes them."""
+        return self.host.total - sum(self.pinned) + sum(rounded(block) for block in self.pinned)
+
+
+def rounded(block: int) -> int:
+    """The size torch's pinned-memory allocator gives a block: the next power of two (CachingHostAllocator)."""
+    return 1 << (block - 1).bit_length() if block > 0 else 0
+
+
+def states(training: Training, sharding: Sharding, *, rank: int | None = None) -> States:
+    """One rank's states; of the fullest rank when `rank` is None."""
+    if sharding.stage == 0:
+        return _replicated(training, sharding)
+    if sharding.stage == 3:
+        return _sharded(training, sharding)
+    return _partitioned(training, sharding, rank)
+
+
+def _replicated(training: Training, sharding: Sharding) -> States:
+    """`dsrun train --zero 0`: plain DDP over fp32 weights; bf16 is torch.autocast's, which casts as it computes.
+
+    DDP's reducer keeps a second set of gradients in its buckets, as the Trainer leaves gradient_as_bucket_view off.
+    """
+    gradients = FP32 * training.trainable
+    return States(
+        gpu=Place(
+            parameters=FP32 * training.parameters,
+            gradients=gradients,
+            optimizer=MOMENTS * FP32 * training.trainable,
+            staging=gradients if sharding.world > 1 else 0,
+        )
+    )
+
+
+# ZeRO-1 and 2
+
+
+def partition(group: Sequence[int], world: int) -> int:
+    """Elements of one rank's share of a parameter group, padded to an even number each.
+
+    (stage_1_and_2.py: flatten_dense_tensors_aligned to nccl_start_alignment_factor 2 × world size.)
+    """
+    return ceil(sum(group) / (2 * world)) * 2
+
+
+def round_robin(group: Sequence[int], world: int) -> list[int]:
+    """The order in which round_robin_gradients lays a group's tensors out: every world-th one together."""
+    return [size for start in range(world) for size in group[start::world]]
+
+
+def owned(group: Sequence[int], sharding: Sharding, rank: int | None) -> int:
+    """Elements of the whole tensors that a rank's share touches: their gradients stay until the step.
+
+    A tensor that lies across two shares is held whole by both ranks. `rank` None: the most any rank holds. dsrun's
+    configurations deal tensors out in turn (round_robin_gradients) where gradients are copied to the host.
+    """
+    world = sharding.world
+    share = partition(group, world)
+    held = [0] * world
+    end = 0
+    for size in round_robin(group, world) if sharding.offload != "none" else group:
+        start, end = end, end + size
+        for each in range(start // share, min((end - 1) // share, world - 1) + 1):
+            held[each] += size
+    return max(held) if rank is None else held[rank]
+
+
+def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> States:
+    width, world = sharding.width, sharding.world
+    shares = [partition(group, world) for group in training.groups]
+    share = sum(shares)
+    whole = share * world
+    held = width * sum(owned(group, sharding, rank) for group in training.groups)
+    parameters = width * (whole + sum(training.frozen))
+    # ZeRO-1 reduces at the end of a step; until then every rank accumulates all gradients.
+    gradients = width * whole if sharding.stage == 1 and sharding.accumulates else held
+    # The master copy exists in fp32 too: single_partition_of_fp32_groups is a clone.
+    master, moments = FP32 * share, MOMENTS * FP32 * share
+    if sharding.offload == "none":
+        # step() turns the share of the gradients into one flat fp32 tensor.
+        return States(
+            gpu=Place(parameters=parameters, gradients=gradients, master=master, optimizer=moments),
+            step=FP32 * max(shares),
+        )
+    largest = width * max(training.trained)
+    kept = gradients if sharding.stage == 1 and sharding.accumulates else 0
+    accumulated = held if sharding.stage == 2 and sharding.accumulates else 0
+    blocks = [FP32 * each for each in shares for _ in ("master", "gradient")] + [
+        width * each for each in shares
+    ]
+    return States(
+        gpu=Place(parameters=parameters, gradients=kept, staging=largest),
+        host=Place(
+            gradients=FP32 * share + accumulated,
+            master=master,
+            optimizer=moments,
+            staging=width * share + largest,
+        ),
+        pinned=(*blocks, largest),
+    )
+
+
+# ZeRO-3
+
+
+def _shares(sizes: Sequence[int], world: int) -> int:
+    """Elements of one rank's shares of tensors that are each padded to the world size."""
+    return sum(-(-size // world) for size in sizes)
+
+
+def _small(sizes: Sequence[int], sharding: Sharding) -> int:
+    return sum(size for size in sizes if size <= sharding.persistence)
+
+
+def _sharded(training: Training, sharding: Sharding) -> States:
+    width, world = sharding.width, sharding.world
+    trained, frozen = _shares(training.trained, world), _shares(training.frozen, world)
+    # peft makes adapters in fp32, and DeepSpeed casts nothing that zero.Init was at work on before.
+    own = FP32 if training.adapters else width
+    # Small parameters are gathered once and stay (stage3_param_persistence_threshold).
+    whole = own * _small(training.trained, sharding) + width * _small(training.frozen, sharding)
+    parameters, gradients = own * trained + width * frozen, width * trained
+    master, moments = FP32 * trained, MOMENTS * FP32 * trained
+    if sharding.offload == "none":
+        return States(
+            gpu=Place(parameters=parameters + whole, gradients=gradients, master=master, optimizer=moments),
+            step=FP32 * min(trained, sharding.sub_group),
+        )
+    if sharding.offload == "cpu":
+        return States(
+            gpu=Place(parameters=whole),
+            host=Place(
+                parameters=parameters,
+                gradients=gradients + FP32 * trained,
+                master=master,
+                optimizer=moments,
+            ),
+            pinned=(
+                width * trained,
+                gradients,
+                *(FP32 * each for each in sub_groups(trained, sharding.sub_group)),
+            ),
+        )
+    return _on_nvme(trained, frozen, whole, sharding)
+
+
+def sub_groups(elements: int, size: int) -> list[int]:
+    """The pieces ZeRO-3's optimizer works on."""
+    full, rest = divmod(elements, size)
+    return [size] * full + ([rest] if rest else [])
+
+
+def _on_nvme(trained: int, frozen: int, whole: int, sharding: Sharding) -> States:
+    """Optimizer and parameters on NVMe: the host keeps gradients, swap buffers and the first parameters."""
+    width = sharding.width
+    kept = min(trained, NVME_KEPT)
+    buffers = NVME_PARAM_BUFFERS * width * NVME_PARAM_BUFFER
+    swapped = NVME_BUFFERS * FP32 * min(trained, sharding.sub_group)
+    return States(
+        gpu=Place(parameters=whole),
+        host=Place(parameters=width * kept, gradients=width * trained, staging=buffers + swapped),
+        nvme=Place(
+            parameters=width * (trained - kept + frozen),
+            gradients=FP32 * trained,
+            master=FP32 * trained,
+            optimizer=MOMENTS * FP32 * trained,
+        ),
+        pinned=(width * kept, width * trained),
+    )
+
+
+# checkpoints
+
+
+def checkpoint_bytes(training: Training, sharding: Sharding) -> int:
+    """One checkpoint of all ranks on disk: weights, master copy and moments.
+
+    ZeRO stages 1 to 3 write the weights twice, once for DeepSpeed and once for from_pretrained; under LoRA only the
+    adapters. Plain DDP writes fp32 weights and moments.
+    """
+    count = training.trainable
+    saved = count if training.frozen and count < sum(training.frozen) else training.parameters
+    if sharding.stage == 0:
+        return FP32 * saved + MOMENTS * FP32 * count
+    return 2 * sharding.width * saved + (1 + MOMENTS) * FP32 * count

@@ -1,0 +1,225 @@
+"""One strategy judged: what it takes on GPU, host, NVMe and disk, the largest micro batch, and how fast it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dsrun.zero.memory.activations import Activations, activations
+from dsrun.zero.memory.architecture import Architecture
+from dsrun.zero.memory.buffers import FRAGMENTATION, Buffers, buffers, sizes
+from dsrun.zero.memory.lora import Training, training
+from dsrun.zero.memory.question import Question
+from dsrun.zero.memory.speed import estimate
+from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+LARGEST_MICRO_BATCH = 4096
+GIB = 2**30
+PROCESS = int(1.5 * GIB)
+"""Host memory of one training process with torch and CUDA loaded and no model."""
+
+PLACES: dict[int, tuple[Offload, ...]] = {
+    0: ("none",),
+    1: ("none", "cpu"),
+    2: ("none", "cpu"),
+    3: ("none", "cpu", "nvme"),
+}
+"""Where DeepSpeed can keep the states of each stage; NVMe needs ZeRO-3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A ZeRO stage, where its states are offloaded to, and whether activations are recomputed."""
+
+    stage: int
+    offload: Offload
+    checkpointing: bool
+
+    def __str__(self) -> str:
+        place = "" if self.offload == "none" else f" + {self.offload} offload"
+        return f"ZeRO-{self.stage}{place}{', checkpointing' if self.checkpointing else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Bytes of one GPU at the peak of a step with one micro batch size."""
+
+    states: States
+    buffers: Buffers
+    activations: Activations
+    factor: float = 1.0
+
+    @property
+    def reserve(self) -> int:
+        """What the allocator cannot use again."""
+        return int(FRAGMENTATION * (self.activations.peak + self.buffers.buckets + self.buffers.gathered))
+
+    @property
+    def total(self) -> int:
+        """The peak: in the backward pass, or in the optimizer's step once activations and gathered weights are gone."""
+        backward = self.buffers.total + self.activations.peak
+        step = self.buffers.context + self.states.step
+        return int((self.states.gpu.total + max(backward, step) + self.reserve) * self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A strategy's line in the table.
+
+    `micro_batch` and `gpu` are for the largest micro batch within the preset's share, or for 1 when none is.
+    Host and NVMe bytes are per node, `host_loading` while the weights are loaded; `relative` is the estimated speed
+    over that of the fastest strategy that fits.
+    """
+
+    strategy: Strategy
+    verdict: Verdict
+    micro_batch: int
+    accumulation: int
+    gpu: Gpu
+    host: int
+    host_loading: int
+    nvme: int
+    checkpoint: int
+    samples_per_second: float
+    relative: float
+    reason: str
+
+
+def strategies(question: Question) -> Iterator[Strategy]:
+    """Every strategy that DeepSpeed has and the question does not rule out."""
+    recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[question.checkpointing]
+    for stage, places in PLACES.items():
+        for place in places:
+            for checkpointing in recompute:
+                yield Strategy(stage=stage, offload=place, checkpointing=checkpointing)
+
+
+@lru_cache(maxsize=64)
+def _training(model: Architecture, lora: int | None) -> Training:
+    return training(model, lora)
+
+
+@lru_cache(maxsize=512)
+def _states(model: Architecture, lora: int | None, sharding: Sharding) -> States:
+    return states(_training(model, lora), sharding)
+
+
+def sharding_of(question: Question, strategy: Strategy) -> Sharding:
+    """The strategy over the question's ranks. Without a global batch a step may have any number of micro batches."""
+    chosen = sizes(question.preset, question.model.hidden, question.cluster.model)
+    share = question.global_batch and question.global_batch // question.cluster.world
+    return Sharding(
+        stage=strategy.stage,
+        offload=strategy.offload,
+        world=question.cluster.world,
+        precision=question.precision,
+        accumulates=share != 1,
+        persistence=chosen.persistence,
+        sub_group=chosen.sub_group,
+    )
+
+
+def gpu(question: Question, strategy: Strategy, micro_batch: int) -> Gpu:
+    """One GPU's memory with this strategy and micro batch."""
+    sharding = sharding_of(question, strategy)
+    chosen = sizes(question.preset, question.model.hidden, question.cluster.model)
+    trained = _training(question.model, question.lora)
+    work = question.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
+    return Gpu(
+        states=_states(question.model, question.lora, sharding),
+        buffers=buffers(question.model, trained, sharding, chosen, checkpointing=strategy.checkpointing),
+        activations=activations(question.model, work),
+        factor=question.factor,
+    )
+
+
+def largest_micro_batch(question: Question, strategy: Strategy, room: float) -> int:
+    """The largest micro batch whose peak stays within `room` bytes; 0 when not even one sample does.
+
+    With a global batch, the largest that divides a rank's share of it.
+    """
+    share = question.global_batch and question.global_batch // question.cluster.world
+    low, high = 0, min(LARGEST_MICRO_BATCH, share or LARGEST_MICRO_BATCH)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if gpu(question, strategy, middle).total <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return next((each for each in range(low, 0, -1) if share % each == 0), 0) if share else low
+
+
+def judge(question: Question, strategy: Strategy) -> Row:
+    """The strategy's row, its speed not yet compared with the others'."""
+    micro_batch = largest_micro_batch(question, strategy, question.budget)
+    verdict: Verdict = "fits" if micro_batch else "tight"
+    micro_batch = micro_batch or largest_micro_batch(question, strategy, question.limit)
+    peak = gpu(question, strategy, micro_batch or 1)
+    host, loading = _host(question, strategy, peak)
+    if max(host, loading) > question.host * GIB:
+        micro_batch = 0
+    sharding = sharding_of(question, strategy)
+    trained = _training(question.model, question.lora)
+    steps = _accumulation(question, micro_batch or 1)
+    time = estimate(
+        cluster=question.cluster,
+        sharding=sharding,
+        parameters=trained.parameters,
+        trainable=trained.trainable,
+        active=active_parameters(question.model),
+        micro_batch=micro_batch or 1,
+        steps=steps,
+        tokens=question.tokens,
+        checkpointing=strategy.checkpointing,
+        overlap=sizes(question.preset, question.model.hidden, question.cluster.model).overlap,
+    )
+    return Row(
+        strategy=strategy,
+        verdict=verdict if micro_batch else "does not fit",
+        micro_batch=micro_batch,
+        accumulation=steps,
+        gpu=peak,
+        host=host,
+        host_loading=loading,
+        nvme=peak.states.nvme.total * question.cluster.per_node,
+        checkpoint=checkpoint_bytes(trained, sharding),
+        samples_per_second=(micro_batch or 1) * steps * question.cluster.world / time.seconds,
+        relative=0.0,
+        reason=time.reason,
+    )
+
+
+def active_parameters(model: Architecture) -> int:
+    """Parameters that one token goes through: of a mixture of experts, those it is sent to; no look-up tables."""
+    total = 0
+    for block in model.blocks:
+        for weight in block.weights:
+            share = 1.0
+            if weight.kind == "experts" and len(weight.shape) == 3:
+                share = model.decoder.experts_per_token / weight.shape[0]
+            if weight.kind not in ("embedding", "frozen"):
+                total += int(block.repeat * weight.elements * share)
+    return total + (model.vocabulary * model.hidden if model.tied else 0)
+
+
+def _accumulation(question: Question, micro_batch: int) -> int:
+    if question.global_batch is None:
+        return 1
+    return question.global_batch // (question.cluster.world * micro_batch)
+
+
+def _host(question: Question, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
+    """Host bytes per node: in training, and while the weights are loaded.
+
+    Every process holds the whole model in fp32 before that moves to its GPU; under ZeRO-3 only rank 0 reads the
+    checkpoint (taken to be 16-bit) and hands it out (transformers 5.23, _load_state_dict_into_zero3_model).
+    """
+    ranks, parameters = question.cluster.per_node, question.model.parameters
+    loading = 2 * parameters if strategy.stage == 3 else 4 * parameters * ranks
+    pinned = sizes(question.preset, question.model.hidden, question.cluster.model).pinned
+    held = peak.states.host_bytes if pinned else peak.states.host.total
+    return ranks * (PROCESS + held), ranks * PROCESS + loading

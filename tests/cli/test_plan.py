@@ -1,0 +1,239 @@
+"""`dsrun plan` as a user calls it, without torch's help."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import struct
+
+import pytest
+
+from dsrun.recipe.resolve import resolve
+from dsrun.zero.memory.shapes import describe
+
+LLAMA_8B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+LLAMA_405B = LLAMA_8B | {
+    "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
+}  # fmt: skip
+T5 = {
+    "model_type": "t5",
+    "d_model": 1024,
+    "d_ff": 4096,
+    "num_layers": 24,
+    "num_heads": 16,
+    "vocab_size": 32128,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Write a config.json; returns its folder."""
+
+    def write(config, name="model"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        return str(folder)
+
+    return write
+
+
+@pytest.fixture
+def plan(dsrun):
+    def call(*args):
+        return dsrun("plan", "--count", "shapes", *args)
+
+    return call
+
+
+def as_json(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_table_choice_and_commands(plan, model):
+    folder = model(LLAMA_8B)
+    done = plan("--model", folder, "--gpus", "a100-80:8", "--max-length", "2048", "--global-batch-size", "64")
+    assert done.returncode == 0
+    assert "8,030,261,248 parameters" in done.stdout
+    assert done.stdout.count("\nZeRO-") == 16
+    assert (
+        f"dsrun config --zero 2 --precision bf16 --preset balanced --model {folder} > ds.json" in done.stdout
+    )
+    assert "choice: ZeRO-2" in done.stdout
+    assert done.stderr == ""
+
+
+def test_json_form(plan, model):
+    arguments = ("--model", model(LLAMA_8B), "--gpus", "a100-80:8", "--format", "json")
+    made = as_json(plan(*arguments))
+    assert made["version"] == 1
+    assert made["model"] | {"name": ""} == {
+        "name": "", "type": "llama", "parameters": 8_030_261_248, "trainable": 8_030_261_248,
+        "counted_by": "the architecture's shapes",
+    }  # fmt: skip
+    assert made["cluster"]["gpu_memory"] == 80 * 2**30
+    chosen = made["strategies"][made["choice"]]
+    assert chosen["verdict"] == "fits"
+    assert chosen["gpu_total"] <= made["asked"]["budget"]
+    # Each strategy once: four stages, the places DeepSpeed has for each, recomputing or not.
+    assert len({(row["stage"], row["offload"], row["checkpointing"]) for row in made["strategies"]}) == 16
+    assert as_json(plan(*arguments)) == made
+
+
+def test_the_train_command_is_taken_by_train(plan, model):
+    for config, lengths in ((LLAMA_8B, ["--max-length", "512"]), (T5, ["--max-target-length", "64"])):
+        for extra in ([], ["--lora", "8"], ["--gradient-checkpointing", "on"], ["--precision", "fp32"]):
+            made = as_json(
+                plan("--model", model(config), "--gpus", "h200:2", "--format", "json", *lengths, *extra)
+            )
+            train = shlex.split(made["commands"][-1])
+            assert train[:2] == ["dsrun", "train"]
+            chosen = made["strategies"][made["choice"]]
+            recipe = resolve(train[2:], None)
+            assert recipe.spec.micro_batch_size == chosen["micro_batch"]
+            assert bool(recipe.hf.get("gradient_checkpointing")) == chosen["checkpointing"]
+            assert recipe.spec.lora == (8 if "--lora" in extra else None)
+
+
+def test_the_config_command_is_taken_by_config(plan, model, dsrun):
+    for gpus, extra in (("a100-80:8", []), ("l4:8", ["--host-memory", "600"]), ("a100-80:2", [])):
+        made = as_json(plan("--model", model(LLAMA_8B), "--gpus", gpus, "--format", "json", *extra))
+        config = shlex.split(made["commands"][0].removesuffix(" > ds.json"))
+        done = dsrun(*config[1:])
+        assert done.returncode == 0, done.stderr
+        chosen = made["strategies"][made["choice"]]
+        assert json.loads(done.stdout)["zero_optimization"]["stage"] == chosen["stage"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "share"), [("conservative", 0.5), ("balanced", 0.65), ("aggressive", 0.9)]
+)
+def test_presets_are_shares_of_the_gpu(plan, model, preset, share):
+    made = as_json(plan("--model", model(T5), "--gpus", "l4:2", "--preset", preset, "--format", "json"))
+    assert made["asked"]["budget"] == int(share * 24 * 2**30)
+    fitting = [row for row in made["strategies"] if row["verdict"] == "fits"]
+    assert fitting
+    assert all(row["gpu_total"] <= share * 24 * 2**30 for row in fitting)
+
+
+def test_405b_over_512_gpus(dsrun, model):
+    arguments = ("--model", model(LLAMA_405B), "--gpus", "h100-80:8", "--nodes", "64", "--max-length", "4096")
+    done = dsrun("plan", "--count", "shapes", "--format", "json", *arguments, python=("-X", "importtime"))
+    made = as_json(done)
+    assert made["strategies"][made["choice"]]["stage"] == 3
+    assert not {"torch", "numpy", "transformers"} & {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+    }
+
+
+def test_nothing_fits_says_what_would_and_it_does(plan, model):
+    asked = ("--model", model(LLAMA_8B), "--gpus", "l4:2", "--host-memory", "64", "--format", "json")
+
+    def verdict(*more):
+        made = json.loads(plan(*asked, *more).stdout)
+        return None if made["choice"] is None else made["strategies"][made["choice"]]["verdict"]
+
+    done = plan(*asked, "--max-length", "16384")
+    assert done.returncode == 3
+    made = json.loads(done.stdout)
+    assert (made["choice"], made["commands"]) == (None, [])
+    advice = "\n".join(made["would_fit"])
+    tokens = int(advice.partition("samples of at most ")[2].partition(" ")[0])
+    assert verdict("--max-length", str(tokens)) == "fits"
+    assert verdict("--max-length", str(tokens + 64)) != "fits"
+    size = int(advice.partition("GPUs of ")[2].partition(" ")[0])
+    assert verdict("--max-length", "16384", "--gpu-memory", str(size)) == "fits"
+    assert verdict("--max-length", "16384", "--gpu-memory", str(size - 1)) != "fits"
+
+
+def test_lengths_of_a_seq2seq_model(plan, model):
+    folder = model(T5)
+    made = as_json(
+        plan(
+            "--model",
+            folder,
+            "--gpus",
+            "l4",
+            "--max-length",
+            "256",
+            "--max-target-length",
+            "64",
+            "--format",
+            "json",
+        )
+    )
+    assert (made["asked"]["source_length"], made["asked"]["length"]) == (256, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", "a100-80:0"), "0 GPUs in a node"),
+        (("--gpus", "a100-80:-2"), "-2 GPUs in a node"),
+        (("--gpus", ":4"), "names no GPU"),
+        (("--gpus", "warp9000:4"), "no GPU called 'warp9000' is known"),
+        (("--gpus", "l4", "--max-length", str(10**12)), "--max-length 1000000000000"),
+        (("--gpus", "l4", "--max-length", "0"), "--max-length 0"),
+        (("--gpus", "l4", "--nodes", "0"), "--nodes 0"),
+        (("--gpus", "l4", "--gpu-memory", "-1"), "--gpu-memory -1"),
+        (("--gpus", "l4", "--host-memory", "0"), "--host-memory 0"),
+        (("--gpus", "l4", "--lora", "0"), "--lora 0"),
+        (("--gpus", "l4:4", "--global-batch-size", "6"), "does not divide by 4"),
+    ],
+)
+def test_nonsense_is_one_line_and_exit_2(plan, model, arguments, said):
+    done = plan("--model", model(LLAMA_8B), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_unknown_gpu_with_its_memory(plan, model):
+    made = as_json(
+        plan("--model", model(T5), "--gpus", "warp9000:4", "--gpu-memory", "48", "--format", "json")
+    )
+    assert made["cluster"]["gpu_memory"] == 48 * 2**30
+
+
+def test_a_name_for_several_sizes_takes_one_and_says_so(plan, model):
+    done = plan("--model", model(T5), "--gpus", "a100:2", "--format", "json")
+    assert as_json(done)["cluster"]["gpu_memory"] == 40 * 2**30
+    assert "with 40 GiB; there are some with 80 GiB" in done.stderr
+
+
+def test_fp16_is_refused_for_t5_and_bf16_not_taken_of_a_v100(plan, model):
+    done = plan("--model", model(T5), "--gpus", "v100", "--precision", "fp16")
+    assert done.returncode == 2
+    assert "overflow in fp16" in done.stderr
+    volta = ("--gpus", "v100-32", "--format", "json")
+    assert as_json(plan("--model", model(T5), *volta))["asked"]["precision"] == "fp32"
+    assert as_json(plan("--model", model(LLAMA_8B), *volta, "--lora", "4"))["asked"]["precision"] == "fp16"
+
+
+def test_a_hub_name_is_read_from_the_cache_or_missing(plan, tmp_path, environ):
+    environ["HF_HOME"] = str(tmp_path)
+    missing = plan("--model", "org/none", "--gpus", "l4")
+    assert missing.returncode == 4
+    assert "only a local folder or a Hub model already in the cache" in missing.stderr
+    repository = tmp_path / "hub" / "models--org--some"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").write_text(json.dumps(T5))
+    made = as_json(plan("--model", "org/some", "--gpus", "l4", "--format", "json"))
+    assert made["model"]["parameters"] == describe(T5).parameters
+
+
+def test_weights_that_do_not_belong_to_the_config_are_noticed(plan, model, tmp_path):
+    folder = model(T5)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [10, 10], "data_offsets": [0, 400]}}).encode()
+    (tmp_path / "model" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    done = plan("--model", folder, "--gpus", "l4", "--format", "json")
+    assert [each["code"] for each in as_json(done)["findings"]] == ["plan.files-differ"]
+    assert "hold 100 elements" in done.stderr

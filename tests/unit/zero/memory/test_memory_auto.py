@@ -1,0 +1,54 @@
+"""`--zero auto`: the choice as flags that `dsrun train` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.resolve import resolve
+from dsrun.zero.memory.auto import decide, flags, words
+from dsrun.zero.memory.gpus_arg import cluster
+from dsrun.zero.memory.plan import Chosen
+
+ONE_B = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_corrections(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path))
+
+
+def auto(gpus="a100-80:4", **more):
+    return decide(ONE_B, cluster(gpus), **({"precision": "bf16", "length": 2048} | more))
+
+
+def test_what_was_given_is_kept():
+    assert auto(micro_batch=2).micro_batch == 2
+    assert auto(checkpointing=True).checkpointing
+    assert not auto(checkpointing=False).checkpointing
+
+
+def test_micro_batch_divides_the_rank_s_share():
+    assert 16 % auto(global_batch=64).micro_batch == 0
+
+
+def test_never_nvme_unasked():
+    assert auto("l4:1").offload != "nvme"
+
+
+def test_a_micro_batch_too_large_for_anything_is_refused():
+    with pytest.raises(UsageError, match=r"nothing fits .* with micro batch 512"):
+        auto("l4:1", micro_batch=512)
+
+
+def test_flags_are_those_of_train_and_leave_given_ones_alone():
+    chosen = Chosen(stage=3, offload="cpu", micro_batch=4, checkpointing=True)
+    recipe = resolve(["--model", "m", *flags(chosen, ())], None)
+    assert (recipe.spec.zero, recipe.spec.offload, recipe.spec.micro_batch_size) == (3, "cpu", 4)
+    assert recipe.hf["gradient_checkpointing"] is True
+    given = ("offload", "per_device_train_batch_size", "activation_checkpointing")
+    assert flags(chosen, given) == ["--zero", "3"]
+    assert "ZeRO-3 with states on the host, micro batch 4, recomputing" in words(chosen)

@@ -1,0 +1,126 @@
+"""Choosing among strategies: what a plan must get right whatever the constants are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.zero.memory.gpus_arg import cluster
+from dsrun.zero.memory.plan import choose, plan
+from dsrun.zero.memory.question import Question
+from dsrun.zero.memory.shapes import describe
+from dsrun.zero.memory.strategy import Strategy, active_parameters, gpu, largest_micro_batch
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+}  # fmt: skip
+ONE_B = describe(LLAMA)
+ZERO_2 = Strategy(stage=2, offload="none", checkpointing=False)
+
+
+def ask(gpus="a100-80:4", **more):
+    return Question(**({"model": ONE_B, "cluster": cluster(gpus), "length": 2048} | more))
+
+
+def row(made, stage, offload="none", checkpointing=False):
+    wanted = Strategy(stage=stage, offload=offload, checkpointing=checkpointing)
+    return next(each for each in made.rows if each.strategy == wanted)
+
+
+def test_higher_stages_and_offload_take_less_of_the_gpu():
+    question = ask()
+    totals = [
+        gpu(question, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total
+        for s in range(4)
+    ]
+    assert totals == sorted(totals, reverse=True)
+    for stage in (1, 2, 3):
+        here = gpu(question, Strategy(stage=stage, offload="none", checkpointing=False), 1)
+        away = gpu(question, Strategy(stage=stage, offload="cpu", checkpointing=False), 1)
+        assert away.total < here.total
+        assert away.states.host.total > here.states.host.total == 0
+
+
+def test_largest_micro_batch_is_the_largest():
+    question = ask()
+    most = largest_micro_batch(question, ZERO_2, question.budget)
+    assert gpu(question, ZERO_2, most).total <= question.budget < gpu(question, ZERO_2, most + 1).total
+
+
+def test_micro_batch_divides_the_global_batch():
+    question = ask(global_batch=4 * 7)
+    made = plan(question)
+    for each in made.rows:
+        if each.micro_batch:
+            assert each.micro_batch in (1, 7)
+            assert each.micro_batch * each.accumulation * 4 == 28
+
+
+def test_choice_is_the_fastest_that_fits():
+    made = plan(ask())
+    assert made.choice.verdict == "fits"
+    assert made.choice.relative >= 0.95 * max(each.relative for each in made.rows if each.verdict == "fits")
+    chosen = choose(ask())
+    assert (chosen.stage, chosen.micro_batch) == (made.choice.strategy.stage, made.choice.micro_batch)
+
+
+def test_plenty_of_memory_needs_no_sharding_and_little_needs_all():
+    small = describe(LLAMA | {"num_hidden_layers": 2, "vocab_size": 1000})
+    assert choose(ask(model=small, length=128)).stage == 0
+    assert choose(ask("l4:2", host_memory=500.0, length=4096)).stage == 3
+
+
+def test_host_memory_rules_strategies_out():
+    roomy, poor = plan(ask()), plan(ask(host_memory=8.0))
+    assert row(roomy, 2, "cpu").verdict == "fits"
+    assert row(poor, 2, "cpu").verdict == "does not fit"
+
+
+def test_preset_orders_micro_batches():
+    sizes = [
+        largest_micro_batch(question, ZERO_2, question.budget)
+        for question in (ask(preset=name) for name in ("conservative", "balanced", "aggressive"))
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[2]
+
+
+def test_correction_scales_the_gpu():
+    question = ask()
+    plain = gpu(question, ZERO_2, 1).total
+    assert gpu(replace(question, factor=1.1), ZERO_2, 1).total == pytest.approx(1.1 * plain, rel=1e-6)
+
+
+def test_nothing_fits_is_an_error_with_a_way_out():
+    with pytest.raises(UsageError, match=r"nothing fits 1 × l4 \(24 GiB\).*GiB of host memory per node"):
+        choose(ask("l4", host_memory=4.0))
+
+
+def test_a_token_goes_through_some_experts_only():
+    mixtral = {
+        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 100, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }  # fmt: skip
+    model = describe(mixtral)
+    idle = 2 * 6 * 3 * 64 * 100
+    assert active_parameters(model) == model.parameters - idle - 50 * 64
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"length": 0},
+        {"length": 10**12},
+        {"global_batch": 0},
+        {"lora": 0},
+        {"global_batch": 5},
+        {"host_memory": 0.0},
+    ],
+)
+def test_nonsense_is_refused(wrong):
+    with pytest.raises(UsageError):
+        ask(**wrong)
