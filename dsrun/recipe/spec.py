@@ -128,11 +128,11 @@ class TrainSpec:
     )
 
     # zero
-    zero: int | None = option(
+    zero: str | None = option(
         None,
-        "DeepSpeed ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 parameters too; 0 is plain DDP",
+        "ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 parameters too; 0: plain DDP; auto: as planned",
         group="zero",
-        metavar="0|1|2|3",
+        choices=("0", "1", "2", "3", "auto"),
     )
     offload: str = option(
         "none",

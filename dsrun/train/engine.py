@@ -35,7 +35,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     own = given.get("deepspeed")
     if own is not None:
         return own if isinstance(own, dict) else _read(Path(own))
-    stage = ZERO_STAGE if spec.zero is None else spec.zero
+    stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
     if stage == 0 and spec.offload == "none":
         return None
     own_optimizer = not str(given.get("optim", "adamw")).startswith("adamw")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from dsrun.system.host import cpu_bf16
 from dsrun.train import engine
 from dsrun.train import model as models
 from dsrun.train import world as worlds
+from dsrun.train.automatic import settle
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
 from dsrun.train.precision import Precision, decide
@@ -35,19 +37,14 @@ class Plan:
     phases: frozenset[str]
 
 
-def decide_plan(recipe: Recipe, title: str, world: World) -> Plan:
+def decide_plan(recipe: Recipe, title: str, world: World, *, say: Callable[[str], None]) -> Plan:
     """Everything that follows from flags, hardware and the model's config alone."""
+    config = models.load_config(recipe.spec)
+    task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
+    recipe = _with_stage(recipe, config, task, world, say)
     spec = recipe.spec
-    config = models.load_config(spec)
     deepspeed = engine.configuration(spec, recipe.hf, engine.hidden_size(config))
-    precision = decide(
-        recipe.hf,
-        model_type=config.model_type,
-        bf16_supported=worlds.bf16_supported(world.device, cpu_bf16()),
-        device=world.device,
-        deepspeed=deepspeed,
-        force=spec.force,
-    )
+    precision = _precision(recipe, config, world, deepspeed)
     batch = batch_plan(
         global_batch_size=spec.global_batch_size,
         micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
@@ -55,8 +52,28 @@ def decide_plan(recipe: Recipe, title: str, world: World) -> Plan:
         world_size=world.size,
         default_micro=DEFAULT_MICRO_BATCH,
     )
-    task = models.decide_task(config, spec.task, spec.model or spec.model_type)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
+
+
+def _with_stage(
+    recipe: Recipe, config: Any, task: models.Task, world: World, say: Callable[[str], None]
+) -> Recipe:
+    if recipe.spec.zero != "auto":
+        return recipe
+    recipe, words = settle(recipe, config, task, _precision(recipe, config, world, None), world)
+    say(words)
+    return recipe
+
+
+def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, Any] | None) -> Precision:
+    return decide(
+        recipe.hf,
+        model_type=config.model_type,
+        bf16_supported=worlds.bf16_supported(world.device, cpu_bf16()),
+        device=world.device,
+        deepspeed=deepspeed,
+        force=recipe.spec.force,
+    )
 
 
 def prepare_and_say(request: DataRequest, tokenizer: Any, console: Console) -> PreparedData:

@@ -32,7 +32,7 @@ DEFAULT_LOGGING_STEPS = 10
 
 def run(recipe: Recipe, title: str, world: World, folder: RunFolder, console: Console) -> None:
     """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it."""
-    plan = decide_plan(recipe, title, world)
+    plan = decide_plan(recipe, title, world, say=console.notice)
     tokenizer = models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.
     request = data_request(recipe, plan.config, plan.task, len(tokenizer), plan.phases)

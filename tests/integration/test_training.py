@@ -366,6 +366,16 @@ def test_the_users_own_json_is_used_as_it_is(tiny, pairs, tmp_path):
     assert run["deepspeed"]["zero_optimization"]["reduce_bucket_size"] == 12345
 
 
+def test_the_stage_may_be_left_to_the_plan(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["llama"], "--zero", "auto", "--train-file", pairs["train"], "--max-steps", "2", *SHORT,
+        output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    assert "--zero auto: ZeRO-2" in done.err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["deepspeed"]["zero_optimization"]["stage"] == 2
+
+
 def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_path):
     """--do-eval without training: ZeRO-3 needs an engine to gather parameters even then; nothing is saved."""
     flags = ["--model", tiny["t5"], "--validation-file", pairs["validation"], "--do-eval", *SHORT]

@@ -1,8 +1,8 @@
-"""`dsrun train --zero auto`: the plan's choice as training flags, where the user left them open."""
+"""`dsrun train --zero auto`: the plan's choice for a run, within what the user fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dsrun.errors import UsageError
@@ -24,12 +24,14 @@ def decide(
     micro_batch: int | None = None,
     lora: int | None = None,
     checkpointing: bool | None = None,
+    offload: str | None = None,
     from_scratch: bool = False,
 ) -> Chosen:
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
 
     What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
-    sample. Raises UsageError with the first remedy when nothing fits.
+    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError with the first
+    remedy when nothing fits.
     """
     model = describe(config, from_scratch=from_scratch)
     switch: Switch = "auto" if checkpointing is None else "on" if checkpointing else "off"
@@ -51,19 +53,17 @@ def decide(
         checkpointing=switch,
     )
     question = question.corrected(remembered(config, question))
-    return choose(question, micro_batch=micro_batch)
+    return choose(question, micro_batch=micro_batch, offload=offload)
 
 
-def flags(chosen: Chosen, given: Collection[str]) -> list[str]:
-    """The choice as flags of `dsrun train`, without those whose canonical name is in `given`."""
-    argv = ["--zero", str(chosen.stage)]
-    if "offload" not in given and chosen.offload != "none":
-        argv += ["--offload", chosen.offload]
-    if not {"micro_batch_size", "per_device_train_batch_size"} & set(given):
-        argv += ["--micro-batch-size", str(chosen.micro_batch)]
-    if chosen.checkpointing and not {"gradient_checkpointing", "activation_checkpointing"} & set(given):
-        argv.append("--gradient-checkpointing")
-    return argv
+def settings(chosen: Chosen) -> dict[str, object]:
+    """The choice as values of `dsrun train`'s flags."""
+    values: dict[str, object] = {"zero": str(chosen.stage), "micro_batch_size": chosen.micro_batch}
+    if chosen.offload != "none":
+        values["offload"] = chosen.offload
+    if chosen.checkpointing:
+        values["gradient_checkpointing"] = True
+    return values
 
 
 def words(chosen: Chosen) -> str:

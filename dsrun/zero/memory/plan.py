@@ -61,8 +61,8 @@ def plan(question: Question) -> Plan:
     )
 
 
-def choose(question: Question, micro_batch: int | None = None) -> Chosen:
-    """The choice alone, of strategies that take `micro_batch` where one is given; NVMe is not chosen unasked.
+def choose(question: Question, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
+    """The choice alone, of strategies with `micro_batch` and `offload` where given; NVMe is not chosen unasked.
 
     Raises UsageError with the first remedy when nothing fits.
     """
@@ -70,7 +70,8 @@ def choose(question: Question, micro_batch: int | None = None) -> Chosen:
     able = [
         row
         for row in made.rows
-        if row.strategy.offload != "nvme" and (micro_batch is None or row.micro_batch == micro_batch)
+        if (row.strategy.offload == offload if offload else row.strategy.offload != "nvme")
+        and (micro_batch is None or row.micro_batch == micro_batch)
     ]
     fitting = [row for row in able if row.verdict == "fits"] or [
         row for row in able if row.verdict == "tight"
@@ -80,7 +81,8 @@ def choose(question: Question, micro_batch: int | None = None) -> Chosen:
         found = made.remedies or remedies(question)
         fix = found[0] if found else "use more or larger GPUs"
         size = "" if micro_batch is None else f" with micro batch {micro_batch}"
-        raise UsageError(f"nothing fits {described(question)}{size}", fix=fix)
+        place = "" if offload is None else f" with --offload {offload}"
+        raise UsageError(f"nothing fits {described(question)}{size}{place}", fix=fix)
     strategy = best.strategy
     return Chosen(
         stage=strategy.stage,

@@ -135,6 +135,8 @@ def test_an_nvme_path_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_
     # Nobody may write to /proc/1, root included.
     for path in (tmp_path / "file" / "swap", Path("/proc/1/swap")):
         with pytest.raises(UsageError, match="--nvme-path"):
-            check_files(TrainSpec(model="demo-t5", zero=3, offload="nvme", nvme_path=str(path)))
-    check_files(TrainSpec(model="demo-t5", zero=3, offload="nvme", nvme_path=str(tmp_path / "new" / "swap")))
+            check_files(TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(path)))
+    check_files(
+        TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(tmp_path / "new" / "swap"))
+    )
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

@@ -72,7 +72,7 @@ def test_enums_become_choices():
 
 def test_our_flags_follow_the_spec():
     assert list(own_flags()) == [field.name for field in fields(TrainSpec)]
-    assert own_flags()["zero"].kind == "int"
+    assert own_flags()["zero"].choices == ("0", "1", "2", "3", "auto")
     assert own_flags()["zero"].optional
     assert own_flags()["lora_targets"].kind == "list"
     assert own_flags()["lora_targets"].default == []

@@ -159,4 +159,4 @@ def test_a_secret_stays_out_of_the_notice():
 
 
 def test_flags_of_today_come_back_as_they_are():
-    assert now("--zero", "2") == (("zero", 2), None)
+    assert now("--zero", "2") == (("zero", "2"), None)

@@ -21,7 +21,7 @@ def run_yaml(tmp_path):
 
 def test_values_types_and_sources(tmp_path):
     recipe = resolve(["--model", "m", "--zero", "2", "--learning_rate", "1e-4"], tmp_path)
-    assert recipe.spec == TrainSpec(model="m", zero=2)
+    assert recipe.spec == TrainSpec(model="m", zero="2")
     assert recipe.hf == {"learning_rate": 1e-4}
     assert recipe.sources["zero"] == recipe.sources["learning_rate"] == "command line"
     assert recipe.sources["offload"] == "default"
@@ -106,7 +106,7 @@ def test_switching_off_sets_nothing_aside(run_yaml):
 
 
 def test_validation_speaks_of_the_file(run_yaml):
-    with pytest.raises(UsageError, match=r"run\.yaml:2: zero: '4' is not one of 0, 1, 2, 3"):
+    with pytest.raises(UsageError, match=r"run\.yaml:2: zero\.stage: '4' is not one of 0, 1, 2, 3, auto"):
         run_yaml("train: {model: m}\nzero: {stage: 4}\n")
 
 

@@ -25,8 +25,8 @@ def test_a_model_may_be_described_instead_of_named(notices):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--zero 4", "--zero: '4' is not one of 0, 1, 2, 3 (DeepSpeed has ZeRO stages 0 to 3)"),
-        ("--zero=-1", "--zero: '-1' is not one of 0, 1, 2, 3"),
+        ("--zero 4", "--zero: '4' is not one of 0, 1, 2, 3, auto"),
+        ("--zero=-1", "--zero: '-1' is not one of 0, 1, 2, 3, auto"),
         ("--zero 2 --deepspeed ds.json", "--zero and --deepspeed both configure ZeRO"),
         ("--offload cpu --deepspeed ds.json", "--offload and --deepspeed both configure ZeRO"),
         ("--offload cpu", "--offload cpu needs ZeRO"),

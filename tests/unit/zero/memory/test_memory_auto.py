@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.resolve import resolve
-from dsrun.zero.memory.auto import decide, flags, words
+from dsrun.recipe.resolve import resolve, with_defaults
+from dsrun.zero.memory.auto import decide, settings, words
 from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.plan import Chosen
 
@@ -44,11 +44,18 @@ def test_a_micro_batch_too_large_for_anything_is_refused():
         auto("l4:1", micro_batch=512)
 
 
-def test_flags_are_those_of_train_and_leave_given_ones_alone():
+def test_an_offload_that_was_given_is_the_one_chosen():
+    assert auto(offload="cpu").offload == "cpu"
+    assert auto(offload="none").offload == "none"
+    assert auto(offload="nvme").offload == "nvme"
+
+
+def test_settings_are_those_of_train():
+    recipe = resolve(["--model", "m"], None)
     chosen = Chosen(stage=3, offload="cpu", micro_batch=4, checkpointing=True)
-    recipe = resolve(["--model", "m", *flags(chosen, ())], None)
-    assert (recipe.spec.zero, recipe.spec.offload, recipe.spec.micro_batch_size) == (3, "cpu", 4)
-    assert recipe.hf["gradient_checkpointing"] is True
-    given = ("offload", "per_device_train_batch_size", "activation_checkpointing")
-    assert flags(chosen, given) == ["--zero", "3"]
+    settled = with_defaults(recipe, settings(chosen), "--zero auto")
+    assert (settled.spec.zero, settled.spec.offload, settled.spec.micro_batch_size) == ("3", "cpu", 4)
+    assert settled.hf["gradient_checkpointing"] is True
     assert "ZeRO-3 with states on the host, micro batch 4, recomputing" in words(chosen)
+    plain = Chosen(stage=0, offload="none", micro_batch=2, checkpointing=False)
+    assert settings(plain) == {"zero": "0", "micro_batch_size": 2}

@@ -1,0 +1,91 @@
+"""`--zero auto`: the plan's choice goes under what was given. GPUs are described here, not used."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig, LlamaConfig, T5Config
+
+from dsrun.errors import UsageError
+from dsrun.recipe.resolve import resolve
+from dsrun.train import automatic
+from dsrun.train.world import World
+from dsrun.zero.memory.gpus_arg import cluster
+
+GPU = World(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
+CPU = World(rank=0, size=2, local_rank=0, local_size=2, device="cpu")
+EIGHT_B = LlamaConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=8, max_position_embeddings=8192,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path))
+    monkeypatch.setattr(automatic, "_cluster", lambda world: cluster("a100-80:4"))
+    monkeypatch.chdir(tmp_path)
+
+
+def settled(*argv, config=EIGHT_B, world=GPU, precision="bf16"):
+    recipe = resolve(["--model", "org/not-here", "--zero", "auto", *argv], None)
+    task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
+    return automatic.settle(recipe, config, task, precision, world)
+
+
+def test_eight_billion_weights_need_sharding_on_four_gpus():
+    recipe, words = settled("--max-length", "1024")
+    assert recipe.spec.zero in ("2", "3")
+    assert recipe.spec.micro_batch_size >= 1
+    assert recipe.sources["zero"] == recipe.sources["micro_batch_size"] == "--zero auto"
+    assert words.startswith(f"--zero auto: ZeRO-{recipe.spec.zero}")
+
+
+def test_a_small_model_is_not_sharded_into_its_parameters():
+    small = LlamaConfig(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+                        num_attention_heads=4)  # fmt: skip
+    assert settled(config=small)[0].spec.zero != "3"
+
+
+def test_what_was_given_stays():
+    recipe, _ = settled(
+        "--offload", "cpu", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "true"
+    )
+    assert recipe.spec.offload == "cpu"
+    assert recipe.spec.micro_batch_size is None
+    assert recipe.hf["per_device_train_batch_size"] == 2
+    assert recipe.sources["offload"] == "command line"
+    recipe, _ = settled("--gradient_checkpointing", "false", "--max-length", "256")
+    assert recipe.hf["gradient_checkpointing"] is False
+
+
+def test_longer_samples_leave_room_for_fewer():
+    short, _ = settled("--max-length", "512", "--gradient_checkpointing", "true")
+    long, _ = settled("--max-length", "8192", "--gradient_checkpointing", "true")
+    assert long.spec.micro_batch_size < short.spec.micro_batch_size
+    t5 = T5Config(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
+    narrow, _ = settled("--max-source-length", "128", config=t5)
+    wide, _ = settled("--max-source-length", "4096", config=t5)
+    assert wide.spec.micro_batch_size < narrow.spec.micro_batch_size
+
+
+def test_what_fits_nowhere_is_refused_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(automatic, "_cluster", lambda world: cluster("l4:1"))
+    with pytest.raises(UsageError, match="nothing fits 1 × l4") as error:
+        settled("--offload", "none", "--max-length", "8192")
+    assert error.value.fix
+
+
+def test_without_gpus_and_for_unknown_shapes_it_is_stage_2():
+    recipe, words = settled(world=CPU)
+    assert (recipe.spec.zero, recipe.spec.micro_batch_size) == ("2", None)
+    assert "no GPU" in words
+    recipe, words = settled(config=AutoConfig.for_model("rwkv"))
+    assert recipe.spec.zero == "2"
+    assert "rwkv" in words
+
+
+def test_run_yaml_may_say_auto_too(tmp_path):
+    (tmp_path / "run.yaml").write_text("train: {model: m}\nzero: {stage: auto}\n")
+    recipe = resolve(["--config", "run.yaml"], tmp_path)
+    assert recipe.spec.zero == "auto"
+    assert resolve(["--config", "run.yaml", "--zero", "3"], tmp_path).spec.zero == "3"
