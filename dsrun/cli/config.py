@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import Field, replace
 from importlib import import_module
@@ -220,14 +219,31 @@ def find_facts(spec: ZeroSpec) -> Facts:
     widths = [each[name] for each in (config, inner) for name in names if isinstance(each.get(name), int)]
     if spec.model and config and not widths:
         remark(f"the config.json of {spec.model} names no width: sizes as without --model")
-    return Facts(hidden_size=widths[0] if widths else None, model_type=config.get("model_type"), gpu=gpu)
+    return Facts(
+        hidden_size=widths[0] if widths else None,
+        largest=_largest(config) if spec.offload_param == "nvme" else None,
+        model_type=config.get("model_type"),
+        gpu=gpu,
+    )
+
+
+def _largest(config: dict[str, Any]) -> int | None:
+    """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
+    from dsrun.errors import DsrunError
+    from dsrun.zero.memory.shapes import describe
+
+    if not config:
+        return None
+    try:
+        return describe(config).largest
+    except DsrunError:
+        return None
 
 
 def _gpu(name: str) -> GpuModel:
-    from dsrun.hardware.gpus import gpu_table, lookup
+    from dsrun.hardware.gpus import gpu_table, spelt
 
-    # "a100-80" is how people say it; the table knows "A100 80GB".
-    found = lookup(name) or lookup(re.sub(r"[-: ](\d+)$", r" \1GB", name))
+    found = spelt(name)
     if found is None:
         near = difflib.get_close_matches(
             name.lower(), [each.name.lower() for each in gpu_table()], n=3, cutoff=0.5
@@ -262,6 +278,8 @@ def _deliver(text: str, own: dict[str, Any]) -> None:
         click.echo(text, nl=False)
         return
     path = Path(own["output"])
+    if path.is_dir():
+        raise UsageError(f"-o {path} is a folder", fix="name a file")
     if path.exists() and not own["force"]:
         raise UsageError(f"{path} exists", fix="add --force to replace it")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dsrun.zero.lint.view import Flags
 
 STDIN = "-"
+LARGEST_FILE = 8 * 2**20
 FORMAT_VERSION = 1
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("remark", "remarks")}
@@ -84,14 +85,28 @@ def read_text(file: str) -> tuple[str, str]:
     """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read."""
     try:
         if file == STDIN:
-            return sys.stdin.buffer.read().decode("utf-8"), "<stdin>"
-        return Path(file).read_text(encoding="utf-8"), file
+            return _decoded(sys.stdin.buffer, "<stdin>"), "<stdin>"
+        with Path(file).open("rb") as opened:
+            return _decoded(opened, file), file
     except OSError as error:
         raise UsageError(
             f"{file}: cannot be read: {error.strerror}", fix="name a DeepSpeed JSON file"
         ) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{file}: not a text file", fix="name a DeepSpeed JSON file") from None
+        raise UsageError(
+            f"{file}: not text in UTF-8", fix="name a DeepSpeed JSON file, or save it as UTF-8"
+        ) from None
+
+
+def _decoded(opened: BinaryIO, file: str) -> str:
+    """The text in it. A file of weights, or a device without an end, is refused before memory is full of it."""
+    content = opened.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise UsageError(
+            f"{file}: larger than {LARGEST_FILE // 2**20} MiB, so no configuration",
+            fix="name a DeepSpeed JSON file",
+        )
+    return content.decode("utf-8")
 
 
 def as_json(file: str, findings: list[Finding]) -> dict[str, Any]:
@@ -138,9 +153,9 @@ def _model_type(flags: Flags | None) -> str | None:
 def _gpu(name: str | None) -> GpuModel | None:
     if name is None:
         return None
-    from dsrun.hardware.gpus import lookup
+    from dsrun.hardware.gpus import spelt
 
-    found = lookup(name)
+    found = spelt(name)
     if found is None:
         raise UsageError(
             f"--gpu: {name!r} is not in the table of GPUs", fix="leave it out, or see build/gpus.toml"

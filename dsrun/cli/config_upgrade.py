@@ -25,7 +25,7 @@ def command(file: str, output: str | None, in_place: bool) -> int:
     """
     if in_place and (output or file == STDIN):
         raise UsageError("--in-place goes with a file and without --output", fix="leave one of them out")
-    upgraded, changes, left = _run_file(file) if file.endswith(YAML) else _deepspeed_config(file)
+    upgraded, changes, left = _run_file(file) if file.endswith(YAML) else _deepspeed_config(file, output)
     target = file if in_place else output
     if target is None:
         click.echo(upgraded, nl=False)
@@ -47,22 +47,25 @@ def _run_file(file: str) -> tuple[str, list[str], list[str]]:
     return found.text, list(found.changes), list(found.left)
 
 
-def _deepspeed_config(file: str) -> tuple[str, list[str], list[str]]:
+def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], list[str]]:
     from dsrun.zero.lint.check import check
     from dsrun.zero.lint.upgrade import upgrade
 
     text, shown = read_text(file)
     found = upgrade(text, file=shown)
-    left = [
-        f"{each.where}: {each.message}" for each in check(found.text, file=shown) if each.level == "error"
-    ]
+    findings = check(found.text, file=output or shown)  # in the new text, lines are others
+    left = [f"{each.where}: {each.message}" for each in findings if each.level == "error"]
     return found.text, [str(each) for each in found.changes], left
 
 
 def _write(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", fix="name a file")
     scratch = path.with_name(f".{path.name}.new")
     try:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}", fix="name a file in a folder that exists"
+        ) from None

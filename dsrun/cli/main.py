@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 
@@ -11,6 +13,8 @@ from dsrun import __version__
 from dsrun.cli.words import complain
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
+# A full disk or quota, mostly behind `>`.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # name -> (module, one line for --help)
 COMMANDS = {
     "train": ("dsrun.cli.train", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
@@ -66,6 +70,13 @@ def main() -> None:
         code = error.exit_code
     except click.ClickException as error:
         complain(error.format_message())
+        code = EXIT_USAGE
+    except OSError as error:
+        if debug or error.errno not in FULL:
+            raise
+        complain(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
+        # What is left in the buffer would fail again when Python ends, with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
         complain("interrupted")

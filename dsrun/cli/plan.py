@@ -164,7 +164,9 @@ def _wording(given: dict[str, Any]) -> Wording:
         if given[name]
         for word in (f"--{name.replace('_', '-')}", given[name])
     )
-    return Wording(model=given["model"], data=data, nvme_path=given["nvme_path"])
+    return Wording(
+        model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"]
+    )
 
 
 def _correction(found: Found, question: Question) -> float:

@@ -96,6 +96,16 @@ def lookup(name: str) -> GpuModel | None:
     return found
 
 
+def spelt(name: str) -> GpuModel | None:
+    """The GPU as people write it, with the memory as the last number: a100-80, h100-sxm-80. Else as `lookup`."""
+    found = lookup(name)
+    if found is None or found.memory_gib is None:
+        front, dash, last = name.rpartition("-")
+        if dash and last.isdigit():
+            found = lookup(f"{front} {last}GB") or found
+    return found
+
+
 def peak_bf16_tflops(name: str) -> float | None:
     """Dense bf16 tensor-core peak of the GPU called `name` in 10^12 operations/s; None when not certain."""
     found = lookup(name)

@@ -38,9 +38,13 @@ Flat = dict[str, Because]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known about the model and the GPU. `hidden_size` is the model's width in elements."""
+    """What is known about the model and the GPU.
+
+    `hidden_size` is the model's width, `largest` its largest parameter, both in elements.
+    """
 
     hidden_size: int | None = None
+    largest: int | None = None
     model_type: str | None = None
     gpu: GpuModel | None = None
 
@@ -243,6 +247,11 @@ def _offload(case: Case) -> Flat:
                     else "DeepSpeed's own default, written out",
                 ),
             }
+    if case.spec.offload_param == "nvme" and case.facts.largest and case.spec.param_buffer_size is None:
+        size = presets.nvme_buffer(case.facts.largest, case.spec.gpus or 1)
+        if size > presets.NVME_PARAM_BUFFER:
+            why = "a rank's share of the model's largest parameter has to fit"
+            flat[f"{ZERO}.offload_param.buffer_size"] = Because(size, f"{why}; DeepSpeed's default is 1e8")
     return flat
 
 

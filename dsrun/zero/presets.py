@@ -17,7 +17,10 @@ BYTES_PER_PARAMETER = 2
 USUAL_MEMORY_GIB = 80
 # Width of a 7B to 8B model, for `--for deepspeed` without --model: there is nobody to fill an "auto".
 USUAL_WIDTH = 4096
+# Elements of one of the buffers through which ZeRO-3's parameters come from NVMe: DeepSpeed's default.
+NVME_PARAM_BUFFER = 100_000_000
 GIB = 2**30
+MILLION = 1_000_000
 DIGITS = 2
 
 
@@ -121,6 +124,16 @@ def persistence_threshold(preset: Preset, hidden_size: int) -> int:
 def live_parameters(preset: Preset, gpu: GpuModel | None) -> int:
     """Most gathered elements of ZeRO-3 at a time."""
     return _rounded(int(memory_of(gpu) * GIB * preset.live_share / BYTES_PER_PARAMETER))
+
+
+def nvme_buffer(largest: int, world: int) -> int:
+    """Elements of one NVMe parameter buffer: DeepSpeed's default, or a rank's share of the largest parameter.
+
+    A share that is larger than the buffer stops DeepSpeed when the model is built
+    (deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, get_buffer: "More elements … than buffer size").
+    """
+    share = -(-largest // world)
+    return max(NVME_PARAM_BUFFER, -(-share // MILLION) * MILLION)
 
 
 def _even(number: int) -> int:

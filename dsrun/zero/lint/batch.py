@@ -110,7 +110,7 @@ def _for_some_world_size(sizes: dict[str, Any], sheet: Sheet) -> None:
         sheet.error(
             "batch_mismatch",
             (TRAIN,),
-            f"{shown(train)} is no multiple of {words} on any number of GPUs: {FORMULA}",
+            f"{shown(train)} is no multiple of {words or 1} on any number of GPUs: {FORMULA}",
         )
         return
     ranks = train // unit

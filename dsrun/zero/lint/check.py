@@ -40,10 +40,11 @@ SLIPS = {
         "{text} is not JSON: Python reads it, DeepSpeed's own reader takes it for a text",
         "write a number",
     ),
+    "mark": ("the file begins with a byte order mark, which is not JSON", "save it as UTF-8 without BOM"),
     "single_quotes": ("single quotes are not JSON", 'write {text} with double quotes, "…"'),
 }
 WORDS = {"True": "true", "False": "false", "None": "null"}
-HJSON = ("comment", "trailing_comma")
+HJSON = ("comment", "trailing_comma", "mark")
 
 
 def check(

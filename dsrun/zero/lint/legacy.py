@@ -47,6 +47,14 @@ REMOVED_SINCE: dict[str, tuple[str, str]] = {
     "disable_gradient_allreduce": ("it is gone and ignored", "leave it out"),
     "scheduler_params": ("it is ignored", 'write "scheduler": {"type": …, "params": {…}}'),
 }
+# Keys of the `compile` block of DeepSpeed 0.14, which handed them to torch.compile.
+OLD_COMPILE = ("enabled", "disable", "backend", "kwargs")
+REMOVED_FROM_COMPILE = (
+    "torch.compile is asked for by the program now",
+    "leave it out; call engine.compile(), or start the Trainer with --torch_compile",
+)
+# Keys of other names in older releases, which DeepSpeed now ignores or refuses.
+RENAMED = {("aio", "thread_count"): "intra_op_parallelism"}
 # Old names that still work: path -> (today's name, what to write).
 LEGACY: dict[str, tuple[str, str]] = {
     "zero_optimization.cpu_offload": ("offload_optimizer", 'use "offload_optimizer": {"device": "cpu"}'),

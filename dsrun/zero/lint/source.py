@@ -13,7 +13,7 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal
 
 Path = tuple[str | int, ...]
-SlipKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes"]
+SlipKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
 
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
@@ -24,6 +24,8 @@ NUMBER_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": floa
 PYTHON_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 SINGLE_QUOTED = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
 DEEPEST = 100
+# What editors on Windows put before UTF-8: Hjson passes over it, json.load stops.
+MARK = "\ufeff"
 DECODER = JSONDecoder()
 
 
@@ -94,7 +96,10 @@ class NotJsonError(Exception):
 
 def read(text: str) -> Source:
     """The value in a JSON text, with places, slips and doubled keys. Raises NotJsonError."""
-    return _Reader(text.removeprefix("\ufeff")).read()
+    source = _Reader(text.removeprefix(MARK)).read()
+    if text.startswith(MARK):
+        source.slips.insert(0, Slip("mark", Spot(1, 1), MARK))
+    return source
 
 
 class _Reader:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.zero.lint.kinds import expected, fit, json_type, outside, python_float, shown
-from dsrun.zero.lint.legacy import LEGACY, REMOVED, REMOVED_SINCE
+from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
 from dsrun.zero.lint.schema import Block, Entry, blocks, homes, nearest, removed
 from dsrun.zero.lint.sheet import Sheet
 from dsrun.zero.lint.source import Path, dotted
@@ -52,6 +52,8 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet
     # A model drops an "auto" before it looks at the key.
     refused = block.style == "model" and name != SWALLOWED and (content[name] != AUTO or name == "self")
     gone = REMOVED_SINCE.get(name)
+    if block.path == "compile" and name in OLD_COMPILE:
+        gone = REMOVED_FROM_COMPILE
     where = dotted(path[:-1]) or "the top level"
     message = f"DeepSpeed has no key {name} {'at' if len(path) == 1 else 'in'} {where}"
     message += "" if refused else ", and ignores it in silence"
@@ -64,7 +66,7 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet
 
 def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
     """The key of this block that was meant, else the block that the key belongs to."""
-    match = nearest(name, block.spellings)
+    match = RENAMED.get((block.path, name)) or nearest(name, block.spellings)
     elsewhere = [each for each in homes().get(name, ()) if each != block.path]
     if elsewhere and len(elsewhere) <= 2:
         return "it belongs into " + " or ".join(each or "the top level" for each in elsewhere)

@@ -49,6 +49,7 @@ def _text(source: Source, log: Log) -> None:
         ("comment", "comments left out"),
         ("trailing_comma", "commas after the last member left out"),
         ("python_word", "True, False and None written as true, false and null"),
+        ("mark", "byte order mark left out"),
         ("single_quotes", "single quotes written as double quotes"),
     ):
         lines = [str(slip.spot.line) for slip in source.slips if slip.kind == kind]

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsrun.zero.lint.kinds import fit, shown
-from dsrun.zero.lint.legacy import REMOVED, REMOVED_OPTIMIZERS
+from dsrun.zero.lint.legacy import (
+    OLD_COMPILE,
+    REMOVED,
+    REMOVED_FROM_COMPILE,
+    REMOVED_OPTIMIZERS,
+    RENAMED,
+)
 from dsrun.zero.lint.schema import blocks, optimizer_params, removed
 from dsrun.zero.lint.source import Path, dotted
 from dsrun.zero.lint.view import AUTO
@@ -19,6 +25,7 @@ OFFLOADS = {
     "cpu_offload_param": "offload_param",
     "cpu_offload_params": "offload_param",
 }
+AIO = "aio"
 OLD_PIN = "cpu_offload_use_pin_memory"
 FP32_ALLREDUCE = ("fp32_allreduce", "allreduce_always_fp32")
 BOOL = {"types": ["bool"], "null": True}
@@ -165,6 +172,46 @@ def _zero_keys(config: Config, log: Log) -> None:
         log.add((ZERO, "legacy_stage1"), "left out", "the old stage 1 was removed, and true is refused")
 
 
+def _moved_aio(config: Config, log: Log) -> None:
+    """aio inside zero_optimization, where the Transformers documentation had it: DeepSpeed never read it there."""
+    zero = config.get(ZERO)
+    if not isinstance(zero, dict) or not isinstance(zero.get(AIO), dict):
+        return
+    block = zero.pop(AIO)
+    if AIO in config:
+        log.add((ZERO, AIO), "left out", "aio at the top level holds")
+    else:
+        config[AIO] = block
+        log.add((ZERO, AIO), "moved to the top level", "DeepSpeed reads it only there, and refuses it here")
+
+
+def _renamed(config: Config, log: Log) -> None:
+    """Keys that got another name inside their block."""
+    for (name, old), new in RENAMED.items():
+        block = config.get(name)
+        if not isinstance(block, dict) or old not in block:
+            continue
+        if new in block:
+            del block[old]
+            log.add((name, old), "left out", f"{new} says it")
+        else:
+            _replace(block, old, new, block[old])
+            log.add((name, old), f"renamed to {new}", "DeepSpeed no longer reads the old name")
+
+
+def _compile(config: Config, log: Log) -> None:
+    """Keys of torch.compile that DeepSpeed 0.14 read from its file."""
+    block = config.get("compile")
+    if not isinstance(block, dict):
+        return
+    gone = [name for name in OLD_COMPILE if name in block]
+    for name in gone:
+        del block[name]
+        log.add(("compile", name), "left out", REMOVED_FROM_COMPILE[0])
+    if gone and not block:
+        del config["compile"]
+
+
 def _bf16(config: Config, log: Log) -> None:
     """bfloat16, and what was copied from the fp16 block."""
     if "bfloat16" in config:
@@ -251,6 +298,9 @@ STEPS: tuple[Callable[[Config, Log], None], ...] = (
     _bare_zero,
     _offload,
     _zero_keys,
+    _moved_aio,
+    _renamed,
+    _compile,
     _bf16,
     _allreduce,
     _optimizer,

@@ -103,6 +103,11 @@ class Architecture:
         return max(block.elements for block in self.blocks)
 
     @property
+    def largest(self) -> int:
+        """Elements of the largest parameter."""
+        return max(weight.elements for block in self.blocks for weight in block.weights)
+
+    @property
     def stacks(self) -> tuple[Stack, ...]:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.zero.memory.question import Question
 from dsrun.zero.memory.strategy import Row
+from dsrun.zero.presets import NVME_PARAM_BUFFER, nvme_buffer
 
 CONFIG_FILE = "ds.json"
 
@@ -21,6 +22,7 @@ class Wording:
     model: str
     data: tuple[str, ...] = ()
     nvme_path: str = "/local_nvme"
+    from_scratch: bool = False
 
 
 def config_argv(question: Question, row: Row, words: Wording) -> list[str]:
@@ -33,6 +35,9 @@ def config_argv(question: Question, row: Row, words: Wording) -> list[str]:
             argv += ["--offload-param", strategy.offload]
         if strategy.offload == "nvme":
             argv += ["--nvme-path", words.nvme_path]
+            size = nvme_buffer(question.model.largest, question.cluster.world)
+            if size > NVME_PARAM_BUFFER:
+                argv += ["--param-buffer-size", str(size)]
     return [*argv, "--precision", question.precision, "--preset", question.preset, "--model", words.model]
 
 
@@ -56,6 +61,10 @@ def train_argv(question: Question, row: Row, words: Wording) -> list[str]:
         argv += ["--max-length", str(question.length)]
     if question.lora:
         argv += ["--lora", str(question.lora)]
+    if words.from_scratch:
+        argv.append("--from-scratch")
+    if question.attention == "eager":
+        argv += ["--attn-implementation", "eager"]
     if strategy.checkpointing:
         argv.append("--gradient-checkpointing")
     argv += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": ["--bf16", "false"]}[question.precision]
@@ -64,9 +73,17 @@ def train_argv(question: Question, row: Row, words: Wording) -> list[str]:
     return argv
 
 
+def _start(question: Question) -> list[str]:
+    """What starts a process for each GPU of several nodes: `dsrun train` by itself stays on its machine."""
+    nodes, each = question.cluster.nodes, question.cluster.per_node
+    if nodes == 1:
+        return []
+    return ["srun", f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gpus-per-node={each}"]
+
+
 def lines(question: Question, row: Row, words: Wording) -> list[str]:
     """Both commands as a shell takes them; plain DDP needs no configuration."""
-    train = shlex.join(train_argv(question, row, words))
+    train = shlex.join([*_start(question), *train_argv(question, row, words)])
     if row.strategy.stage == 0:
         return [train]
     return [f"{shlex.join(config_argv(question, row, words))} > {CONFIG_FILE}", train]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from dsrun.errors import MissingError, UsageError
 
 LARGEST_HEADER = 100 * 2**20
 """Bytes; the safetensors format refuses longer headers."""
+LARGEST_CONFIG = 32 * 2**20
+"""Bytes; the longest config.json on the Hub, with a label for each of 20,000 classes, has one or two MiB."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,11 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
         return _found(name, path, path / "config.json")
     snapshot = cached_snapshot(name, hub_cache(environ))
     if snapshot is None:
+        if not HUB_NAME.fullmatch(name):
+            raise MissingError(
+                f"model {name!r}: there is no such folder or file",
+                fix="give a folder that holds a config.json",
+            )
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"
             " read without downloading",
@@ -80,7 +89,14 @@ def cached_snapshot(name: str, cache: Path) -> Path | None:
 
 def _found(name: str, folder: Path, file: Path) -> Found:
     try:
+        if file.is_file() and file.stat().st_size > LARGEST_CONFIG:
+            raise UsageError(
+                f"{file} is no model config: it has more than {LARGEST_CONFIG // 2**20} MiB",
+                fix="give a model's folder",
+            )
         config = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UsageError(f"{file} cannot be read: nested too deeply", fix="give a model's folder") from None
     except FileNotFoundError as error:
         raise UsageError(f"{folder} holds no config.json", fix="give a model's folder") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

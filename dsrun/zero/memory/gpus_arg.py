@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
+from dsrun.hardware.gpus import GpuModel, gpu_table, spelt
 
 MOST_GPUS = 1024
 """Per node; no machine has more in one."""
@@ -66,7 +66,7 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
         raise UsageError(f"--nodes {nodes} is no number of nodes", fix=f"give 1 to {MOST_NODES:,}")
     if memory is not None and not 1 <= memory <= 10_000:
         raise UsageError(f"--gpu-memory {memory:g} GiB is no GPU's memory", fix="give GiB, such as 48")
-    model = _spelt(name)
+    model = spelt(name)
     if model is None:
         if memory is None:
             raise UsageError(f"--gpus {text}: no GPU called {name!r} is known", fix="add --gpu-memory GIB")
@@ -80,16 +80,6 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
         name=name, model=replace(model, memory_gib=round(known)), per_node=per_node, nodes=nodes,
         memory=float(known), note=note,
     )  # fmt: skip
-
-
-def _spelt(name: str) -> GpuModel | None:
-    """Look `name` up; its last number may be the memory: a100-80, h100-sxm-80."""
-    found = lookup(name)
-    if found is None or found.memory_gib is None:
-        front, dash, last = name.rpartition("-")
-        if dash and last.isdigit():
-            found = lookup(f"{front} {last}GB") or found
-    return found
 
 
 def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Literal
 
 from dsrun.errors import UsageError
@@ -60,7 +61,7 @@ class Question:
                 raise UsageError(f"{flag} {value} makes no sense", fix=f"give a number from 1 to {most:,}")
         if self.preset not in SHARES:
             raise UsageError(f"there is no preset {self.preset!r}", fix=f"choose {', '.join(SHARES)}")
-        if self.host_memory is not None and self.host_memory <= 0:
+        if self.host_memory is not None and not 0 < self.host_memory < inf:
             raise UsageError(f"--host-memory {self.host_memory:g} makes no sense", fix="give GiB per node")
         if self.global_batch is not None and self.global_batch % self.cluster.world:
             below = self.global_batch // self.cluster.world * self.cluster.world

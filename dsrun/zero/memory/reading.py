@@ -7,8 +7,10 @@ from typing import Any
 
 from dsrun.errors import UsageError
 
+MOST_LAYERS = 10_000
+"""Ten times the deepest transformer; layers are counted one by one."""
 LARGEST_SIDE = 10**8
-"""No width, vocabulary or layer count comes near it; a larger number is a typo."""
+"""No width or vocabulary comes near it; a larger number is a typo."""
 
 
 class Settings:
@@ -26,10 +28,9 @@ class Settings:
             value = self.config.get(name)
             if value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_SIDE:
-                raise UsageError(
-                    f"config.json: {name} {value!r} is no number from {least} to {LARGEST_SIDE:,}"
-                )
+            most = MOST_LAYERS if "layer" in name else LARGEST_SIDE
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise UsageError(f"config.json: {name} {value!r} is no number from {least} to {most:,}")
             return value
         if default is None:
             raise UsageError(f"config.json has no {names[0]}")

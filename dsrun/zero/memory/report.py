@@ -86,7 +86,7 @@ def row_as_json(row: Row) -> dict[str, Any]:
         "nvme_per_node": row.nvme,
         "checkpoint": row.checkpoint,
         "relative_speed": None if row.verdict == "does not fit" else round(row.relative, 3),
-        "reason": row.reason,
+        "reason": _reason(row),
     }
 
 
@@ -125,12 +125,19 @@ def _words(row: Row) -> tuple[str, ...]:
         f"{row.gpu.total / GIB:.1f}",
         f"{max(row.host, row.host_loading) / GIB:.0f}",
         f"{row.relative:.2f}" if fits else "-",
-        row.reason if fits else _too_much(row),
+        _reason(row),
     )
+
+
+def _reason(row: Row) -> str:
+    """Why the row is as fast as it is, or why it does not fit."""
+    return _too_much(row) if row.verdict == "does not fit" else row.reason
 
 
 def _too_much(row: Row) -> str:
     """What is in the way with one sample."""
+    if row.host_short:
+        return f"a node's host memory would have to be {max(row.host, row.host_loading) / GIB:.0f} GiB"
     gpu = row.gpu
     parts = {
         "model states": gpu.states.gpu.total,

@@ -13,6 +13,7 @@ from math import ceil
 from typing import Literal
 
 from dsrun.zero.memory.lora import Training
+from dsrun.zero.presets import NVME_PARAM_BUFFER
 
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -23,8 +24,7 @@ MOMENTS = 2
 NVME_BUFFERS = 4
 """Swap buffers of an offloaded optimizer, as dsrun's configurations have it (offload_optimizer.buffer_count)."""
 NVME_PARAM_BUFFERS = 5
-NVME_PARAM_BUFFER = 100_000_000
-"""Elements of one parameter swap buffer (offload_param.buffer_size, DeepSpeed's default)."""
+"""Swap buffers for parameters, as dsrun's configurations have it (offload_param.buffer_count)."""
 NVME_KEPT = 1_000_000_000
 """Parameter elements per rank that stay in host memory all the same (offload_param.max_in_cpu, the default)."""
 SUB_GROUP = 1_000_000_000
@@ -44,6 +44,8 @@ class Sharding:
     persistence: int = 0
     """Elements up to which a ZeRO-3 parameter stays whole on every rank."""
     sub_group: int = SUB_GROUP
+    nvme_buffer: int = NVME_PARAM_BUFFER
+    """Elements of one buffer through which parameters come from NVMe."""
 
     @property
     def width(self) -> int:
@@ -241,7 +243,7 @@ def _on_nvme(trained: int, frozen: int, whole: int, sharding: Sharding) -> State
     """Optimizer and parameters on NVMe: the host keeps gradients, swap buffers and the first parameters."""
     width = sharding.width
     kept = min(trained, NVME_KEPT)
-    buffers = NVME_PARAM_BUFFERS * width * NVME_PARAM_BUFFER
+    buffers = NVME_PARAM_BUFFERS * width * sharding.nvme_buffer
     swapped = NVME_BUFFERS * FP32 * min(trained, sharding.sub_group)
     return States(
         gpu=Place(parameters=whole),

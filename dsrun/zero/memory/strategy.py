@@ -14,6 +14,7 @@ from dsrun.zero.memory.lora import Training, training
 from dsrun.zero.memory.question import Question
 from dsrun.zero.memory.speed import estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
+from dsrun.zero.presets import nvme_buffer
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -87,6 +88,8 @@ class Row:
     samples_per_second: float
     relative: float
     reason: str
+    host_short: bool = False
+    """Whether the GPUs have room for it, and the node's host memory has not."""
 
 
 def strategies(question: Question) -> Iterator[Strategy]:
@@ -120,6 +123,7 @@ def sharding_of(question: Question, strategy: Strategy) -> Sharding:
         accumulates=share != 1,
         persistence=chosen.persistence,
         sub_group=chosen.sub_group,
+        nvme_buffer=nvme_buffer(question.model.largest, question.cluster.world),
     )
 
 
@@ -160,7 +164,8 @@ def judge(question: Question, strategy: Strategy) -> Row:
     micro_batch = micro_batch or largest_micro_batch(question, strategy, question.limit)
     peak = gpu(question, strategy, micro_batch or 1)
     host, loading = _host(question, strategy, peak)
-    if max(host, loading) > question.host * GIB:
+    host_short = bool(micro_batch) and max(host, loading) > question.host * GIB
+    if host_short:
         micro_batch = 0
     sharding = sharding_of(question, strategy)
     trained = _training(question.model, question.lora)
@@ -190,6 +195,7 @@ def judge(question: Question, strategy: Strategy) -> Row:
         samples_per_second=(micro_batch or 1) * steps * question.cluster.world / time.seconds,
         relative=0.0,
         reason=time.reason,
+        host_short=host_short,
     )
 
 

@@ -152,7 +152,7 @@ def test_a_local_models_config_says_what_it_is(here, call):
         (("ds.json", "--gpu", "abacus"), "--gpu: 'abacus' is not in the table"),
         (("ds.json", "--", "--learning_rat", "1"), "unknown flag --learning_rat"),
         (("ds.json", "--for", "deepspeed", "--", "--bf16"), "does not go with training flags"),
-        (("binary",), "binary: not a text file"),
+        (("binary",), "binary: not text in UTF-8"),
     ],
 )
 def test_bad_input_is_a_usage_error(here, call, args, message):

@@ -1,0 +1,199 @@
+"""`dsrun config` and `dsrun plan` with input that nobody meant: one line, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+GOOD = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
+
+
+@pytest.fixture
+def model(here):
+    folder = here / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return "./llama"
+
+
+def refused(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("gpu", ["a100-80", "h100-80", "rtx 4090", "V100"])
+def test_every_command_takes_the_same_names_of_gpus(dsrun, here, model, gpu):
+    (here / "ds.json").write_text(json.dumps(GOOD))
+
+    assert dsrun("config", "check", "ds.json", "--gpu", gpu).returncode == 0
+    assert dsrun("config", "--gpu", gpu).returncode == 0
+    assert "GiB)" in dsrun("plan", "--count", "shapes", "--model", model, "--gpus", f"{gpu}:8").stdout
+
+
+def test_the_bf16_of_a_gpu_named_in_short_is_judged(dsrun, here):
+    (here / "ds.json").write_text(json.dumps(GOOD | {"bf16": {"enabled": True, "check_grad_overflow": True}}))
+
+    assert "bf16_needs_ampere" in dsrun("config", "check", "ds.json", "--gpu", "v100-32").stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [("config", "-o", ".", "--force"), ("config", "-o", "."), ("config", "upgrade", "ds.json", "-o", ".")],
+)
+def test_a_folder_for_the_output_is_refused(dsrun, here, line):
+    (here / "ds.json").write_text(json.dumps(GOOD))
+
+    refused(dsrun(*line), "is a folder", "name a file")
+
+
+@pytest.mark.parametrize(
+    "line", [("config",), ("plan", "--count", "shapes", "--model", "./llama", "--gpus", "t4:8")]
+)
+def test_a_full_disk_behind_the_pipe_is_one_line(here, environ, model, line):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dsrun", *line], cwd=here, env=environ, stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+
+    refused(done, "No space left on device")
+
+
+def test_a_file_without_an_end_is_refused(dsrun):
+    refused(dsrun("config", "check", "/dev/zero"), "/dev/zero", "larger than 8 MiB")
+
+
+def test_text_of_another_encoding_is_called_that(dsrun, here):
+    (here / "latin.json").write_bytes('{"größe": 1}'.encode("latin-1"))
+
+    refused(dsrun("config", "check", "latin.json"), "not text in UTF-8")
+
+
+@pytest.mark.parametrize("command", [("plan", "--gpus", "t4"), ("config", "--zero", "3")])
+def test_a_model_config_that_is_none(dsrun, here, command):
+    deep, weights = here / "deep.json", here / "model.safetensors"
+    deep.write_text('{"a":' * 100_000)
+    with weights.open("wb") as opened:
+        os.truncate(opened.fileno(), 33 * 2**20)
+
+    refused(dsrun(*command, "--model", "deep.json"), "deep.json", "nested too deeply")
+    refused(dsrun(*command, "--model", "model.safetensors"), "model.safetensors", "is no model config")
+
+
+def test_a_model_of_absurdly_many_layers_is_refused(dsrun, here):
+    (here / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 100_000_000}))
+
+    refused(dsrun("plan", "--count", "shapes", "--gpus", "t4", "--model", "."), "num_hidden_layers", "10,000")
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c"])
+def test_a_folder_that_is_not_there_is_no_name_to_download(dsrun, path):
+    done = dsrun("plan", "--gpus", "t4", "--model", path)
+
+    assert done.returncode == 4
+    assert "no such folder" in done.stderr
+    assert "hf download" not in done.stderr
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "0", "-1"])
+def test_host_memory_is_a_number(dsrun, model, number):
+    done = dsrun("plan", "--count", "shapes", "--gpus", "t4", "--model", model, "--host-memory", number)
+
+    refused(done, "--host-memory")
+
+
+def test_the_reason_names_the_host_when_it_is_the_host(dsrun, model):
+    line = ("plan", "--count", "shapes", "--gpus", "a100-80", "--model", model, "--host-memory", "20")
+    done = json.loads(dsrun(*line, "--format", "json").stdout)
+
+    offloaded = [row for row in done["strategies"] if row["offload"] == "cpu" and row["stage"] == 3]
+    assert {row["verdict"] for row in offloaded} == {"does not fit"}
+    for row in offloaded:
+        assert row["gpu_total"] <= done["asked"]["budget"]
+        assert row["host_per_node"] > 20 * 2**30
+        assert "host memory" in row["reason"]
+        assert row["reason"] in dsrun(*line).stdout
+
+
+def test_json_gives_the_table_s_reason_for_what_does_not_fit(dsrun, model):
+    done = dsrun("plan", "--count", "shapes", "--gpus", "t4:1", "--model", model, "--format", "json")
+
+    rows = [row for row in json.loads(done.stdout)["strategies"] if row["verdict"] == "does not fit"]
+    assert rows
+    assert all("alone take" in row["reason"] or "host memory" in row["reason"] for row in rows)
+
+
+def test_the_commands_of_several_nodes_start_a_process_for_each_gpu(dsrun, model):
+    done = dsrun("plan", "--count", "shapes", "--gpus", "a100-80:8", "--nodes", "2", "--model", model)
+
+    line = next(each for each in done.stdout.splitlines() if "dsrun train" in each)
+    assert line.startswith("srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 dsrun train ")
+
+
+def test_the_training_command_repeats_what_the_plan_was_for(dsrun, model):
+    line = ("plan", "--count", "shapes", "--gpus", "a100-80:8", "--model", model)
+    plain = dsrun(*line).stdout
+    asked = dsrun(*line, "--from-scratch", "--attention", "eager").stdout
+
+    assert "--from-scratch" not in plain
+    assert "--attn-implementation" not in plain
+    assert " --from-scratch --attn-implementation eager " in asked.split("dsrun train")[1]
+
+
+def test_nvme_buffers_hold_a_share_of_the_largest_parameter(dsrun, here, model):
+    # 128256 × 4096 elements are more than DeepSpeed's default of 1e8, on one GPU and on four, not on eight.
+    nvme = ("--zero", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", "/nvme")
+
+    def size(*more):
+        block = json.loads(dsrun("config", *nvme, *more).stdout)["zero_optimization"]["offload_param"]
+        return block.get("buffer_size", 100_000_000)
+
+    for gpus in (1, 2, 4, 8):
+        assert size("--model", model, "--gpus", str(gpus)) >= 128256 * 4096 / gpus
+    assert size("--model", model) >= 128256 * 4096
+    assert size("--model", model, "--gpus", "8") == size() == 100_000_000
+    assert size("--model", model, "--param-buffer-size", "7") == 7
+
+
+def test_plan_asks_for_such_buffers(dsrun, model):
+    line = (
+        "--count",
+        "shapes",
+        "--gpus",
+        "t4:1",
+        "--host-memory",
+        "40",
+        "--max-length",
+        "128",
+        "--model",
+        model,
+    )
+    found = json.loads(dsrun("plan", *line, "--format", "json").stdout)
+
+    assert "--offload-param nvme" in found["commands"][0]
+    assert "--param-buffer-size 526000000" in found["commands"][0]
+    place = found["strategies"][found["choice"]]["host_states_per_rank"]
+    assert place["staging"] >= 5 * 2 * 128256 * 4096
+
+
+def test_errors_that_stay_are_placed_in_the_new_file(dsrun, here):
+    (here / "old.json").write_text(
+        '{"train_batch_size": 8, "bf16": {"enabled": true, "hysteresis": 2}, "zero_optimization": {"stage": 9}}'
+    )
+    done = dsrun("config", "upgrade", "old.json", "-o", "new.json")
+
+    assert done.returncode == 3
+    place = next(each for each in done.stderr.splitlines() if "zero_optimization.stage" in each)
+    number = int(place.partition("(new.json:")[2].partition(")")[0])
+    assert '"stage": 9' in (here / "new.json").read_text().splitlines()[number - 1]
