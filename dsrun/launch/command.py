@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dsrun.launch.topology import Topology
+from dsrun.system.search_path import own_programs_first
 
 LOOPBACK = "127.0.0.1"
 
@@ -56,10 +55,5 @@ def worker_environment(
     if debug:
         wanted |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
     changes: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in environ}
-    # torch compiles with the `ninja` it finds on PATH, and a virtual environment that is called by its path is not on
-    # it: there may be none, or one of another version, with which torch compiles everything again.
-    own = str(Path(sys.executable).parent)
-    search = environ.get("PATH", os.defpath)
-    if own not in search.split(os.pathsep):
-        changes["PATH"] = own + os.pathsep + search
+    changes |= own_programs_first(environ)
     return changes | {name: None for name in MISLEADING if name in environ}

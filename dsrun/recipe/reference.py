@@ -6,20 +6,16 @@ puts it between the markers of that file.
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from dsrun.errors import UsageError
+from dsrun.docpage import GeneratedPart, table
 from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.given import shown_value
 from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
 from dsrun.recipe.spec import GROUPS
 
-BEGIN = "<!-- generated: python -m dsrun.recipe.reference -->"
-END = "<!-- end -->"
 TITLES = {
     "model": "Model",
     "zero": "ZeRO",
@@ -105,7 +101,7 @@ def markdown() -> str:
             (f"`{flag.shown}`", _value_cell(flag), _code(default_text(flag)), _meaning(flag))
             for flag in flags
         ]
-        parts += [f"### {title}", _table(("flag", "value", "default", "meaning"), rows)]
+        parts += [f"### {title}", table(("flag", "value", "default", "meaning"), rows)]
     parts += [
         "## Training arguments of Transformers",
         f"All {len(hf_flags())} of them are taken under their own names (Transformers {hf_version()}):",
@@ -113,7 +109,7 @@ def markdown() -> str:
         "`--trainer_debug` is the training argument `debug`; `--debug underflow_overflow` reaches it too.",
         "## Flags that Transformers 5 removed",
         "Each is translated with one notice on stderr, or refused with what to write instead.",
-        _table(("flag", "what happens"), [(f"`--{row.name}`", _fate(row)) for row in _by_name(ROWS)]),
+        table(("flag", "what happens"), [(f"`--{row.name}`", _fate(row)) for row in _by_name(ROWS)]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -123,11 +119,7 @@ def _by_name(rows: Iterable[Removed]) -> list[Removed]:
 
 
 def _code(text: str) -> str:
-    return f"`{_escaped(text)}`" if text else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return f"`{text}`" if text else ""
 
 
 def _value_cell(flag: Flag) -> str:
@@ -136,7 +128,7 @@ def _value_cell(flag: Flag) -> str:
 
 def _meaning(flag: Flag) -> str:
     also = ", ".join(f"`{shown(alias)}`" for alias in flag.aliases)
-    return _escaped(flag.help) + (f"; also {also}" if also else "")
+    return flag.help + (f"; also {also}" if also else "")
 
 
 def _fate(row: Removed) -> str:
@@ -153,36 +145,11 @@ def _case(when: When, outcome: Outcome, *, several: bool) -> str:
         return f"{opening}taken as `{flag.shown}{value}`"
     if isinstance(outcome, Ignored):
         return f"{opening}ignored, {outcome.reason}"
-    return f"{opening}refused, {outcome.reason}: {_escaped(outcome.advice)}"
+    return f"{opening}refused, {outcome.reason}: {outcome.advice}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines)
-
-
-def inserted(page: str) -> str:
-    """The page with the generated part between its markers brought up to date.
-
-    Raises UsageError when the markers are not there, each once and in order.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UsageError(f"the page has no generated part: {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n\n{markdown()}\n{END}{after}"
-
-
-def main(argv: Sequence[str]) -> None:
-    """Print the generated part, or bring the page named by the first argument up to date."""
-    if not argv:
-        sys.stdout.write(markdown())
-        return
-    page = Path(argv[0])
-    scratch = page.with_name(f".{page.name}.{os.getpid()}")
-    scratch.write_text(inserted(page.read_text(encoding="utf-8")), encoding="utf-8")
-    scratch.replace(page)
+PART = GeneratedPart("dsrun.recipe.reference", markdown)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    PART.main(sys.argv[1:])

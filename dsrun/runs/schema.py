@@ -44,6 +44,7 @@ class Metric(Stamped):
     gpu_memory: NotRequired[int]
     gpu_memory_peak: NotRequired[int]
     host_memory: NotRequired[int]
+    host_memory_peak: NotRequired[int]
 
 
 class Event(Stamped):

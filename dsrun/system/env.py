@@ -9,7 +9,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 
-_TORCHRUN_VARIABLES = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Below Linux's ephemeral ports (32768 and up), so that no outgoing connection sits on the port by chance.
 _SLURM_FIRST_PORT = 15000
 _SLURM_PORTS = 15000
@@ -48,23 +48,34 @@ def worker_from_env(environ: Mapping[str, str]) -> Worker | None:
     """The worker that `environ` describes; None when nobody started this process as one.
 
     torchrun's RANK wins. Without it a task of an `srun` step with several tasks is a worker; the shell of
-    `sbatch` or `salloc` is not, although SLURM_PROCID is 0 there. Raises UsageError when the variables are
-    incomplete, not integers, or contradict one another.
+    `sbatch` or `salloc` is not, although SLURM_PROCID is 0 there. LOCAL_RANK alone can only come from a launcher, for
+    every process has another one; WORLD_SIZE and MASTER_ADDR alone also stand in job scripts, for what these start,
+    and in profiles. Raises UsageError when the variables are incomplete, not integers, or contradict one another.
     """
-    if environ.get("RANK", "").strip():
+    if _is_set(environ, "RANK"):
         return _from_torchrun(environ)
     if _integer(environ, "SLURM_STEP_NUM_TASKS", 0) > 1 and "SLURM_STEP_ID" in environ:
         return _from_slurm(environ)
+    if _is_set(environ, "LOCAL_RANK"):
+        raise _incomplete(environ, "LOCAL_RANK")
     return None
 
 
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    return bool(environ.get(name, "").strip())
+
+
+def _incomplete(environ: Mapping[str, str], there: str) -> UsageError:
+    missing = [name for name in _TORCHRUN_VARIABLES if not _is_set(environ, name)]
+    return UsageError(
+        f"{there} is set but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not",
+        fix=f"start workers with torchrun, or unset {there} to let dsrun start them",
+    )
+
+
 def _from_torchrun(environ: Mapping[str, str]) -> Worker:
-    missing = [name for name in _TORCHRUN_VARIABLES if not environ.get(name, "").strip()]
-    if missing:
-        raise UsageError(
-            f"RANK is set but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not",
-            fix="start workers with torchrun, or unset RANK to let dsrun start them",
-        )
+    if not all(_is_set(environ, name) for name in _TORCHRUN_VARIABLES):
+        raise _incomplete(environ, "RANK")
     world_size = _integer(environ, "WORLD_SIZE")
     return _checked(
         Worker(
@@ -82,7 +93,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Worker:
 def _local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     """LOCAL_WORLD_SIZE of torchrun, else LOCAL_SIZE of the `deepspeed` launcher; one worker needs neither."""
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
-        if environ.get(name, "").strip():
+        if _is_set(environ, name):
             return _integer(environ, name)
     if world_size == 1:
         return 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from dsrun.train import engine
 from dsrun.train.console import Console, TrainingBar, duration, number
@@ -25,6 +26,32 @@ class ProveEngine(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine.assert_in_charge(self.trainer.model_wrapped, self.trainer.ds_config)
+
+
+class StopEarly(EarlyStoppingCallback):
+    """Early stopping whose count of evaluations without a better metric survives a resume.
+
+    The stock callback starts to count anew, so an interrupted run trained longer than one that was not, and a run that
+    had stopped trained on when it was called again.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        stored = state.stateful_callbacks.get(type(self).__name__, {})
+        self.early_stopping_patience_counter = stored.get("attributes", {}).get(
+            "early_stopping_patience_counter", 0
+        )
+        if self._patience_is_spent():
+            control.should_training_stop = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        super().on_evaluate(args, state, control, metrics, **kwargs)
+        if self._patience_is_spent():
+            # As at the last step: the end is in a checkpoint, however rarely the run saves.
+            control.should_save = args.save_strategy != "no"
+
+    def _patience_is_spent(self) -> bool:
+        return self.early_stopping_patience_counter >= self.early_stopping_patience
 
 
 class LogLastStep(TrainerCallback):
@@ -147,8 +174,12 @@ class Profiler(TrainerCallback):
 
 
 def memory() -> dict[str, int]:
-    """Bytes in use now: this rank's resident memory, and its peak on the GPU since the start."""
-    figures = {"host_memory": psutil.Process().memory_info().rss}
+    """Bytes: this rank's resident memory now and at most, and the same on its GPU."""
+    figures = {
+        "host_memory": psutil.Process().memory_info().rss,
+        # Linux counts ru_maxrss in KiB (getrusage(2)).
+        "host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
     if torch.cuda.is_available():
         figures |= {
             "gpu_memory": torch.cuda.memory_reserved(),

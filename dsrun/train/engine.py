@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from filelock import FileLock, Timeout
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.recipe.defaults import ZERO_STAGE
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.search_path import own_programs_first
 from dsrun.train.world import World
 from dsrun.zero.generate import generate
 from dsrun.zero.spec import from_offload
@@ -60,6 +64,8 @@ def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], No
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever;
     our file lock goes around it, in a folder that only dsrun builds into.
     """
+    # `dsrun train` hands its workers this PATH; those that torchrun or srun start have the shell's.
+    os.environ.update(own_programs_first(os.environ))
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops import __compatible_ops__
 
@@ -69,7 +75,8 @@ def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], No
     names = required_ops(config)
     if not names:
         return
-    cache = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_extension_cache())))
+    cache = extension_cache(os.environ)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(cache)
     cache.mkdir(parents=True, exist_ok=True)
     lock = FileLock(cache / ".dsrun.lock")
     try:
@@ -138,9 +145,19 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def _extension_cache() -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "dsrun" / "torch_extensions"
+def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
+    """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone.
+
+    ninja's build files name the headers of the environment they were written in: shared by two environments, each
+    run of the other one compiles everything again.
+    """
+    given = environ.get("TORCH_EXTENSIONS_DIR")
+    if given:
+        return Path(given)
+    facts = f"{prefix} {sys.implementation.cache_tag} torch {version('torch')}"
+    key = hashlib.sha256(facts.encode()).hexdigest()[:12]
+    root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "dsrun" / "torch_extensions" / key
 
 
 def _installed(op: str) -> bool:

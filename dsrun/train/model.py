@@ -17,7 +17,9 @@ from transformers import (
 )
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train import hub
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +215,8 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
                 f"--attn-implementation {attention}: {name!r} cannot use it: {first.partition('. ')[0]}",
                 fix="leave it out: the fastest that works is taken",
             ) from error
+        if not is_path(name) and hub.is_unreachable(error):
+            raise hub.unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
         raise UsageError(
             f"{what} {name!r} could not be loaded: {first}",
             fix="give a local folder or the name of a Hub repository",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,23 +42,28 @@ def header(
     zero = f"ZeRO-{stage}" if plan.deepspeed is not None else "plain DDP (ZeRO 0)"
     if spec.offload != "none":
         zero += f", offloaded to {spec.offload}"
-    console.rows(
-        [
-            ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
-            ("task", plan.task),
-            ("parallel", f"{zero} on {plan.world.size} {plan.world.device_words}"),
-            ("batch", plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")),
-            ("precision", plan.precision),
-            ("data", data.origin),
-            ("output", str(folder.path)),
-        ]
-    )
+    rows = [
+        ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
+        ("task", plan.task),
+        ("parallel", f"{zero} on {plan.world.size} {plan.world.device_words}"),
+        ("precision", plan.precision),
+        ("data", data.origin),
+        ("output", str(folder.path)),
+    ]
+    if "train" in plan.phases:
+        words = plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")
+        rows.insert(3, ("batch", words))
+    console.rows(rows)
 
 
 def evaluate_and_predict(
     console: Console, plan: Plan, trainer: RunTrainer, data: PreparedData, folder: RunFolder
-) -> None:
-    """The final evaluation and, with --do-predict, the test split; texts go into predictions files."""
+) -> list[Path]:
+    """The final evaluation and, with --do-predict, the test split; returns the files that the texts went into.
+
+    Rank 0 alone writes them, and alone knows of any.
+    """
+    written = []
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
         if split not in plan.phases or rows is None:
             continue
@@ -65,8 +71,11 @@ def evaluate_and_predict(
         console.say(f"{split}  {metric_words(metrics, prefix + '_')}")
         examples = trainer.last_evaluation.examples
         if examples and plan.world.is_main:
-            write_predictions(examples, folder.path / f"predictions-{split}.jsonl")
+            file = folder.path / f"predictions-{split}.jsonl"
+            write_predictions(examples, file)
+            written.append(file)
             _show(console, examples)
+    return written
 
 
 def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
@@ -77,13 +86,31 @@ def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
     return metrics if step == trainer.state.global_step else None
 
 
-def summary(console: Console, plan: Plan, trainer: RunTrainer, folder: RunFolder, *, seconds: float) -> None:
+def already_finished(state: Any) -> str:
+    """What to say where training had come to its end before; `state` is the Trainer's."""
+    if state.global_step < state.max_steps:
+        why, longer = f"stopped early at step {state.global_step:,}", "a larger --early-stopping"
+    else:
+        why, longer = f"all {state.global_step:,} steps are done", "--max-steps or --num-train-epochs"
+    return f"already finished: {why} ({longer} trains on, --resume never starts anew)"
+
+
+def summary(
+    console: Console,
+    plan: Plan,
+    trainer: RunTrainer,
+    folder: RunFolder,
+    predictions: list[Path],
+    *,
+    seconds: float,
+) -> None:
     """What came out of the run and where it lies."""
     state = trainer.state
     rows = []
     if "train" in plan.phases:
         early = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
-        rows.append(("trained", f"{state.global_step:,} steps{early} in {duration(seconds)}"))
+        when = ", already finished" if trainer.already_finished else f" in {duration(seconds)}"
+        rows.append(("trained", f"{state.global_step:,} steps{early}{when}"))
     if state.best_metric is not None:
         name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
         rows.append(("best", f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"))
@@ -91,6 +118,7 @@ def summary(console: Console, plan: Plan, trainer: RunTrainer, folder: RunFolder
         rows.append(("adapter", str(folder.path / "adapter")))
     if "train" in plan.phases:
         rows.append(("model", str(folder.model)))
+    rows += [("predictions", str(file)) for file in predictions]
     console.say("")
     console.rows(rows)
     if plan.title in DEMO_NAMES:

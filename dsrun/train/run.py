@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
+from transformers import PrinterCallback, set_seed
 
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.folder import RunFolder
@@ -17,7 +17,7 @@ from dsrun.train import model as models
 from dsrun.train import world as worlds
 from dsrun.train.arguments import training_arguments
 from dsrun.train.batches import Split
-from dsrun.train.callbacks import LogLastStep, Profiler, ProveEngine, Recorder
+from dsrun.train.callbacks import LogLastStep, Profiler, ProveEngine, Recorder, StopEarly
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
@@ -118,13 +118,15 @@ class _Run:
         if training:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             seconds = time.monotonic() - began
+            if trainer.already_finished:
+                self.console.notice(report.already_finished(trainer.state))
             self.console.say("saving the model")
             save_final(trainer, self.folder.model, plan.task, lora=bool(plan.recipe.spec.lora))
         else:
             trainer.prepare_for_evaluation()
-        report.evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
+        predictions = report.evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
         self.records.end(trainer.state.global_step)
-        report.summary(self.console, plan, trainer, self.folder, seconds=seconds)
+        report.summary(self.console, plan, trainer, self.folder, predictions, seconds=seconds)
 
     def _start_from(self, trainer: RunTrainer, parameters: int, trainable: int) -> Path | None:
         """The checkpoint to go on from, once it is sure that the disk takes the next one."""
@@ -171,4 +173,4 @@ def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:
 
 
 def _stoppers(patience: int | None) -> list[Any]:
-    return [] if patience is None else [EarlyStoppingCallback(early_stopping_patience=patience)]
+    return [] if patience is None else [StopEarly(early_stopping_patience=patience)]

@@ -55,6 +55,7 @@ class RunTrainer(Seq2SeqTrainer):
         self.shifted = shifts_labels(base)
         self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
+        self.already_finished = False
         self.last_evaluation: Evaluation | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
 
@@ -120,9 +121,10 @@ class RunTrainer(Seq2SeqTrainer):
         return int(self._tokens_seen)
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        """One epoch; none where the checkpoint that was resumed has seen all steps. The stock loop looks at max_steps
-        only after a step, so a finished run called again would train one more, with learning rate 0."""
-        if self.state.global_step >= self.state.max_steps:
+        """One epoch; none where the checkpoint that was resumed is a finished run's: it has seen all steps, or has run
+        out of patience. The stock loop looks at both only after a step, so it would train one more."""
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.already_finished = self.state.global_step == self._initial_global_step
             self.control.should_training_stop = True
             return
         super()._run_epoch(**kwargs)

@@ -6,14 +6,12 @@ markers of that file.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field
-from pathlib import Path
 from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.docpage import GeneratedPart, table
 from dsrun.zero.blocks import MOVED
 from dsrun.zero.conflicts import RULES
 from dsrun.zero.explain import meanings
@@ -21,32 +19,29 @@ from dsrun.zero.presets import PRESETS
 from dsrun.zero.spec import TITLES, flag_of, options
 from dsrun.zero.training_blocks import FILLED
 
-BEGIN = "<!-- generated: python -m dsrun.zero.reference -->"
-END = "<!-- end -->"
-
 
 def markdown() -> str:
     """The generated part as Markdown."""
     parts = ["## Options"]
     for group, title in TITLES.items():
         rows = [_option_row(each) for each in options().values() if each.metadata["group"] == group]
-        parts += [f"### {title}", _table(("flag", "value", "default", "meaning", "key"), rows)]
+        parts += [f"### {title}", table(("flag", "value", "default", "meaning", "key"), rows)]
     parts += [
         "## Presets",
-        _table(("", *PRESETS), _preset_rows()),
+        table(("", *PRESETS), _preset_rows()),
         "\n".join(f"- **{name}**: {preset.why}." for name, preset in PRESETS.items()),
         "## What the Trainer fills",
-        _table(("key", "from"), [(f"`{key}`", source) for key, source in FILLED.items()]),
+        table(("key", "from"), [(f"`{key}`", source) for key, source in FILLED.items()]),
         "## Defaults that moved",
-        _table(("key", "DeepSpeed's own default"), [(f"`{key}`", words) for key, words in MOVED.items()]),
+        table(("key", "DeepSpeed's own default"), [(f"`{key}`", words) for key, words in MOVED.items()]),
         "## What does not go together",
         "Refused by name, with what to write instead. The places are below `deepspeed/` unless they say otherwise.",
-        _table(
+        table(
             ("what is refused", "way out", "where it follows from"),
             [(_plain(rule.message), _plain(rule.fix), rule.source) for rule in RULES],
         ),
         "## What each key does",
-        _table(("key", "meaning"), [(f"`{key}`", text) for key, text in sorted(meanings().items())]),
+        table(("key", "meaning"), [(f"`{key}`", text) for key, text in sorted(meanings().items())]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -103,35 +98,8 @@ def _plain(text: str) -> str:
     return text
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [
-        " | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, ["---"] * len(head), *rows)
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def inserted(page: str) -> str:
-    """The page with the generated part between its markers brought up to date.
-
-    Raises UsageError when the markers are not there, each once and in order.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UsageError(f"the page has no generated part: {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n\n{markdown()}\n{END}{after}"
-
-
-def main(argv: Sequence[str]) -> None:
-    """Print the generated part, or bring the page named by the first argument up to date."""
-    if not argv:
-        sys.stdout.write(markdown())
-        return
-    page = Path(argv[0])
-    scratch = page.with_name(f".{page.name}.{os.getpid()}")
-    scratch.write_text(inserted(page.read_text(encoding="utf-8")), encoding="utf-8")
-    scratch.replace(page)
+PART = GeneratedPart("dsrun.zero.reference", markdown)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    PART.main(sys.argv[1:])

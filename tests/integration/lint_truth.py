@@ -48,11 +48,11 @@ def quiet() -> None:
     """DeepSpeed and accelerate warn about much of what is tried here."""
     for variable in [each for each in os.environ if each.startswith("ACCELERATE_")]:
         del os.environ[variable]
-    import deepspeed  # noqa: F401
     import transformers
+    from deepspeed.utils import logger
 
-    for name in ("DeepSpeed", "accelerate", "transformers"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for each in (logger, logging.getLogger("accelerate"), logging.getLogger("transformers")):
+        each.setLevel(logging.CRITICAL)
     transformers.logging.set_verbosity_error()
 
 

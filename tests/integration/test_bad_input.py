@@ -11,10 +11,10 @@ from tests.integration.conftest import dsrun, make_tokenizer
 pytestmark = pytest.mark.train
 
 
-def refused(done, *words):
-    """Assert exit code 2 and exactly one error line holding all words; no traceback, no model."""
+def refused(done, *words, code=2):
+    """Assert exit code `code` and exactly one error line holding all words; no traceback, no model."""
     errors = [line for line in done.err.splitlines() if line.startswith("error:")]
-    assert done.code == 2, done.err
+    assert done.code == code, done.err
     assert len(errors) == 1, done.err
     assert all(word in errors[0] for word in words), errors[0]
     assert "Traceback" not in done.err
@@ -57,6 +57,20 @@ def test_a_folder_with_a_config_of_no_known_architecture(tmp_path, pairs):
     refused(
         dsrun("--model", tmp_path / "model", "--train-file", pairs["train"], output=tmp_path / "run"), "model"
     )
+
+
+def test_a_hub_out_of_reach_is_the_same_for_model_tokenizer_and_dataset(tiny, pairs, tmp_path):
+    """The tests run with HF_HUB_OFFLINE and an empty cache: something is missing, nothing is wrong."""
+    flags = {"--model": tiny["t5"], "--train-file": pairs["train"]}
+    for changes, what, instead in (
+        ({"--model": "no-org/none"}, "model no-org/none", "--model DIR"),
+        ({"--tokenizer": "no-org/none"}, "tokenizer no-org/none", "--tokenizer DIR"),
+        ({"--dataset": "no-org/none", "--train-file": None}, "dataset no-org/none", "--train-file FILE"),
+    ):
+        given = [word for pair in (flags | changes).items() if pair[1] for word in pair]
+        done = dsrun(*given, output=tmp_path / what.split()[0])
+        fix = f"check the network, unset HF_HUB_OFFLINE, or give local files: {instead}"
+        refused(done, f"{what} cannot be fetched from the Hub", fix, code=4)
 
 
 def test_a_task_the_model_cannot_do(tiny, pairs, tmp_path):

@@ -130,8 +130,11 @@ def test_metrics_hold_what_the_page_promises(stages):
         "tokens",
         "tokens_per_s",
         "host_memory",
+        "host_memory_peak",
         "time",
     } <= set(row)
+    # Both in bytes: a worker with torch holds more than 100 MiB, and never more than at its peak.
+    assert 100 * 2**20 < row["host_memory"] <= row["host_memory_peak"] < 2**40
     tokens = records(stages["zero2"], "tokens")
     assert tokens == sorted(tokens)
 
@@ -219,6 +222,29 @@ def test_best_checkpoint_and_early_stopping(tiny, pairs, tmp_path):
         "the final model is not the best one"
     )
     assert "best" in done.err
+
+
+def test_a_run_that_stopped_early_is_finished_until_it_gets_more_patience(tiny, pairs, tmp_path):
+    """Checkpoints every other evaluation only: the one that marks the end is written for that."""
+    flags = [
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"], *SHORT[:4],
+        "--learning-rate", "2.0", "--max-grad-norm", "0", "--eval-strategy", "steps", "--eval-steps", "1",
+        "--save-steps", "2", "--max-steps", "20", "--lr-scheduler-type", "constant", "--logging-steps", "1",
+        "--predict-with-generate", "false",
+    ]  # fmt: skip
+    first = dsrun(*flags, "--early-stopping", "4", output=tmp_path / "run").ok()
+    weights, trained = load_file(tmp_path / "run" / "model" / "model.safetensors"), first.losses
+    assert "stopped early" in first.err
+    assert "already finished" not in first.err
+    again = dsrun(*flags, "--early-stopping", "4", output=tmp_path / "run").ok()
+    assert again.losses == trained, "it trained on"
+    assert "already finished" in again.err
+    assert "--early-stopping" in again.err
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(after[name], weights[name]) for name in weights)
+    patient = dsrun(*flags, "--early-stopping", "6", output=tmp_path / "run").ok()
+    assert len(patient.losses) == len(trained) + 2
+    assert "already finished" not in patient.err
 
 
 def test_profile_leaves_a_trace_and_a_table(tiny, pairs, tmp_path):
@@ -388,11 +414,28 @@ def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_p
     assert texts[0] == texts[1]
 
 
+def test_evaluating_alone_says_where_the_predictions_are_and_nothing_of_training(tiny, pairs, tmp_path):
+    done = dsrun(
+        "--model", tiny["t5"], "--validation-file", pairs["validation"], "--do-eval", *FP32, "--zero", "0",
+        output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    predictions = tmp_path / "run" / "predictions-validation.jsonl"
+    assert f"predictions  {predictions}" in done.err
+    assert len(predictions.read_text().splitlines()) == 11
+    rows = [line.split()[0] for line in done.err.splitlines() if line.startswith("  ") and line.split()]
+    assert "precision" in rows
+    assert not {"batch", "trained", "model"} & set(rows[1:]), (
+        "words about training in a run that does not train"
+    )
+
+
 def test_a_finished_run_called_again_trains_no_further_step(tiny, pairs, tmp_path):
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "3"]
     first = dsrun(*flags, output=tmp_path / "run").ok()
-    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    weights, trained = load_file(tmp_path / "run" / "model" / "model.safetensors"), first.losses
     again = dsrun(*flags, output=tmp_path / "run").ok()
-    assert again.losses == first.losses
+    assert again.losses == trained
+    assert "already finished: all 3 steps are done" in again.err
+    assert "already finished" not in first.err
     after = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert all(torch.equal(after[name], weights[name]) for name in weights)

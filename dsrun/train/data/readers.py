@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.files import HEAD, check_data_file, data_format, is_gzip, json_error
+from dsrun.recipe.data_files import HEAD, check_data_file, data_format, is_gzip, json_error
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]

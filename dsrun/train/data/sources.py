@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsrun.errors import MissingError, UsageError
-from dsrun.recipe.files import FORMATS, data_format, is_path
+from dsrun.errors import UsageError
+from dsrun.recipe.data_files import FORMATS, data_format
+from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train import hub
 from dsrun.train.data.readers import Row, Rows, read_all, sample_of
 
 SPLITS = ("train", "validation", "test")
@@ -202,18 +204,9 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
         loaded = datasets.load_dataset(
             name, spec.dataset_config, token=spec.token, cache_dir=spec.cache_dir, streaming=spec.streaming
         )
-    except (OSError, ValueError, RuntimeError, *_network_errors()) as error:
+    except (OSError, ValueError, RuntimeError, hub.HTTP_ERROR) as error:
         _explain_hub(spec, error)
     return _tables(loaded, name)
-
-
-def _network_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client lets through besides OSError; which client it is depends on its version."""
-    try:
-        import httpx
-    except ModuleNotFoundError:
-        return ()
-    return (httpx.HTTPError,)
 
 
 def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
@@ -232,10 +225,7 @@ def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     if isinstance(error, ValueError | RuntimeError):
         fix = "--dataset-config" if "onfig" in reason else None
         raise UsageError(f"dataset {name}: {reason}", fix=fix) from error
-    raise MissingError(
-        f"dataset {name} cannot be fetched from the Hub: {reason}",
-        fix="check the network, or give local files: --train-file FILE",
-    ) from error
+    raise hub.unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
 
 
 def _tables(loaded: Any, name: str) -> dict[str, Source]:

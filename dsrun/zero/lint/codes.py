@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-START, END = "<!-- codes: generated -->", "<!-- codes: end -->"
+from dsrun.docpage import GeneratedPart, table
 
 
 @dataclass(frozen=True)
@@ -118,21 +117,13 @@ CODES: dict[str, Code] = {
 }
 
 
-def table() -> str:
+def markdown() -> str:
     """The codes as a Markdown table."""
-    rows = [f"| `{name}` | {code.levels} | {code.meaning} | {code.stops} |" for name, code in CODES.items()]
-    return "\n".join(
-        ["| code | level | what is the matter | who stops at an error |", "|---|---|---|---|", *rows]
-    )
+    rows = [(f"`{name}`", code.levels, code.meaning, code.stops) for name, code in CODES.items()]
+    return table(("code", "level", "what is the matter", "who stops at an error"), rows) + "\n"
 
 
-def written_into(page: str) -> str:
-    """The page with its table of codes brought up to date."""
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n{table()}\n{END}{after}"
-
+PART = GeneratedPart("dsrun.zero.lint.codes", markdown)
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.write_text(written_into(target.read_text(encoding="utf-8")), encoding="utf-8")
+    PART.main(sys.argv[1:])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.errors import UsageError
+from dsrun.docpage import END
 from dsrun.recipe.flags import hf_flags, own_flags
-from dsrun.recipe.reference import BEGIN, END, help_text, inserted, main, markdown
+from dsrun.recipe.reference import PART, help_text, markdown
 from dsrun.recipe.removed import table
 
 PAGE = Path(__file__).parents[3] / "docs" / "train.md"
@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "train.md"
 
 def test_the_page_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0].strip() == markdown().strip()
-    assert inserted(text) == text
+    assert text.partition(PART.begin)[2].partition(END)[0].strip() == markdown().strip()
+    assert PART.inserted(text) == text
 
 
 def test_every_flag_is_in_the_reference():
@@ -46,21 +46,6 @@ def test_help_names_every_flag_within_its_width(width):
     for flag in (*own_flags().values(), *hf_flags().values()):
         assert flag.shown in words
     assert max(map(len, text.splitlines())) <= width
-
-
-def test_the_command_brings_a_page_up_to_date(tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text(f"Words before.\n{BEGIN}\nold\n{END}\nWords after.\n", encoding="utf-8")
-    main([str(page)])
-    text = page.read_text(encoding="utf-8")
-    assert text == f"Words before.\n{BEGIN}\n\n{markdown()}\n{END}\nWords after.\n"
-    assert list(tmp_path.iterdir()) == [page]
-    assert capsys.readouterr().out == ""
-
-
-def test_a_page_without_markers_is_refused():
-    with pytest.raises(UsageError, match="no generated part"):
-        inserted(f"{END} words {BEGIN}")
 
 
 def test_the_command_prints_without_a_page():

@@ -93,7 +93,9 @@ def test_srun_on_one_node_needs_no_counts():
     [
         {},
         {"RANK": ""},
-        {"WORLD_SIZE": "8", "MASTER_ADDR": "node1"},
+        # a profile, and a job script before its srun or torchrun
+        {"WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"},
         SBATCH,
         # salloc with an interactive step, or `srun --pty bash`
         SBATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},
@@ -118,6 +120,15 @@ def test_a_missing_variable_is_named(name):
     with pytest.raises(UsageError, match=rf"RANK is set but {name} is not") as caught:
         worker_from_env(environ)
     assert caught.value.fix
+
+
+def test_variables_of_a_launcher_without_a_rank_are_refused_and_those_missing_are_named():
+    environ = {key: value for key, value in TORCHRUN.items() if key not in ("RANK", "MASTER_PORT")}
+    with pytest.raises(UsageError, match=r"LOCAL_RANK is set but RANK, MASTER_PORT are not") as caught:
+        worker_from_env(environ)
+    assert "unset LOCAL_RANK" in str(caught.value.fix)
+    # srun has said who this is; a job script may name its LOCAL_RANK after SLURM_LOCALID.
+    assert worker_from_env(SRUN | {"LOCAL_RANK": "1"})
 
 
 def test_the_deepspeed_launcher_says_local_size():

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.engine import assert_in_charge, configuration, required_ops, stage_of
+from dsrun.train.engine import (
+    assert_in_charge,
+    configuration,
+    extension_cache,
+    prepare_ops,
+    required_ops,
+    stage_of,
+)
+from dsrun.train.world import World
 from dsrun.zero.generate import generate
 from dsrun.zero.spec import from_offload
 
@@ -78,3 +90,23 @@ def test_a_broken_file_is_named_with_its_place(tmp_path, text, words):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nope\.json: No such file"):
         configuration(TrainSpec(), {"deepspeed": str(tmp_path / "nope.json")}, 64)
+
+
+def test_every_environment_has_its_own_folder_of_compiled_ops(tmp_path, monkeypatch):
+    home = {"XDG_CACHE_HOME": str(tmp_path)}
+    one, other = (extension_cache(home, prefix) for prefix in ("/venvs/one", "/venvs/other"))
+    assert one != other
+    assert one == extension_cache(home, "/venvs/one")
+    assert one.parent == tmp_path / "dsrun" / "torch_extensions"
+    monkeypatch.setattr("dsrun.train.engine.version", lambda package: "9.9.9")
+    assert extension_cache(home, "/venvs/one") != one
+
+
+def test_a_folder_of_compiled_ops_that_the_user_set_is_used(tmp_path):
+    assert extension_cache({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == tmp_path
+
+
+def test_a_worker_of_torchrun_finds_the_environments_own_ninja(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    prepare_ops({}, World(0, 1, 0, 1, "cuda"), say=print)
+    assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.zero.lint.check import check
-from dsrun.zero.lint.codes import CODES, written_into
+from dsrun.zero.lint.codes import CODES, PART
 from dsrun.zero.lint.kinds import CONVERTERS
 from dsrun.zero.lint.legacy import REMOVED
 from dsrun.zero.lint.schema import blocks, removed
@@ -26,7 +26,7 @@ RULES = sorted((ROOT / "dsrun" / "zero" / "lint").glob("*.py"))
 
 def test_the_table_of_codes_is_generated():
     page = PAGE.read_text(encoding="utf-8")
-    assert written_into(page) == page
+    assert PART.inserted(page) == page
 
 
 def test_the_example_of_the_json_output_is_real():

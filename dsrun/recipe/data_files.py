@@ -1,0 +1,222 @@
+"""One data file: what its suffix says, and whether it begins like that.
+
+Only the standard library is used and only the head of the file is read, so the launcher can refuse a mislabelled file
+in milliseconds. The training process reads the whole file and finds what lies deeper.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Final
+
+from dsrun.errors import UsageError
+
+FORMATS: Final = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".txt": "txt",
+    ".bin": "bin",
+}
+"""What the suffix of a data file says about its content."""
+
+HEAD: Final = 1 << 20
+"""Bytes looked at; after decompression, for gzip."""
+
+_TEXT_FORMATS = ("json", "csv", "tsv", "txt")
+_LLM_C_MAGIC = (20240520, 20240801)
+
+
+def data_format(path: Path) -> str:
+    """What the suffix says the file holds, `.gz` aside: json, csv, tsv, parquet, txt or bin.
+
+    Raises:
+        UsageError: the suffix is not one of `FORMATS`, or a kind that is not read compressed.
+    """
+    kind = FORMATS.get(suffix_of(path))
+    if kind is None:
+        known = ", ".join(suffix.removeprefix(".") for suffix in FORMATS)
+        raise UsageError(
+            f"{path}: the suffix {path.suffix or '(none)'} says nothing about the data", fix=f"known: {known}"
+        )
+    if is_gzip(path) and kind not in _TEXT_FORMATS:
+        raise UsageError(f"{path}: {kind} files are not read compressed", fix=f"gunzip {path}")
+    return kind
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether the name says that the file is compressed."""
+    return path.suffix.lower() == ".gz"
+
+
+def check_data_file(path: Path) -> None:
+    """Check that a data file is there, not empty, and begins like what its suffix says.
+
+    Raises:
+        UsageError: naming the file, and the line where there is one.
+    """
+    kind = data_format(path)
+    size = path.stat().st_size
+    if size == 0:
+        raise UsageError(f"{path} is empty")
+    head, complete = _read_head(path)
+    _refuse_other_format(path, kind, head)
+    if kind == "parquet":
+        _check_parquet(path, size)
+    elif kind == "bin":
+        _check_tokens(path, size, head)
+    else:
+        _check_text(path, kind, head, complete)
+
+
+def json_error(text: str, complete: bool) -> tuple[int, str] | None:
+    """The first error of the head of a JSON file, as (line, reason); None when there is none to be seen.
+
+    A file is JSON lines, or one value over many lines. `complete` says that `text` is the whole file;
+    otherwise its last line may be cut off and is not judged.
+    """
+    lines = text.splitlines()
+    if not complete:
+        lines = lines[:-1]
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        return None
+    number, first = numbered[0]
+    if first.lstrip()[0] not in "{[":
+        return number, "it begins with neither { nor ["
+    error = _parse_error(first)
+    if error is None:
+        # The first line is a value of its own: these are JSON lines, and each is judged.
+        errors = ((number, _parse_error(line)) for number, line in numbered[1:])
+        return next(((number, error.msg) for number, error in errors if error), None)
+    if len(numbered) > 1 and first.lstrip()[0] == "{" and _is_object(numbered[1][1]):
+        return number, error.msg
+    if complete:
+        whole = _parse_error(text)
+        return None if whole is None else (whole.lineno, whole.msg)
+    return None
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix in lower case, that before `.gz` for a compressed file; empty where there is none."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _read_head(path: Path) -> tuple[bytes, bool]:
+    """The first bytes of the content and whether they are all of it."""
+    try:
+        if is_gzip(path):
+            with gzip.open(path, "rb") as packed:
+                head = packed.read(HEAD + 1)
+        else:
+            with path.open("rb") as plain:
+                head = plain.read(HEAD + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} is not a sound gzip file: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if not head:
+        raise UsageError(f"{path} is empty")
+    return head[:HEAD], len(head) <= HEAD
+
+
+def _refuse_other_format(path: Path, kind: str, head: bytes) -> None:
+    """The mislabellings that people make most."""
+    found = None
+    if head.startswith(b"PAR1") and kind != "parquet":
+        found = "a Parquet file"
+    elif head.startswith(b"\x1f\x8b") and kind != "bin":
+        found = "a gzip file"
+    elif head.startswith(b"PK\x03\x04") and kind != "bin":
+        found = "a zip file"
+    if found:
+        raise UsageError(
+            f"{path} is {found}, not {kind} as its suffix says", fix="give it the suffix of what it is"
+        )
+
+
+def _check_parquet(path: Path, size: int) -> None:
+    with path.open("rb") as file:
+        start = file.read(4)
+        file.seek(max(0, size - 4))
+        end = file.read(4)
+    if start != b"PAR1":
+        raise UsageError(f"{path} is not a Parquet file: it does not begin with PAR1")
+    if end != b"PAR1":
+        raise UsageError(
+            f"{path} is a Parquet file cut short: it does not end with PAR1", fix="copy it again"
+        )
+
+
+def _check_tokens(path: Path, size: int, head: bytes) -> None:
+    if size % 2:
+        raise UsageError(f"{path} holds {size:,} bytes, which is no whole number of uint16 tokens")
+    # llm.c writes 256 int32 of header before its tokens; read as tokens they would be garbage in silence.
+    if int.from_bytes(head[:4], "little") in _LLM_C_MAGIC:
+        raise UsageError(
+            f"{path} has the header of llm.c; tokens must start at byte 0",
+            fix=f"tail -c +1025 {path} > tokens.bin",
+        )
+
+
+def _check_text(path: Path, kind: str, head: bytes, complete: bool) -> None:
+    text = _decode(path, kind, head, complete)
+    if not text.strip():
+        if complete:
+            raise UsageError(f"{path} is empty: it holds only white space")
+        return
+    if kind == "json":
+        error = json_error(text, complete)
+        if error:
+            raise UsageError(f"{path}, line {error[0]}: not JSON ({error[1]})")
+    elif kind in ("csv", "tsv"):
+        _check_table(path, kind, text, complete)
+
+
+def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(
+            f"{path} is UTF-16; dsrun reads UTF-8", fix=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.{kind}"
+        )
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        text = decoder.decode(head, final=complete)
+    except UnicodeDecodeError as error:
+        line = head[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}, line {line}: not UTF-8 text, so not {kind} as its suffix says") from error
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise UsageError(f"{path}, line {line}: binary data, not {kind} as its suffix says")
+    return text
+
+
+def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
+    rows = csv.reader(text.splitlines(keepends=True), delimiter="\t" if kind == "tsv" else ",")
+    header = next((row for row in rows if row), [])
+    if not any(name.strip() for name in header):
+        raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
+    if complete and next((row for row in rows if row), None) is None:
+        raise UsageError(f"{path} is empty: it holds a header and no rows")
+
+
+def _parse_error(text: str) -> json.JSONDecodeError | None:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error
+    return None
+
+
+def _is_object(line: str) -> bool:
+    return line.lstrip().startswith("{") and _parse_error(line) is None

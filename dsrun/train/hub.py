@@ -1,0 +1,41 @@
+"""When the Hub cannot be reached and the cache has nothing: the same words for models and datasets."""
+
+from __future__ import annotations
+
+import socket
+
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from dsrun.errors import MissingError
+
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""What the HTTP client raises and `datasets` lets through; releases of the Hub package differ in the client."""
+
+NO_NETWORK = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError)
+ABSENT_FILE = "does not appear to have a file named"
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache.
+
+    The libraries wrap what the HTTP client said once or twice, each release in other types; at the bottom there is
+    Python's own ConnectionError, or the Hub client's word that it looked into its cache in vain.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, NO_NETWORK):
+            return True
+        # Also behind `raise … from None`, by which httpx2 hides the socket's own error.
+        seen = seen.__cause__ or seen.__context__
+    # Offline, transformers finds no weights in the cache and says that the repository has none.
+    return constants.HF_HUB_OFFLINE and isinstance(error, OSError) and ABSENT_FILE in str(error)
+
+
+def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
+    """The error for `what` ("model x"); `instead` names the flag that takes local files."""
+    offline = ", unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
+    return MissingError(
+        f"{what} cannot be fetched from the Hub: {reason}",
+        fix=f"check the network{offline}, or give local files: {instead}",
+    )

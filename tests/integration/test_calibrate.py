@@ -1,0 +1,61 @@
+"""`dsrun plan --calibrate` as a user calls it: two real steps on the CPU, and when it refuses to take any."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.zero.memory.report import VERSION
+from tests.integration.conftest import make_model
+
+pytestmark = pytest.mark.train
+
+MEASURED = re.compile(r"a CPU rank: predicted ([\d.]+) GiB, measured ([\d.]+) GiB \(([+-][\d.]+)%\)")
+# The calibration's own cache, so that "nothing is kept" can be seen.
+QUESTION = ("--gpus", "a100-80", "--max-length", "16", "--precision", "fp32", "--calibrate")
+
+
+@pytest.fixture
+def calibrate(tmp_path):
+    """Call `dsrun plan --calibrate` without a GPU in sight; `tmp_path / "cache"` is where it could keep something."""
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        environ = os.environ | {"CUDA_VISIBLE_DEVICES": "", "DSRUN_CACHE": str(tmp_path / "cache")}
+        command = [sys.executable, "-m", "dsrun", "plan", *args]
+        return subprocess.run(
+            command, env=environ, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )  # fmt: skip
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_two_steps_are_measured_beside_the_prediction(kind, tiny, calibrate, tmp_path):
+    done = calibrate("--model", tiny[kind], *QUESTION, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["version"] == VERSION
+    assert {"choice", "strategies", "cluster", "model"} <= set(answer)
+    predicted, measured, off = map(float, MEASURED.search(done.stderr).groups())
+    # A worker with torch, transformers and DeepSpeed takes some 0.6 GiB, whatever the tiny model adds.
+    assert 0.2 < measured < 3
+    assert predicted / 2 < measured < predicted * 2
+    assert off == pytest.approx((predicted / measured - 1) * 100, abs=2)
+    assert "kept in" not in done.stderr
+    assert not (tmp_path / "cache" / "calibration").exists()
+
+
+def test_steps_that_fail_are_one_line(tiny, calibrate, tmp_path):
+    """A config that can be planned for but not trained: its tokenizer is missing."""
+    folder = make_model(tmp_path / "bare", "llama")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    done = calibrate("--model", str(folder), *QUESTION)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: the two steps failed: error: tokenizer")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,64 @@
+"""One line for each thing wrong with a data file, from its head alone."""
+
+import gzip
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.data_files import check_data_file, json_error
+
+GOOD = {
+    "a.json": b'[\n  {"text": "x"}\n]',
+    "lines.json": b'{"text": "x"}\n{"text": "y"}\n',
+    "b.jsonl": b'\xef\xbb\xbf{"text": "x"}\n',
+    "c.csv": b"source,target\na,b\n",
+    "d.tsv": b"source\ttarget\na\tb\n",
+    "e.txt": "zăpadă\n".encode(),
+    "f.parquet": b"PAR1....PAR1",
+    "g.bin": b"\x01\x00\x02\x00",
+    "h.jsonl.gz": gzip.compress(b'{"text": "x"}\n'),
+}
+
+BAD = {
+    "empty.json": (b"", "is empty"),
+    "space.txt": (b" \n\n", "is empty"),
+    "a.json": (b"PAR1rest", "is a Parquet file, not json"),
+    "first.jsonl": (b'{"text": }\n{"text": "y"}\n', "line 1: not JSON"),
+    "pretty.json": (b'[\n{"text": "x"},\n{"text" "y"}\n]', "line 3: not JSON"),
+    "words.json": (b"hello\n", "line 1: not JSON (it begins with neither { nor [)"),
+    "b.txt": (b"line\nbin\x00ary", "line 2: binary data"),
+    "latin.csv": ("source,target\nzăpadă,x\n".encode("latin2"), "line 2: not UTF-8"),
+    "wide.csv": ("a,b\n1,2\n".encode("utf-16"), "is UTF-16"),
+    "head.csv": (b"source,target\n", "a header and no rows"),
+    "c.parquet": (b"hello world", "does not begin with PAR1"),
+    "short.parquet": (b"PAR1 and then cut", "cut short"),
+    "odd.bin": (b"abc", "no whole number of uint16"),
+    "llmc.bin": ((20240520).to_bytes(4, "little") + bytes(1020), "header of llm.c"),
+    "d.jsonl": (gzip.compress(b"{}"), "is a gzip file"),
+    "e.jsonl.gz": (b'{"text": 1}', "not a sound gzip"),
+    "f.xlsx": (b"PK", "says nothing about the data"),
+    "none": (b"{}", "says nothing about the data"),
+    "g.bin.gz": (gzip.compress(b"ab"), "not read compressed"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_sound_files_pass(tmp_path, name):
+    (tmp_path / name).write_bytes(GOOD[name])
+    check_data_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, name):
+    content, expected = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError) as error:
+        check_data_file(tmp_path / name)
+    assert expected in str(error.value)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unfinished_last_line_is_not_judged():
+    assert json_error('{"a": 1}\n{"a": ', complete=False) is None
+    assert json_error('{"a": ', complete=True) == (1, "Expecting value")

@@ -1,0 +1,32 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from dsrun.system.search_path import own_programs_first
+
+OWN = str(Path(sys.executable).parent)
+
+
+def test_this_pythons_own_folder_comes_first_and_the_rest_stays():
+    assert own_programs_first({"PATH": "/usr/bin:/bin"}) == {"PATH": f"{OWN}:/usr/bin:/bin"}
+    assert own_programs_first({}) == {"PATH": f"{OWN}:{os.defpath}"}
+
+
+def test_a_path_with_it_is_left_as_the_user_ordered_it():
+    assert own_programs_first({"PATH": f"/usr/bin:{OWN}"}) == {}
+
+
+def test_a_program_beside_python_is_found(tmp_path):
+    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "ninja").write_text("#!/bin/sh\n")
+    (tmp_path / "ninja").chmod(0o755)
+    code = "import os, shutil\nfrom dsrun.system.search_path import own_programs_first\n"
+    code += "os.environ.update(own_programs_first(os.environ))\nprint(shutil.which('ninja'))"
+    environ = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[3])}
+    assert shutil.which("ninja", path="/nowhere") is None
+    found = subprocess.run(
+        [str(tmp_path / "python"), "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(tmp_path / "ninja")

@@ -1,0 +1,41 @@
+"""Writing a generated part into a page of docs/."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.docpage import END, GeneratedPart, table
+from dsrun.errors import UsageError
+
+PART = GeneratedPart("some.module", lambda: "| new |\n")
+BEGIN = "<!-- generated: python -m some.module -->"
+
+
+def test_a_page_is_brought_up_to_date_between_its_markers_alone(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(f"Before ă.\n{BEGIN}\nold\n{END}\nAfter.\n", encoding="utf-8")
+    PART.main([str(page)])
+    assert page.read_text(encoding="utf-8") == f"Before ă.\n{BEGIN}\n\n| new |\n\n{END}\nAfter.\n"
+    assert list(tmp_path.iterdir()) == [page]
+    assert capsys.readouterr().out == ""
+
+
+def test_without_a_page_it_is_printed(capsys):
+    PART.main([])
+    assert capsys.readouterr().out == "| new |\n"
+
+
+@pytest.mark.parametrize("page", ["words", f"{BEGIN} words", f"{END} words {BEGIN}"])
+def test_a_page_without_its_markers_is_refused_and_stays(page, tmp_path):
+    file = tmp_path / "page.md"
+    file.write_text(page, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"no generated part: .*some\.module"):
+        PART.main([str(file)])
+    assert file.read_text(encoding="utf-8") == page
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_bar_within_a_cell_does_not_end_it():
+    assert table(("flag", "value"), [("`--a`", "`x|y`")]) == (
+        "| flag | value |\n| --- | --- |\n| `--a` | `x\\|y` |"
+    )

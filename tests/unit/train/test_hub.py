@@ -1,0 +1,65 @@
+"""A Hub out of reach, told from everything else that loading can end in."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from huggingface_hub import get_session
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from dsrun.errors import MissingError
+from dsrun.train import hub
+
+
+def wrapped(inner: BaseException) -> OSError:
+    """What transformers makes of what the Hub's client raised."""
+    try:
+        try:
+            raise inner
+        except BaseException as error:
+            raise OSError("We couldn't connect, and couldn't find them in the cached files.") from error
+    except OSError as outer:
+        return outer
+
+
+def test_the_hubs_own_http_client_is_known_by_its_error():
+    """A real request, to a port of this machine that nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(hub.HTTP_ERROR) as caught:
+            get_session().get(f"http://127.0.0.1:{held.getsockname()[1]}/")
+    assert hub.is_unreachable(caught.value)
+    assert hub.is_unreachable(wrapped(caught.value))
+
+
+@pytest.mark.parametrize(
+    "inner", [LocalEntryNotFoundError("not cached"), OfflineModeIsEnabled("offline"), TimeoutError("slow")]
+)
+def test_what_the_network_or_an_empty_cache_raises(inner):
+    assert hub.is_unreachable(wrapped(inner))
+
+
+@pytest.mark.parametrize(
+    "error", [wrapped(ValueError("Repo id must use alphanumeric chars")), OSError("not a valid JSON file")]
+)
+def test_other_errors_are_not_the_networks(error):
+    assert not hub.is_unreachable(error)
+
+
+def test_weights_that_are_not_cached_are_missing_only_when_offline(monkeypatch):
+    error = OSError("org/m does not appear to have a file named pytorch_model.bin or model.safetensors.")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert not hub.is_unreachable(error)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub.is_unreachable(error)
+
+
+def test_the_line_names_what_is_missing_and_the_flag_for_local_files(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    error = hub.unreachable("model x", "Connection refused", instead="--model DIR")
+    assert isinstance(error, MissingError)
+    assert str(error) == (
+        "model x cannot be fetched from the Hub: Connection refused"
+        " (check the network, or give local files: --model DIR)"
+    )
