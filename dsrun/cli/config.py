@@ -25,21 +25,21 @@ COMMANDS = {
     "check": ("dsrun.cli.config_check", "Find what is wrong with a configuration."),
     "upgrade": ("dsrun.cli.config_upgrade", "Rewrite keys of older releases."),
 }
+LARGEST = 2**63
 BY_ITSELF = ("list_shipped", "explain", "output_format", "output", "force")
 
 
 def whole(value: str) -> int:
     """A whole number, also as 5e8 or 500_000_000."""
     try:
-        return int(value)
+        number: float = int(value)
     except ValueError:
-        pass
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.5
-    if not number.is_integer():
-        raise click.BadParameter(f"{value!r} is no whole number")
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.5
+    if number % 1 or not abs(number) < LARGEST:
+        raise click.BadParameter(f"{value!r} is no whole number below 2^63")
     return int(number)
 
 

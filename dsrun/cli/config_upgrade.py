@@ -17,7 +17,8 @@ YAML = (".yaml", ".yml")
 @click.argument("file")
 @click.option("-o", "--output", metavar="OUT", help="Write to this file instead of standard output.")
 @click.option("--in-place", is_flag=True, help="Write to FILE itself.")
-def command(file: str, output: str | None, in_place: bool) -> int:
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+def command(file: str, output: str | None, in_place: bool, force: bool) -> int:
     """Rewrite the old keys of a DeepSpeed JSON (FILE, or -), or the Transformers 4 flags of a run.yaml.
 
     The new text goes to standard output, what changed and why to standard error. Exit code 3 when something that
@@ -25,6 +26,8 @@ def command(file: str, output: str | None, in_place: bool) -> int:
     """
     if in_place and (output or file == STDIN):
         raise UsageError("--in-place goes with a file and without --output", fix="leave one of them out")
+    if output and Path(output).is_file() and not force:
+        raise UsageError(f"{output} exists", fix="add --force to replace it")
     upgraded, changes, left = _run_file(file) if file.endswith(YAML) else _deepspeed_config(file, output)
     target = file if in_place else output
     if target is None:

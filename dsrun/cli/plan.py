@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -156,6 +157,7 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 
 def _wording(given: dict[str, Any]) -> Wording:
+    from dsrun.recipe.files import has_weights
     from dsrun.zero.memory.commands import Wording
 
     data = tuple(
@@ -164,8 +166,14 @@ def _wording(given: dict[str, Any]) -> Wording:
         if given[name]
         for word in (f"--{name.replace('_', '-')}", given[name])
     )
+    folder = Path(given["model"]).expanduser()
+    # A folder with a config alone is planned for, but trained only from scratch.
+    bare = folder.is_dir() and not has_weights(folder)
     return Wording(
-        model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"]
+        model=given["model"],
+        data=data,
+        nvme_path=given["nvme_path"],
+        from_scratch=given["from_scratch"] or bare,
     )
 
 

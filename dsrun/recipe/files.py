@@ -71,11 +71,16 @@ def _check_model(spec: TrainSpec) -> None:
         adapter = (path / "adapter_config.json").is_file()
         what = "holds a LoRA adapter, not a model" if adapter else "is not a model: it holds no config.json"
         raise UsageError(f"--model {name} {what}", fix="merge the adapter first" if adapter else None)
-    if not spec.from_scratch and not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
+    if not spec.from_scratch and not has_weights(path):
         raise UsageError(
             f"--model {name} holds config.json but no weights",
             fix="--from-scratch initialises a model from its config",
         )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model's folder holds weight files, of whatever format."""
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def _check_named_file(path: Path, what: str) -> None:

@@ -60,6 +60,8 @@ def read_run_file(path: Path, shown: str) -> tuple[Given, ...]:
     try:
         root = loader.get_single_node()
         return tuple(_from_root(loader, root, shown))
+    except RecursionError:
+        raise UsageError(f"{shown}: nested too deeply", fix="give a run.yaml") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -72,11 +74,9 @@ def _open(path: Path, shown: str) -> _Loader:
     try:
         return _Loader(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"{shown}: cannot be read: {error.strerror}", fix="--config names a YAML file"
-        ) from None
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}", fix="give a run.yaml") from None
     except (UnicodeDecodeError, yaml.reader.ReaderError):
-        raise UsageError(f"{shown}: not a text file", fix="--config names a YAML file") from None
+        raise UsageError(f"{shown}: not a text file", fix="give a run.yaml") from None
 
 
 def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[Given]:

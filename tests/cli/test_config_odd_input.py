@@ -141,7 +141,8 @@ def test_the_commands_of_several_nodes_start_a_process_for_each_gpu(dsrun, model
     assert line.startswith("srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 dsrun train ")
 
 
-def test_the_training_command_repeats_what_the_plan_was_for(dsrun, model):
+def test_the_training_command_repeats_what_the_plan_was_for(dsrun, here, model):
+    (here / "llama" / "model.safetensors").write_bytes(b"")
     line = ("plan", "--count", "shapes", "--gpus", "a100-80:8", "--model", model)
     plain = dsrun(*line).stdout
     asked = dsrun(*line, "--from-scratch", "--attention", "eager").stdout
@@ -197,3 +198,27 @@ def test_errors_that_stay_are_placed_in_the_new_file(dsrun, here):
     place = next(each for each in done.stderr.splitlines() if "zero_optimization.stage" in each)
     number = int(place.partition("(new.json:")[2].partition(")")[0])
     assert '"stage": 9' in (here / "new.json").read_text().splitlines()[number - 1]
+
+
+def test_upgrade_replaces_no_file_unasked(dsrun, here):
+    (here / "old.json").write_text(json.dumps(GOOD))
+    (here / "new.json").write_text("mine")
+    refused(dsrun("config", "upgrade", "old.json", "-o", "new.json"), "new.json exists", "--force")
+    assert (here / "new.json").read_text() == "mine"
+    assert dsrun("config", "upgrade", "old.json", "-o", "new.json", "--force").returncode == 0
+    assert json.loads((here / "new.json").read_text()) == GOOD
+
+
+def test_numbers_that_no_engine_can_hold(dsrun, here):
+    refused(dsrun("config", "--reduce-bucket-size", "1e99"), "1e99", "2^63")
+    refused(dsrun("config", "--reduce-bucket-size", "9223372036854775808"), "2^63")
+    refused(dsrun("config", "--reduce-bucket-size", "1.5"), "no whole number")
+    assert (
+        '"reduce_bucket_size": 500000000'
+        in dsrun("config", "--zero", "2", "--reduce-bucket-size", "5e8").stdout
+    )
+
+
+def test_a_run_file_nested_without_end(dsrun, here):
+    (here / "deep.yaml").write_text("train: " + "[" * 20000)
+    refused(dsrun("config", "upgrade", "deep.yaml"), "deep.yaml")

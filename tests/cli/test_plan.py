@@ -237,3 +237,11 @@ def test_weights_that_do_not_belong_to_the_config_are_noticed(plan, model, tmp_p
     done = plan("--model", folder, "--gpus", "l4", "--format", "json")
     assert [each["code"] for each in as_json(done)["findings"]] == ["plan.files-differ"]
     assert "hold 100 elements" in done.stderr
+
+
+def test_the_printed_run_starts_without_weights_where_there_are_none(plan, model, tmp_path):
+    """A folder with a config alone can be planned for; loading weights from it would be refused."""
+    folder = model(T5)
+    assert "--from-scratch" in plan("--model", folder, "--gpus", "a100-80:1").stdout
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    assert "--from-scratch" not in plan("--model", folder, "--gpus", "a100-80:1").stdout
