@@ -241,9 +241,9 @@ def _largest(config: dict[str, Any]) -> int | None:
 
 
 def _gpu(name: str) -> GpuModel:
-    from dsrun.hardware.gpus import gpu_table, spelt
+    from dsrun.hardware.gpus import gpu_table, lookup
 
-    found = spelt(name)
+    found = lookup(name)
     if found is None:
         near = difflib.get_close_matches(
             name.lower(), [each.name.lower() for each in gpu_table()], n=3, cutoff=0.5

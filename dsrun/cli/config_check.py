@@ -153,9 +153,9 @@ def _model_type(flags: Flags | None) -> str | None:
 def _gpu(name: str | None) -> GpuModel | None:
     if name is None:
         return None
-    from dsrun.hardware.gpus import spelt
+    from dsrun.hardware.gpus import lookup
 
-    found = spelt(name)
+    found = lookup(name)
     if found is None:
         raise UsageError(
             f"--gpu: {name!r} is not in the table of GPUs", fix="leave it out, or see build/gpus.toml"

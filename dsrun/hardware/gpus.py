@@ -21,6 +21,7 @@ _BRAND_SEGMENTS = {
 # Words that a short name leaves out. "rtx 4000" may mean the Quadro (7.5) or the Ada card (8.9).
 _UNSAID = ("ada",)
 _UNSAID_IF_ALONE = ("laptop", "workstation", "server", "maxqworkstation")
+_JETSON_CHIPS = ("xavier", "orin", "thor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +85,37 @@ def _exact() -> dict[str, GpuModel]:
 def lookup(name: str) -> GpuModel | None:
     """The GPU called `name`, as NVML prints it ("NVIDIA A100-SXM4-80GB") or in short ("a100", "rtx 4090").
 
-    A name that fits several rows gives what they have in common. None: unknown, or the rows differ in their
-    compute capability ("rtx 4000", "titan x"). Rows of confidence C (custom and rare parts) count only where
-    nothing better fits. A MIG instance or vGPU has its GPU's capability, but no memory size and no peak.
+    A name that fits several rows gives what they have in common. A number at the end may be the memory in GiB
+    ("a100-80"). None: unknown, or the rows differ in their compute capability ("rtx 4000", "titan x"). Rows of
+    confidence C (custom and rare parts) count only where nothing better fits. A MIG instance or vGPU has its
+    GPU's capability, but no memory size and no peak.
     """
     wanted = take_apart(name)
     row = _exact().get(wanted.full)
-    found = row if row else _common(_candidates(wanted))
+    found = row if row else _common(meanings(name))
     if found and wanted.share:
         return replace(found, memory_gib=None, memory_bandwidth_gbs=None, bf16_tflops=None)
     return found
 
 
-def spelt(name: str) -> GpuModel | None:
-    """The GPU as people write it, with the memory as the last number: a100-80, h100-sxm-80. Else as `lookup`."""
-    found = lookup(name)
-    if found is None or found.memory_gib is None:
-        front, dash, last = name.rpartition("-")
-        if dash and last.isdigit():
-            found = lookup(f"{front} {last}GB") or found
-    return found
+@cache
+def meanings(name: str) -> tuple[GpuModel, ...]:
+    """Every row that `name` may mean, also where `lookup` says None because they differ; empty: unknown."""
+    wanted = take_apart(name)
+    rows = _candidates(wanted)
+    front, dash, last = " ".join(name.replace("_", " ").split()).replace(" ", "-").rpartition("-")
+    if not rows and dash and last.isdigit():
+        rows = _candidates(take_apart(f"{front} {last}GB"))
+    return tuple(rows)
+
+
+def near_names(name: str, count: int = 3) -> list[str]:
+    """At most `count` names of the table that `name` resembles, the nearest first."""
+    from difflib import get_close_matches
+
+    wanted = take_apart(name)
+    models = {known.model: row.name for row, known in reversed(_parsed_table())}
+    return [models[model] for model in get_close_matches(wanted.model, models, n=count, cutoff=0.7)]
 
 
 def peak_bf16_tflops(name: str) -> float | None:
@@ -119,9 +131,28 @@ def _candidates(wanted: GpuName) -> list[GpuModel]:
     rows = (
         _fitting(wanted, ("", *unsaid))
         or _fitting(wanted, _UNSAID_IF_ALONE)
-        or _fitting(replace(wanted, model=f"rtx{wanted.model}"), ("", *unsaid))  # "a6000", "4090"
+        or _with_series(wanted, unsaid)
+        or _jetsons(wanted)
     )
     return [row for row in rows if row.confidence != "C"] or rows
+
+
+def _with_series(wanted: GpuName, unsaid: tuple[str, ...]) -> list[GpuModel]:
+    """Rows by a name that lacks its series: "a6000", "4090", "1080ti", "AGX Orin"."""
+    if wanted.brand == "quadro":  # the Quadro 4000 of 2010 is no Quadro RTX 4000
+        return []
+    found = _fitting(replace(wanted, model=f"rtx{wanted.model}"), ("", *unsaid))
+    if not found and wanted.model[0].isdigit():
+        found = _fitting(replace(wanted, model=f"gtx{wanted.model}"), ("",))
+    return found or _fitting(replace(wanted, model=f"jetson{wanted.model}"), ("",))
+
+
+def _jetsons(wanted: GpuName) -> list[GpuModel]:
+    """Jetson boards by their chip alone: on every Orin board the driver says "Orin (nvgpu)"."""
+    chip = wanted.model.removeprefix("jetson")
+    if chip not in _JETSON_CHIPS:
+        return []
+    return [row for row, name in _parsed_table() if row.segment == "jetson" and chip in name.model]
 
 
 def _fitting(wanted: GpuName, endings: Iterable[str]) -> list[GpuModel]:

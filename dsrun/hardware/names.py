@@ -6,18 +6,23 @@ import re
 from dataclasses import dataclass
 
 _DECORATION = re.compile(
-    r"\((?:tm|r)\)|[™®]|\b(?:nvidia|corporation|grid|generation|gpu|edition|blackwell|lovelace)\b"
+    r"\((?:tm|r|nvgpu)\)|[™®]|\bdeveloper kit\b"
+    r"|\b(?:nvidia|corporation|grid|generation|gpu|edition|blackwell|lovelace)\b"
 )
+# A line of `nvidia-smi -L`: "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)"; lspci: "GA100 [A100 SXM4 80GB] (rev a1)".
+_LISTED = re.compile(r"^gpu \d+: *|\(uuid: .*$")
+_IN_BRACKETS = re.compile(r"^.*\[(.+)\].*$")
 _BRAND = re.compile(r"\b(tesla|geforce|quadro)(?=\b|[^a-z])")
-# A MIG instance: "A100-SXM4-80GB MIG 1g.10gb", also "1g.10gb+me".
-_MIG = re.compile(r"\bmig\b.*$")
+# A MIG instance: "A100-SXM4-80GB MIG 1g.10gb" as NVML has it, also "1g.10gb+me"; "a100_3g.20gb" as SLURM has it.
+_MIG = re.compile(r"(?:\bmig\b|(?:^|[ .-])(?:\d+c\.)?\d+g[. -]\d+gb).*$")
 # A vGPU profile: "A40-48Q", "A100-4-20C" (MIG-backed), "T4-16Q"; the digits are the share of the memory.
 _VGPU = re.compile(r"[- ](?:\d+-)?\d+[abcq](?:me)?$")
-# Letters that a vGPU name glues to the model: D twice the memory, X and XM the SXM board.
-_VGPU_BOARD = re.compile(r"^([a-z]\d+)(?:dx|d|xm|x)$")
+# Letters that a vGPU name glues to the model: D twice the memory, X and XM the SXM board, L the NVL card, XL the SXM
+# board of H100 with 96 GB, C the P100 card with 12 GB.
+_VGPU_BOARD = re.compile(r"^([a-z]\d+)(?:dx|d|xm|xl|x|l|c)$")
 _SYSTEM = re.compile(r"nvl(?=\d)\d+")  # "GB200 NVL72" is a rack of GB200
 _FORM = re.compile(r"sxm\d?|pcie|nvl")
-_MEMORY = re.compile(r"(?<![\d.])(\d+) ?g(?:i?b)?(?![a-z0-9])")
+_MEMORY = re.compile(r"(?<![\d.])(?<!\bt)(\d+) ?g(?:i?b)?(?![a-z0-9])")  # but T4G is a GPU
 _HBM = re.compile(r"\bhbm\d?e?\b")
 
 
@@ -44,6 +49,7 @@ def _compact(text: str) -> str:
 def take_apart(name: str) -> GpuName:
     """Parse `name` as NVML prints it or as someone types it; every string is accepted."""
     text = " ".join(name.lower().replace("_", " ").split())
+    text = _IN_BRACKETS.sub(r"\1", _LISTED.sub("", text))
     virtual = "grid" in text
     text = re.sub(r"with max-?q design", "laptop", text)
     text, mig = _MIG.subn("", text)

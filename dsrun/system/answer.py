@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dsrun.errors import MissingError, ToolError
 
@@ -21,20 +23,33 @@ class Answer:
 
 
 def ask(
-    argv: Sequence[str], *, seconds: float, changes: Mapping[str, str] | None = None, cwd: Path | None = None
+    argv: Sequence[str],
+    *,
+    seconds: float,
+    changes: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    feed: Path | None = None,
 ) -> Answer:
-    """Run `argv` to its end with `changes` to the environment, reading nothing from stdin.
+    """Run `argv` to its end with `changes` to the environment; its stdin is the file `feed`, or nothing.
 
     Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
     """
+    with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
+        return _answer(argv, stdin, seconds, {**os.environ, **(changes or {})}, cwd)
+
+
+def _answer(
+    argv: Sequence[str], stdin: IO[bytes] | int, seconds: float, env: Mapping[str, str], cwd: Path | None
+) -> Answer:
     try:
         done = subprocess.run(
             argv,
-            env={**os.environ, **(changes or {})},
+            env=env,
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             capture_output=True,
             text=True,
+            errors="replace",  # what a node's login shell prints need not be UTF-8
             timeout=seconds,
             check=False,
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import GpuModel, gpu_table, spelt
+from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 
 MOST_GPUS = 1024
 """Per node; no machine has more in one."""
@@ -66,7 +66,7 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
         raise UsageError(f"--nodes {nodes} is no number of nodes", fix=f"give 1 to {MOST_NODES:,}")
     if memory is not None and not 1 <= memory <= 10_000:
         raise UsageError(f"--gpu-memory {memory:g} GiB is no GPU's memory", fix="give GiB, such as 48")
-    model = spelt(name)
+    model = lookup(name)
     if model is None:
         if memory is None:
             raise UsageError(f"--gpus {text}: no GPU called {name!r} is known", fix="add --gpu-memory GIB")

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.hardware.gpus import gpu_table, lookup, peak_bf16_tflops
+from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names, peak_bf16_tflops
 
 TABLE = gpu_table()
 rows = st.sampled_from(TABLE)
 
 
 def test_the_table_is_whole_and_its_names_are_unique():
-    assert len(TABLE) == 270
-    assert len({row.name for row in TABLE}) == 270
+    assert len(TABLE) == 309
+    assert len({row.name for row in TABLE}) == 309
     assert {row.confidence for row in TABLE} == {"A", "B", "C"}
     for row in TABLE:
-        assert (5, 0) <= row.capability <= (12, 1)
+        assert (3, 5) <= row.capability <= (12, 1)
         assert row.memory_gib
         assert row.memory_gib > 0
 
@@ -72,7 +72,7 @@ def test_a_name_without_its_brand_never_finds_another_capability(row):
 @given(st.text(max_size=40))
 def test_any_text_is_answered(text):
     found = lookup(text)
-    assert found is None or found.capability >= (5, 0)
+    assert found is None or found.capability >= (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,12 @@ def test_any_text_is_answered(text):
         ("a6000", "RTX A6000"),
         ("h100-sxm", "H100 SXM5 80GB"),
         ("H100SXM", "H100 SXM5 80GB"),
+        ("1080ti", "GeForce GTX 1080 Ti"),
+        ("Tesla K40m", "Tesla K40"),
+        ("Tesla T4G", "T4G"),
+        ("a100-sxm4-80", "A100 SXM4 80GB"),
+        ("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d1ca9e5-5b2a)", "A100 SXM4 80GB"),
+        ("GA100 [A100 SXM4 80GB] (rev a1)", "A100 SXM4 80GB"),
     ],
 )
 def test_names_that_mean_one_row(printed, name):
@@ -139,6 +145,11 @@ def test_names_that_mean_one_row(printed, name):
         ("NVIDIA GeForce RTX 3080", (8, 6), None, None),  # 10 GB or 12 GB
         ("rtx pro 6000", (12, 0), 96, None),
         ("NVIDIA RTX A2000 Laptop GPU", (8, 6), None, None),
+        ("a100-80", (8, 0), 80, 312),
+        ("v100_32", (7, 0), 32, None),
+        ("Orin (nvgpu)", (8, 7), None, None),
+        ("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), None, None),
+        ("NVIDIA Thor", (11, 0), None, None),
     ],
 )
 def test_a_name_of_several_rows_gives_what_they_share(name, capability, memory, bf16):
@@ -148,19 +159,39 @@ def test_a_name_of_several_rows_gives_what_they_share(name, capability, memory, 
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "capability"),
     [
-        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-        "NVIDIA A100-SXM4-80GB MIG 1g.10gb+me",
-        "GRID A100-40C",
-        "GRID A100DX-80C",
-        "GRID A100-4-20C",
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0)),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb+me", (8, 0)),
+        ("NVIDIA A30 MIG 1g.6gb", (8, 0)),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", (9, 0)),
+        ("NVIDIA B200 MIG 1g.23gb", (10, 0)),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb+gfx", (12, 0)),
+        ("a100_3g.20gb", (8, 0)),
+        ("nvidia_h100_80gb_hbm3_1g.10gb", (9, 0)),
+        ("a100-1g-5gb", (8, 0)),
+        ("GRID A100-40C", (8, 0)),
+        ("GRID A100DX-80C", (8, 0)),
+        ("GRID A100-4-20C", (8, 0)),
+        ("NVIDIA A100-1-5CME", (8, 0)),
+        ("GRID V100DX-32Q", (7, 0)),
+        ("GRID P100C-12Q", (6, 0)),
+        ("GRID RTX8000P-48Q", (7, 5)),
+        ("GRID RTX6000P-24Q", (7, 5)),
+        ("NVIDIA A40-48Q", (8, 6)),
+        ("NVIDIA L40S-12C", (8, 9)),
+        ("NVIDIA RTX6000-Ada-48Q", (8, 9)),
+        ("NVIDIA H100XM-80C", (9, 0)),
+        ("NVIDIA H100L-94C", (9, 0)),
+        ("NVIDIA H100XL-96C", (9, 0)),
+        ("NVIDIA B200X-180C", (10, 0)),
+        ("NVIDIA RTX Pro 6000 Blackwell DC-4-24Q", (12, 0)),
     ],
 )
-def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name):
+def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name, capability):
     found = lookup(name)
     assert found
-    assert found.capability == (8, 0)
+    assert found.capability == capability
     assert (found.memory_gib, found.bf16_tflops, found.memory_bandwidth_gbs) == (None, None, None)
 
 
@@ -168,6 +199,11 @@ def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name):
     "name",
     [
         "titan x",  # 5.2 or 6.1
+        "titan",
+        "quadro 4000",  # one of 2010, not the Quadro RTX 4000
+        "MIG 1g.10gb",  # of A100, H100 and others
+        "1g.5gb",
+        "v100-48",
         "rtx 4000",  # Quadro (7.5) or Ada (8.9)
         "RTX 6000",
         "GRID RTX6000-24Q",
@@ -187,3 +223,17 @@ def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name):
 def test_the_unknown_and_the_ambiguous_stay_unknown(name):
     assert lookup(name) is None
     assert peak_bf16_tflops(name) is None
+
+
+def test_what_an_ambiguous_name_may_mean_is_told():
+    assert [row.name for row in meanings("rtx 4000")] == ["Quadro RTX 4000", "RTX 4000 Ada"]
+    assert meanings("MI300X") == ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("h100 smx", "H100 PCIe 80GB"), ("rtx 409", "GeForce RTX 4090"), ("b20", "B200")],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(typed, near):
+    assert near_names(typed)[0] == near
+    assert near_names("MI300X") == []

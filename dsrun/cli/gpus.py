@@ -1,0 +1,137 @@
+"""`dsrun gpus`: what a GPU's name or a GRES string means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.cli.words import remark
+
+if TYPE_CHECKING:
+    from dsrun.hardware.gpus import GpuModel
+    from dsrun.hardware.gres import Gres
+    from dsrun.system.gpus import Gpu
+
+Row = dict[str, Any]
+# Column of the table -> key of the JSON.
+COLUMNS = {
+    "name": "name",
+    "capability": "compute_capability",
+    "generation": "architecture",
+    "GiB": "memory_gib",
+    "bf16 TFLOP/s": "bf16_tflops",
+    "GB/s": "memory_bandwidth_gbs",
+    "first CUDA": "first_cuda",
+    "last CUDA": "last_cuda",
+}
+GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capability"}
+# Keys of a row that are those of the table.
+KEPT = (
+    "segment", "architecture", "chip", "memory_gib", "memory_bandwidth_gbs", "bf16_tflops", "first_cuda", "last_cuda",
+    "pypi_torch_first", "pypi_torch_last", "release_year", "confidence", "note",
+)  # fmt: skip
+
+
+@click.command(name="gpus", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--gres", metavar="STRING", help='What SLURM prints, such as "gpu:a100:4(S:0-1)".')
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--debug", is_flag=True, hidden=True)
+def command(names: tuple[str, ...], gres: str | None, form: str, debug: bool) -> None:
+    """What a GPU's name or a GRES string means: compute capability, memory, peak, CUDA versions.
+
+    NAME is what a tool prints ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") or a short name (a100, "rtx 4090"). Without
+    any: the GPUs of this machine, or the whole table where there is none. What is not known for certain stays
+    open: null in JSON, "unknown" in the table.
+    """
+    answer: dict[str, list[Row]] = {}
+    if names or gres is None:
+        answer["gpus"] = [_named(name) for name in names] if names else _unasked()
+    if gres is not None:
+        from dsrun.hardware.gres import parse_gres
+
+        answer["gres"] = [_gres_row(gpus) for gpus in parse_gres(gres)]
+    if form == "json":
+        click.echo(json.dumps({"version": 1, **answer}, indent=2, ensure_ascii=False))
+        return
+    _print(answer, gres)
+
+
+def _named(name: str) -> Row:
+    """What is known of `name`; `may_be` lists what it could mean, or resembles, where it is not known."""
+    from dsrun.hardware.gpus import lookup, meanings, near_names
+
+    found = lookup(name)
+    if found:
+        return _row(name, found)
+    may_be = [row.name for row in meanings(name)] or near_names(name)
+    return {**_row(name, None), "may_be": may_be}
+
+
+def _row(name: str, found: GpuModel | None) -> Row:
+    capability = f"{found.capability[0]}.{found.capability[1]}" if found else None
+    about = {key: getattr(found, key) if found else None for key in KEPT}
+    return {"name": name, "compute_capability": capability, "product": found.name if found else None, **about}
+
+
+def _unasked() -> list[Row]:
+    """The GPUs of this machine, else every row of the table."""
+    from dsrun.hardware.gpus import gpu_table
+    from dsrun.system.gpus import visible_gpus
+
+    here = visible_gpus()
+    return [_here(gpu) for gpu in here] or [_row(row.name, row) for row in gpu_table()]
+
+
+def _here(gpu: Gpu) -> Row:
+    """A GPU of this machine; what the driver says of its capability counts more than the table."""
+    row = _named(gpu.name)
+    if gpu.capability:
+        row["compute_capability"] = f"{gpu.capability[0]}.{gpu.capability[1]}"
+    return row
+
+
+def _gres_row(gpus: Gres) -> Row:
+    capability = gpus.capability
+    return {
+        "type": gpus.type,
+        "count": gpus.count,
+        "compute_capability": f"{capability[0]}.{capability[1]}" if capability else None,
+    }
+
+
+def _print(answer: dict[str, list[Row]], gres: str | None) -> None:
+    if "gpus" in answer:
+        _table(COLUMNS, answer["gpus"])
+    if answer.get("gres"):
+        _table(GRES_COLUMNS, answer["gres"])
+    elif "gres" in answer:
+        remark(f"there is no GPU in {gres!r}")
+    for row in answer.get("gpus", []):
+        if row["compute_capability"] is None:
+            remark(_unknown(row["name"], row["may_be"]))
+
+
+def _unknown(name: str, may_be: Sequence[str]) -> str:
+    from dsrun.hardware.gpus import meanings
+
+    if meanings(name):
+        return f"{name!r} may be {' or '.join(may_be)}, which differ; write the whole name"
+    hint = f"; did you mean {' or '.join(may_be)}?" if may_be else ""
+    return f"no GPU called {name!r} is known{hint}"
+
+
+def _table(columns: dict[str, str], rows: Sequence[Row]) -> None:
+    cells = [list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
+    for line in cells:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(key: str, value: object) -> str:
+    if value is None:
+        return "unknown" if key == "compute_capability" else "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,101 @@
+"""SLURM's generic resources: which GPUs a GRES or TRES string stands for, and those of the whole cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dsrun.errors import UsageError
+from dsrun.hardware.gpus import lookup
+from dsrun.system.slurm import cluster_nodes
+
+# One entry without its remarks in brackets: gpu, gpu:4, gpu:a100:4, gpu:a100:no_consume:4, gres:gpu:2,
+# gres/gpu:a100=4. SLURM's own manual pages: slurm.conf (Gres), gres.conf, squeue (--format %b, tres-alloc).
+_ENTRY = re.compile(
+    r"(?:gres[/:])?(?P<name>[^:/=]+)(?P<parts>(?::[^:=]*)*)(?:=(?P<total>[^:=]+))?", re.IGNORECASE
+)
+_COUNT = re.compile(r"(\d+)([kmgtp]?)", re.IGNORECASE)
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_REMARK = re.compile(r"\([^()]*\)")  # (S:0-1), (IDX:0,2), (null)
+_COMMA = re.compile(r",(?![^()]*\))")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gres:
+    """GPUs of one type as SLURM counts them: `type` as its administrator called it, None where it has none.
+
+    `capability` None: the type does not say for certain which GPU it is, as with MIG slices by size alone.
+    """
+
+    type: str | None
+    count: int
+    capability: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        return f"gpu:{self.type}:{self.count}" if self.type else f"gpu:{self.count}"
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """The GPUs in a GRES string as sinfo and scontrol print it, or in a TRES string, in its order.
+
+    Other resources (mps and shard, which are shares of the GPUs beside them, bandwidth, cpu, mem, ...) are left
+    out; "(null)" is none. Raises UsageError for an entry for GPUs that has no form SLURM knows.
+    """
+    found: list[Gres] = []
+    totals: list[int] = []
+    for piece in _COMMA.split(text):
+        entry = _REMARK.sub("", piece).strip()
+        match = _ENTRY.fullmatch(entry)
+        if not match or match["name"].strip().lower() != "gpu":
+            continue
+        gpus = _gpus(match, piece.strip())
+        if match["total"] and gpus.type is None:
+            totals.append(gpus.count)
+        else:
+            found.append(gpus)
+    # A TRES string has the sum of all types beside the types: gres/gpu=6,gres/gpu:a100=4.
+    untyped = sum(totals) - sum(each.count for each in found) if totals else 0
+    if untyped > 0:
+        found.append(Gres(type=None, count=untyped, capability=None))
+    return tuple(found)
+
+
+def _gpus(match: re.Match[str], piece: str) -> Gres:
+    parts = [part for part in match["parts"].split(":") if part and part.lower() != "no_consume"]
+    total = match["total"]
+    if total is None and parts and _COUNT.fullmatch(parts[-1]):
+        total = parts.pop()
+    if len(parts) > 1 or (total and not _COUNT.fullmatch(total)):
+        raise UsageError(
+            f"{piece!r} is no GRES for GPUs", fix="the forms are gpu:4, gpu:a100:4, gres/gpu:a100=4"
+        )
+    kind = parts[0] if parts else None
+    model = lookup(kind) if kind else None
+    return Gres(type=kind, count=_count(total), capability=model.capability if model else None)
+
+
+def _count(text: str | None) -> int:
+    """SLURM's count, with K for 1024 and so on; 1 where none is written."""
+    match = _COUNT.fullmatch(text) if text else None
+    return int(match[1]) * 1024 ** _UNITS[match[2].lower()] if match else 1
+
+
+def cluster_gpus(partition: str | None = None) -> tuple[Gres, ...] | None:
+    """The GPUs of all nodes of this SLURM cluster, or of one partition, summed by type; None without SLURM.
+
+    Nodes that are down or drained count: the wheel is for when they are back. Raises ToolError when SLURM does
+    not answer and UsageError for a partition without nodes.
+    """
+    nodes = cluster_nodes(partition)
+    if nodes is None:
+        return None
+    if partition is not None and not nodes:
+        raise UsageError(
+            f"SLURM has no nodes in a partition {partition!r}", fix="sinfo -s lists the partitions"
+        )
+    sums: dict[str | None, Gres] = {}
+    for gpus in (each for node in nodes for each in parse_gres(node.gres)):
+        before = sums.get(gpus.type)
+        count = gpus.count + (before.count if before else 0)
+        sums[gpus.type] = Gres(type=gpus.type, count=count, capability=gpus.capability)
+    return tuple(sums.values())

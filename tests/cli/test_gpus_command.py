@@ -1,0 +1,111 @@
+"""`dsrun gpus` as a user calls it."""
+
+import json
+
+import pytest
+
+from dsrun.hardware.gpus import gpu_table
+
+
+def asked(dsrun, *args):
+    done = dsrun("gpus", *args, "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer.pop("version") == 1
+    return answer
+
+
+def test_names_are_answered_in_their_order_and_as_given(dsrun):
+    names = [
+        "NVIDIA H100 80GB HBM3",
+        "a100",
+        "Foo 9000",
+        "rtx 4000",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "a100",
+    ]
+    rows = asked(dsrun, *names)["gpus"]
+    assert [row["name"] for row in rows] == names
+    assert [row["compute_capability"] for row in rows] == ["9.0", "8.0", None, None, "8.0", "8.0"]
+
+
+def test_what_is_told_of_a_gpu(dsrun):
+    (row,) = asked(dsrun, "Tesla V100-SXM2-32GB")["gpus"]
+    assert row == {
+        "name": "Tesla V100-SXM2-32GB", "compute_capability": "7.0", "product": "Tesla V100 SXM2 32GB",
+        "segment": "datacenter", "architecture": "Volta", "chip": "GV100", "memory_gib": 32,
+        "memory_bandwidth_gbs": 900, "bf16_tflops": None, "first_cuda": "9.0", "last_cuda": "12.9",
+        "pypi_torch_first": None, "pypi_torch_last": "2.10.0", "release_year": 2017, "confidence": "A", "note": None,
+    }  # fmt: skip
+    (row,) = asked(dsrun, "A100 SXM4 80GB")["gpus"]
+    assert (row["memory_gib"], row["bf16_tflops"], row["memory_bandwidth_gbs"], row["last_cuda"]) == (
+        80, 312, 2039, None,
+    )  # fmt: skip
+
+
+def test_a_name_without_an_answer_lists_what_it_may_be(dsrun):
+    ambiguous, mistyped, foreign = asked(dsrun, "rtx 4000", "b20", "MI300X")["gpus"]
+    assert ambiguous["may_be"] == ["Quadro RTX 4000", "RTX 4000 Ada"]
+    assert mistyped["may_be"][0] == "B200"
+    assert foreign["may_be"] == []
+
+
+def test_a_gres_string(dsrun):
+    text = "gpu:a100:4(S:0-1),gpu:1g.10gb:7,gpu:a100_1g.5gb:2,mps:400,gpu:3"
+    assert asked(dsrun, "--gres", text) == {
+        "gres": [
+            {"type": "a100", "count": 4, "compute_capability": "8.0"},
+            {"type": "1g.10gb", "count": 7, "compute_capability": None},
+            {"type": "a100_1g.5gb", "count": 2, "compute_capability": "8.0"},
+            {"type": None, "count": 3, "compute_capability": None},
+        ]
+    }
+    assert asked(dsrun, "--gres", "(null)") == {"gres": []}
+
+
+def test_names_and_gres_together(dsrun):
+    answer = asked(dsrun, "h100", "--gres=gpu:2")
+    assert [row["name"] for row in answer["gpus"]] == ["h100"]
+    assert answer["gres"] == [{"type": None, "count": 2, "compute_capability": None}]
+
+
+def test_without_names_or_gpu_here_the_whole_table(dsrun):
+    rows = asked(dsrun)["gpus"]
+    assert [row["name"] for row in rows] == [row.name for row in gpu_table()]
+    assert None not in {row["compute_capability"] for row in rows}
+
+
+def test_the_table_has_a_line_a_name_and_says_what_is_unknown(dsrun):
+    done = dsrun("gpus", "h100 pcie", "rtx 4000", "b20", "MI300X")
+    assert done.returncode == 0
+    head, *lines = done.stdout.splitlines()
+    assert head.split("  ")[0] == "name"
+    assert [line.split("  ")[0] for line in lines] == ["h100 pcie", "rtx 4000", "b20", "MI300X"]
+    assert lines[0].split() == ["h100", "pcie", "9.0", "Hopper", "80", "756.5", "2000", "11.8", "-"]
+    assert [line.split()[-7] for line in lines[1:]] == ["unknown"] * 3
+    assert done.stderr.splitlines() == [
+        "note: 'rtx 4000' may be Quadro RTX 4000 or RTX 4000 Ada, which differ; write the whole name",
+        "note: no GPU called 'b20' is known; did you mean B200 or GB200?",
+        "note: no GPU called 'MI300X' is known",
+    ]
+
+
+def test_a_gres_table(dsrun):
+    done = dsrun("gpus", "--gres", "gpu:a100:4,gpu:2")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["type", "count", "capability"], ["a100", "4", "8.0"], ["-", "2", "unknown"],
+    ]  # fmt: skip
+    assert done.stderr == ""
+
+
+def test_a_gres_string_without_gpus_says_so(dsrun):
+    done = dsrun("gpus", "--gres", "mps:100")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "note: there is no GPU in 'mps:100'\n"
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_gres_string_of_no_form_is_wrong_usage(dsrun, form):
+    done = dsrun("gpus", "--gres", "gpu:a100:h100", "--format", form)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: 'gpu:a100:h100' is no GRES for GPUs")

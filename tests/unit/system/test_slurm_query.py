@@ -1,0 +1,107 @@
+"""The one question to sinfo, asked of a program of that name on PATH."""
+
+import sys
+
+import pytest
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.hardware.gres import cluster_gpus
+from dsrun.system.slurm import cluster_nodes, parse_nodes
+
+LINES = """\
+n1|skylake,ib|gpu:v100:4(S:0-1)
+n1|skylake,ib|gpu:v100:4(S:0-1)
+n2|(null)|gpu:a100:8(S:0-3),mps:800
+n3|zen3|gpu:a100:4,gpu:1g.10gb:7
+login|(null)|(null)
+"""
+
+
+@pytest.fixture
+def sinfo(tmp_path, monkeypatch):
+    """Put a sinfo on PATH that prints `out` and `err`, ends with `code`, and notes what it was asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    asked = tmp_path / "asked"
+
+    def make(out, *, err="", code=0):
+        program = folder / "sinfo"
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nopen({str(asked)!r}, 'a').write(repr(sys.argv[1:]) + '\\n')\n"
+            f"sys.stdout.write({out!r})\nsys.stderr.write({err!r})\nsys.exit({code})\n"
+        )
+        program.chmod(0o755)
+        return asked
+
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return make
+
+
+def test_nodes_with_features_and_gres_each_once(sinfo):
+    asked = sinfo(LINES)
+    nodes = cluster_nodes()
+    assert nodes is not None
+    assert [(node.name, node.features, node.gres) for node in nodes] == [
+        ("n1", ("skylake", "ib"), "gpu:v100:4(S:0-1)"),
+        ("n2", (), "gpu:a100:8(S:0-3),mps:800"),
+        ("n3", ("zen3",), "gpu:a100:4,gpu:1g.10gb:7"),
+        ("login", (), "(null)"),
+    ]
+    assert asked.read_text().count("\n") == 1
+    assert "--partition" not in asked.read_text()
+
+
+def test_the_clusters_gpus_are_summed_by_type(sinfo):
+    sinfo(LINES)
+    assert [str(gpus) for gpus in cluster_gpus() or ()] == ["gpu:v100:4", "gpu:a100:12", "gpu:1g.10gb:7"]
+    assert [gpus.capability for gpus in cluster_gpus() or ()] == [(7, 0), (8, 0), None]
+
+
+def test_a_partition_is_passed_on_as_it_is(sinfo):
+    asked = sinfo(LINES)
+    cluster_nodes("big ones; rm")
+    assert "'--partition=big ones; rm'" in asked.read_text()
+
+
+def test_a_partition_without_nodes_is_an_error(sinfo):
+    sinfo("")
+    assert cluster_gpus() == ()
+    with pytest.raises(UsageError, match=r"no nodes in a partition 'bigg'.*sinfo -s"):
+        cluster_gpus("bigg")
+
+
+def test_without_slurm_there_is_nothing_to_ask(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cluster_nodes() is None
+    assert cluster_gpus() is None
+
+
+def test_programs_without_a_cluster_are_no_slurm(sinfo):
+    sinfo(
+        "",
+        err="sinfo: error: fetch_config: x\nsinfo: fatal: Could not establish a configuration source\n",
+        code=1,
+    )
+    assert cluster_nodes() is None
+
+
+def test_a_configuration_that_is_not_there_is_said_at_once(sinfo, tmp_path, monkeypatch):
+    asked = sinfo(LINES)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
+    with pytest.raises(ToolError, match=r"SLURM_CONF names .*gone\.conf"):
+        cluster_nodes()
+    assert not asked.exists()
+
+
+def test_a_controller_that_is_down_is_said_in_one_line(sinfo):
+    sinfo("", err="slurm_load_partitions: x\nUnable to contact slurm controller (connect failure)\n", code=1)
+    with pytest.raises(ToolError) as caught:
+        cluster_nodes()
+    assert "Unable to contact slurm controller (connect failure)" in caught.value.message
+    assert "\n" not in str(caught.value)
+
+
+def test_lines_with_gres_alone_count_each():
+    assert [node.gres for node in parse_nodes("gpu:a100:4\ngpu:a100:4\n\n")] == ["gpu:a100:4", "gpu:a100:4"]

@@ -1,0 +1,152 @@
+"""From what people type to TORCH_CUDA_ARCH_LIST, read back by DeepSpeed's own parser."""
+
+import os
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsrun.errors import UsageError
+from dsrun.hardware.gpus import gpu_table
+from dsrun.wheel.arch import Arch, env_value, known_capabilities, parse_archs, runs_on, split_archs, union
+
+archs = st.builds(lambda each, ptx: Arch(*each, ptx), st.sampled_from(known_capabilities()), st.booleans())
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("a100,h100", "8.0;9.0"),
+        ("h100;a100", "8.0;9.0"),
+        ("RTX 4090", "8.9"),
+        ("8.0;9.0+PTX", "8.0;9.0+PTX"),
+        ("9.0,9.0+ptx,8.0", "8.0;9.0+PTX"),
+        ("8.0 9.0+PTX", "8.0;9.0+PTX"),
+        ("8.6  7.5 , RTX A6000, NVIDIA H100 80GB HBM3", "7.5;8.6;9.0"),
+        ("12.0, b200;10.0", "10.0;12.0"),
+        ("8.0 ; 9.0;", "8.0;9.0"),
+        ("a100+PTX", "8.0+PTX"),
+        ("sm_80,compute_90,sm120", "8.0;9.0;12.0"),
+        ("volta", "7.0"),
+        ("Turing", "7.5"),
+        ("ampere", "8.0;8.6"),
+        ("ada", "8.9"),
+        ("hopper+PTX", "9.0+PTX"),
+        ("blackwell", "10.0;12.0"),
+        ("pascal,maxwell", "5.0;5.2;6.0;6.1"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "8.0"),
+    ],
+)
+def test_lists_in_any_mix(typed, value):
+    assert env_value(parse_archs(typed)) == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("", ["names no architecture", "a100,h100"]),
+        (" ;, ", ["names no architecture"]),
+        ("9.0a", ["DeepSpeed", "write 9.0"]),
+        ("a100,sm_100f", ["'sm_100f'", "write 10.0"]),
+        ("80", ["did you mean 8.0?"]),
+        ("75;80", ["did you mean 7.5?"]),
+        ("8.4", ["no GPU has the compute capability 8.4", "there are 8.0, 8.6, 8.7, 8.8, 8.9)"]),
+        ("13.7", ["compute capability 13.7", "there are 3.5, 3.7, 5.0"]),
+        ("native", ["--arch auto"]),
+        ("a100,auto", ["auto stands alone"]),
+        ("cpu;8.0", ["cpu stands alone"]),
+        ("rtx 4000", ["Quadro RTX 4000 (7.5) or RTX 4000 Ada (8.9)"]),
+        ("voltaa", ["did you mean volta?"]),
+        ("a100,h100 smx", ["'h100 smx'", "did you mean H100"]),
+        ("MI300X", ["no GPU called 'MI300X'", "give GPU names or capabilities"]),
+        ("8.0 a100", ["'8.0 a100'"]),
+    ],
+)
+def test_what_is_not_certain_is_refused_with_a_hint(typed, words):
+    with pytest.raises(UsageError) as caught:
+        parse_archs(typed)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@given(st.lists(st.sampled_from(gpu_table()), min_size=1, max_size=5), st.sampled_from([",", ";", " , "]))
+def test_names_give_the_sorted_union_of_their_capabilities(rows, separator):
+    parsed = parse_archs(separator.join(row.name for row in rows))
+    assert [arch.capability for arch in parsed] == sorted({row.capability for row in rows})
+
+
+@given(st.lists(archs, min_size=1, max_size=6))
+def test_what_is_written_can_be_read_again(listed):
+    assert parse_archs(env_value(listed)) == union(listed)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_parsed_or_refused(text):
+    with suppress(UsageError):
+        assert parse_archs(text)
+
+
+@pytest.fixture(scope="module")
+def builder():
+    from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
+
+    return FusedAdamBuilder()
+
+
+@given(listed=st.lists(archs, min_size=1, max_size=6))
+def test_deepspeeds_parser_takes_every_value(builder, listed):
+    with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": env_value(listed)}):
+        flags = builder.compute_capability_args()
+        assert os.environ["TORCH_CUDA_ARCH_LIST"] == env_value(listed)
+    wanted = []
+    for arch in union(listed):
+        wanted.append(f"-gencode=arch=compute_{arch.sm},code=sm_{arch.sm}")
+        if arch.ptx:
+            wanted.append(f"-gencode=arch=compute_{arch.sm},code=compute_{arch.sm}")
+    assert flags == wanted
+
+
+@given(listed=st.lists(archs, min_size=1, max_size=6))
+def test_a_part_of_a_split_list_never_loses_bf16_in_deepspeed(builder, listed):
+    parts = split_archs(listed)
+    assert union(arch for part in parts for arch in part) == union(listed)
+    for part in parts:
+        with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": env_value(part)}):
+            builder.compute_capability_args()
+        assert builder.enable_bf16 == all(arch.major >= 8 for arch in part)
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [("7.5,8.0,9.0", ["7.5", "8.0;9.0"]), ("8.0,9.0", ["8.0;9.0"]), ("7.0,7.5+PTX", ["7.0;7.5+PTX"])],
+)
+def test_split_below_8_0(typed, parts):
+    assert [env_value(part) for part in split_archs(parse_archs(typed))] == parts
+
+
+@pytest.mark.parametrize(
+    ("built", "gpu", "runs"),
+    [
+        ("8.0", (8, 6), True),
+        ("8.6", (8, 0), False),
+        ("8.6", (8, 9), True),
+        ("8.0", (9, 0), False),
+        ("8.0+PTX", (9, 0), True),
+        ("9.0+PTX", (8, 0), False),
+        ("10.0", (10, 3), True),
+        ("12.0", (12, 1), True),
+        ("10.0", (12, 0), False),
+        ("8.6", (8, 7), False),  # Jetson Orin takes its own code only
+        ("8.7", (8, 9), False),
+        ("8.7", (8, 7), True),
+        ("8.0+PTX", (8, 7), True),
+    ],
+)
+def test_which_code_runs_on_which_gpu(built, gpu, runs):
+    assert runs_on(*parse_archs(built), gpu) is runs
+
+
+def test_arch_in_words():
+    assert [str(Arch(9, 0, True)), Arch(12, 1).sm, Arch(8, 0).name] == ["9.0+PTX", "121", "8.0"]

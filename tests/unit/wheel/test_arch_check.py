@@ -1,0 +1,148 @@
+"""The list against nvcc and torch, and build/cuda.toml against build/gpus.toml and a real nvcc."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dsrun.hardware.gpus import gpu_table
+from dsrun.wheel.arch import parse_archs
+from dsrun.wheel.arch_check import check_archs, serving
+from dsrun.wheel.cuda_facts import (
+    generations,
+    host_limits,
+    minor_release,
+    nvcc_compiles,
+    nvcc_versions,
+    tegra,
+    torch_releases,
+)
+
+NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+
+
+def check(archs, *, nvcc="13.0.88", torch="2.13.0+cu130", cuda="13.0", **more):
+    return check_archs(parse_archs(archs), nvcc=nvcc, torch_version=torch, torch_cuda=cuda, **more)
+
+
+@pytest.mark.parametrize(
+    ("archs", "nvcc", "torch", "cuda"),
+    [
+        ("7.5;8.0;9.0", "13.0", "2.13.0+cu130", "13.0"),
+        ("a100,h100,b200,b300,rtx 5090,gb10", "13.0.88", "2.13.0", "13.0"),
+        ("volta", "12.8", "2.10.0+cu128", "12.8"),
+        ("p100,m40", "12.6", "2.7.1", "12.6"),
+        ("8.0", None, "2.13.0+cu130", "13.0"),
+    ],
+)
+def test_nothing_stands_against_what_serves(archs, nvcc, torch, cuda):
+    below, above = [part for part in parse_archs(archs) if part.major < 8], "bf16_switched_off"
+    codes = [finding.code for finding in check(archs, nvcc=nvcc, torch=torch, cuda=cuda)]
+    assert codes == ([above] if 0 < len(below) < len(parse_archs(archs)) else [])
+
+
+@pytest.mark.parametrize(
+    ("archs", "code", "words"),
+    [
+        (
+            "v100",
+            "nvcc_cannot_compile",
+            ["nvcc 13.0", "7.0 (Tesla V100", "torch 2.10 with CUDA 12.8 is the last"],
+        ),
+        ("p100", "nvcc_cannot_compile", ["6.0", "torch 2.7 with CUDA 12.6 is the last", "nvcc 12.9"]),
+        ("k80", "nvcc_cannot_compile", ["3.7 (Tesla K80)", "leave it out"]),
+        ("10.7", "nvcc_cannot_compile", ["nvcc 13.4 is the first"]),
+        ("jetson thor", "torch_has_no_code", ["11.0", "build on the board itself"]),
+    ],
+)
+def test_a_gpu_that_is_not_served_names_what_serves_it(archs, code, words):
+    (finding,) = check(archs)
+    assert (finding.level, finding.code) == ("error", code)
+    for word in words:
+        assert word in f"{finding.message} {finding.fix}"
+
+
+def test_a_gpu_too_new_for_this_torch_names_the_first_that_serves_it():
+    (finding,) = check("b200", nvcc="12.8", torch="2.7.1+cu126", cuda="12.6")
+    assert finding.code == "torch_has_no_code"
+    assert "torch 2.8 with CUDA 12.8 the first" in finding.fix
+
+
+def test_one_finding_for_each_architecture_that_is_not_served():
+    codes = [(f.code, f.level) for f in check("p100,v100,t4,a100")]
+    assert codes == [
+        ("nvcc_cannot_compile", "error"),
+        ("nvcc_cannot_compile", "error"),
+        ("bf16_switched_off", "warning"),
+    ]
+
+
+def test_bf16_lost_says_for_which():
+    (finding,) = check("t4,a100,h100")
+    assert finding.code == "bf16_switched_off"
+    assert "7.5" in finding.message
+    assert "BF16 for 8.0, 9.0" in finding.message
+    assert "--split" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "torch",
+    [{"torch": "2.9.0a0+nv25.9"}, {"torch": "2.13.0+gitabc"}, {"cuda": "12.6"}, {"machine": "aarch64"}],
+)
+def test_other_builds_of_torch_are_not_judged(torch):
+    (finding,) = check("jetson thor", **torch)
+    assert (finding.level, finding.code) == ("info", "torch_unknown")
+
+
+def test_an_nvcc_newer_than_the_table_compiles_at_least_what_its_predecessor_does():
+    assert check("8.0", nvcc="13.9") == []
+    (finding,) = check("v100", nvcc="13.9")
+    assert (finding.level, finding.code) == ("warning", "nvcc_unknown")
+    (finding,) = check("8.0", nvcc="14.0")
+    assert finding.code == "nvcc_unknown"
+    assert nvcc_compiles("12.7") == (nvcc_versions()["12.6"], False)
+
+
+def test_the_table_of_gpus_agrees_on_cuda_and_torch():
+    versions = nvcc_versions()
+    newest = list(versions)[-1]
+    for row in gpu_table():
+        compilers = [each for each in versions if row.capability in versions[each]]
+        assert compilers[-1] == (row.last_cuda or newest), row.name
+        first = tuple(map(int, (row.first_cuda or "0.0").split(".")))
+        assert tuple(map(int, compilers[0].split("."))) >= first, row.name
+        if row.segment != "jetson":
+            rows = serving(row.capability)
+            last = minor_release(row.pypi_torch_last) if row.pypi_torch_last else None
+            assert last is None or rows[-1].release == last, row.name
+            assert last or not rows or rows[-1] == torch_releases()[-1], row.name
+            if row.pypi_torch_first:
+                assert rows[0].release == minor_release(row.pypi_torch_first), row.name
+        else:
+            assert row.capability in tegra(), row.name
+
+
+def test_every_nvcc_has_host_compiler_limits_that_only_grow():
+    limits = [host_limits(version) for version in nvcc_versions()]
+    assert all(limits)
+    for name in ("gcc", "clang"):
+        assert [each[name] for each in limits] == sorted(each[name] for each in limits)
+    assert host_limits("13.0.88") == {"gcc": 15, "clang": 20}
+    assert host_limits("10.2") is None
+
+
+def test_generations_are_compiled_by_some_nvcc():
+    known = {each for archs in nvcc_versions().values() for each in archs}
+    for word, archs in generations().items():
+        assert set(archs) <= known - tegra(), word
+
+
+@pytest.mark.skipif(not Path(NVCC).is_file(), reason="no nvcc here")
+def test_the_table_says_of_this_nvcc_what_it_says_itself():
+    said = subprocess.run([NVCC, "--version"], capture_output=True, text=True, check=True).stdout
+    version = said.partition("release ")[2].partition(",")[0]
+    listed = subprocess.run([NVCC, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
+    compiled, whole = nvcc_compiles(version)
+    assert whole
+    assert {f"sm_{major}{minor}" for major, minor in compiled} == set(listed.split())
