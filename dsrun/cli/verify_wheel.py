@@ -1,0 +1,114 @@
+"""`dsrun verify-wheel`: which operations and GPUs a wheel serves, and whether it runs here or on other nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.errors import EXIT_FINDINGS, UsageError
+
+if TYPE_CHECKING:
+    from dsrun.wheel.machine import Gpu
+    from dsrun.wheel.nodes import Visit
+    from dsrun.wheel.verify import Verification
+
+FORMAT_VERSION = 1
+
+
+@click.command(name="verify-wheel", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--on", metavar="NODE-LIST", help="Try it on these nodes, over srun or ssh: gpu[01-04],login.")
+@click.option(
+    "--for", "target", metavar="LIST", help="Compare with these GPUs, or slurm: a100,h100 or 8.0;9.0."
+)
+@click.option("--python", metavar="PATH", help="Interpreter of the environment meant.  [default: this one]")
+@click.option(
+    "--prove/--no-prove", default=True, show_default=True, help="Load its operations and run each once."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--debug", is_flag=True, hidden=True)
+def command(
+    *, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str, debug: bool
+) -> int:
+    """Read a DeepSpeed wheel and compare it with this machine, with other GPUs (--for) or other nodes (--on).
+
+    Neither CUDA nor torch is needed to read it. With torch here, the wheel is installed into a folder of its own and
+    every operation runs once. Exit code 3 when something is wrong.
+    """
+    del debug
+    from dsrun.wheel.verify import verify_for, verify_here
+
+    if on and target:
+        raise UsageError("--on and --for do not go together", fix="nodes have their own GPUs")
+    interpreter = python or sys.executable
+    if on:
+        return _on_nodes(file, on, interpreter, form)
+    gpus = gpus_meant(target) if target else None
+    done = verify_for(file, gpus) if gpus else verify_here(file, python=interpreter, prove=prove)
+    _say(done, [], form)
+    return EXIT_FINDINGS if done.failed else 0
+
+
+def gpus_meant(text: str) -> tuple[Gpu, ...]:
+    """The GPUs of `--for`: those of the SLURM cluster for "slurm", else a list as `build-wheel --arch` takes it."""
+    from dsrun.wheel.arch import parse_archs
+    from dsrun.wheel.machine import gpus_for
+
+    if text != "slurm":
+        return gpus_for(arch.capability for arch in parse_archs(text))
+    from dsrun.hardware.gres import cluster_gpus
+
+    found = cluster_gpus()
+    if not found:
+        raise UsageError("--for slurm: SLURM shows no GPUs here", fix="name them: --for a100,h100")
+    unknown = [str(each) for each in found if each.capability is None]
+    if unknown:
+        raise UsageError(
+            f"--for slurm: {', '.join(unknown)} may be any GPU", fix="name them: --for a100,h100"
+        )
+    return gpus_for(sorted({each.capability for each in found if each.capability}))
+
+
+def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
+    from functools import partial
+
+    from dsrun.wheel.nodes import passing_errand, visit_all, visit_in_passing
+    from dsrun.wheel.push import nodes_meant
+    from dsrun.wheel.verify import Verification, examine
+
+    report, findings = examine(file)
+    nodes = nodes_meant(text, None, os.environ)
+    visits = visit_all(nodes, partial(visit_in_passing, errand=passing_errand(report, python)))
+    every = (*findings, *(each for visit in visits for each in visit.findings))
+    done = Verification(report=report, findings=every)
+    _say(done, visits, form)
+    return EXIT_FINDINGS if done.failed else 0
+
+
+def _say(done: Verification, visits: list[Visit], form: str) -> None:
+    if form == "json":
+        click.echo(json.dumps(as_json(done, visits), indent=2, ensure_ascii=False))
+        return
+    from dsrun.wheel.words import report_lines
+
+    for line in report_lines(done, visits):
+        click.echo(line)
+
+
+def as_json(done: Verification, visits: list[Visit]) -> dict[str, Any]:
+    """The content of `--format json`; docs/wheels.md describes it."""
+    from dsrun.wheel.verify import report_dict
+
+    return {
+        "version": FORMAT_VERSION,
+        "wheel": report_dict(done.report),
+        "machine": done.machine.as_dict() if done.machine else None,
+        "operations": [proof.as_dict() for proof in done.proofs],
+        "nodes": [visit.as_dict() for visit in visits],
+        "findings": [each.as_dict() for each in done.findings],
+    }

@@ -1,0 +1,74 @@
+"""Names of machines: SLURM's compressed lists and the hostfiles of DeepSpeed and MPI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsrun.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9_.:@%-]+")
+_MOST = 100_000
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The machines of a list as SLURM writes it, each once: "gpu[08-10],login" is gpu08, gpu09, gpu10, login.
+
+    Several brackets in one name multiply ("rack[1-2]n[1-2]"). Raises UsageError for what is no such list.
+    """
+    names = [name for part in _parts(text) for name in _expanded(part, text)]
+    wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
+    if wrong is not None or not names:
+        raise UsageError(f"{text!r} is no list of nodes", fix="write it as gpu[01-04],login")
+    return tuple(dict.fromkeys(names))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text at commas and spaces outside brackets."""
+    for found in re.finditer(r"(?:\[[^\]]*\]|[^\[\],\s]|[\[\]])+", text):
+        yield found[0]
+
+
+def _expanded(part: str, whole: str) -> list[str]:
+    names = [""]
+    for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
+        choices = [literal] if literal else _numbers(ranges, whole)
+        if len(names) * len(choices) > _MOST:
+            raise UsageError(f"{whole!r} names more than {_MOST} nodes", fix="name fewer")
+        names = [name + choice for name in names for choice in choices]
+    if part.count("[") != part.count("]"):
+        raise UsageError(f"{whole!r}: a bracket is missing", fix="write it as gpu[01-04],login")
+    return names
+
+
+def _numbers(ranges: str, whole: str) -> list[str]:
+    """The numbers in one pair of brackets, with their leading zeros: "08-10,3" is 08, 09, 10, 3."""
+    numbers: list[str] = []
+    for each in ranges.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", each.strip())
+        if not found or int(found[2] or found[1]) - int(found[1]) not in range(_MOST):
+            raise UsageError(
+                f"{whole!r}: [{ranges}] is no range of numbers", fix="write it as gpu[01-04],login"
+            )
+        numbers += [str(n).zfill(len(found[1])) for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
+    return numbers
+
+
+def read_hostfile(path: Path) -> tuple[str, ...]:
+    """The machines of a hostfile: one a line, the rest of the line (`slots=8`) left out, # for remarks.
+
+    Raises UsageError when it cannot be read, or names none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}", fix="name a hostfile") from None
+    hosts = [line.split("#")[0].split() for line in lines]
+    names = tuple(dict.fromkeys(words[0] for words in hosts if words))
+    wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
+    if wrong is not None:
+        raise UsageError(f"{path}: {wrong!r} is no name of a machine", fix="one `name slots=N` a line")
+    if not names:
+        raise UsageError(f"{path}: names no machine", fix="one `name slots=N` a line")
+    return names

@@ -1,0 +1,211 @@
+"""Wheels from anywhere: what is refused before anything is unpacked, and what RECORD gives away."""
+
+from __future__ import annotations
+
+import io
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.wheel import archive as room
+from dsrun.wheel.archive import check_archive, open_wheel
+from tests.tiny_wheels import TAG, VERSION, hashed, make_wheel
+
+NAME = f"deepspeed-{VERSION}-{TAG}.whl"
+INFO = f"deepspeed-{VERSION}.dist-info"
+
+
+def refusal(path: Path) -> str:
+    """The one line that opening `path` ends with."""
+    with pytest.raises(UsageError) as caught, open_wheel(path):
+        pass
+    assert "\n" not in str(caught.value)
+    assert caught.value.fix
+    return caught.value.message
+
+
+def with_members(folder: Path, *members: tuple[zipfile.ZipInfo | str, bytes]) -> Path:
+    path = folder / NAME
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+        for member, content in members:
+            opened.writestr(member, content)
+    return path
+
+
+def test_a_good_wheel_is_opened_and_nothing_is_said(tmp_path):
+    path = make_wheel(tmp_path, {"deepspeed/__init__.py": "", "deepspeed/a.txt": "hello"})
+    with open_wheel(path) as archive:
+        assert check_archive(archive) == []
+        assert archive.read_text("deepspeed/a.txt") == "hello"
+        assert (archive.name.version, archive.name.local) == (VERSION, "cputorch2.13")
+        archive.unpack(tmp_path / "out")
+    assert (tmp_path / "out/deepspeed/a.txt").read_text() == "hello"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"<html>404</html>", "not a wheel: it is no zip archive"),
+        (b"\x7fELF" + bytes(200), "not a wheel: it is no zip archive"),
+        (b"PK\x03\x04" + bytes(500), "is cut short"),
+    ],
+)
+def test_what_is_no_archive(tmp_path, content, said):
+    (tmp_path / NAME).write_bytes(content)
+    assert said in refusal(tmp_path / NAME)
+
+
+def test_what_is_not_there_or_a_folder(tmp_path):
+    (tmp_path / NAME).mkdir()
+    assert "is a folder" in refusal(tmp_path / NAME)
+    assert "cannot be read: No such file or directory" in refusal(tmp_path / "missing-1-py3-none-any.whl")
+
+
+def test_a_name_that_is_no_wheels(tmp_path):
+    path = make_wheel(tmp_path, {"a": "b"})
+    assert "not the name of a wheel" in refusal(path.rename(tmp_path / "deepspeed.whl"))
+
+
+def test_a_truncated_wheel_is_refused_wherever_it_ends(tmp_path):
+    whole = make_wheel(tmp_path, {"deepspeed/a": b"x" * 3000}).read_bytes()
+    for length in range(4, len(whole), 97):
+        (tmp_path / NAME).write_bytes(whole[:length])
+        assert "is cut short" in refusal(tmp_path / NAME)
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ("../../etc/cron.d/x", "leaves the folder"),
+        ("deepspeed/../../x", "leaves the folder"),
+        ("/etc/passwd", "absolute"),
+        ("C:/windows/x", "absolute"),
+        ("..\\x", "absolute or unusable"),
+    ],
+)
+def test_names_that_lead_elsewhere(tmp_path, member, said):
+    # zipfile would mend a backslash on the way in; a hostile archive does not.
+    path = with_members(tmp_path, (member.replace("\\", "|"), b"root::0:0"))
+    path.write_bytes(path.read_bytes().replace(b"..|x", b"..\\x"))
+    message = refusal(path)
+    assert said in message
+    assert message.startswith(f"{NAME}: refused: ")
+
+
+def test_links_are_refused(tmp_path):
+    link = zipfile.ZipInfo("deepspeed/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    assert "is a link" in refusal(with_members(tmp_path, (link, b"/etc/passwd")))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("again", ["deepspeed/a.so", "deepspeed//a.so", "deepspeed/./a.so"])
+def test_two_files_of_one_name_are_refused(tmp_path, again):
+    path = with_members(tmp_path, ("deepspeed/a.so", b"one"), (again, b"other"))
+    assert "'deepspeed/a.so' is in it twice" in refusal(path)
+
+
+def test_encrypted_and_oddly_packed_files_are_refused(tmp_path):
+    odd = tmp_path / NAME
+    with zipfile.ZipFile(odd, "w", zipfile.ZIP_LZMA) as opened:
+        opened.writestr("a", b"a" * 100)
+    assert "packed by a method" in refusal(odd)
+
+
+def test_a_zip_bomb_is_refused_by_its_ratio_before_it_is_unpacked(tmp_path):
+    path = tmp_path / NAME
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened,
+        opened.open("deepspeed/zeros", "w") as member,
+    ):
+        for _ in range(65):
+            member.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    assert "(a zip bomb?)" in refusal(path)
+
+
+def test_many_files_that_are_harmless_alone_are_a_bomb_together(tmp_path):
+    content = bytes(8 << 20)
+    path = with_members(tmp_path, *((f"deepspeed/{n}", content) for n in range(9)))
+    assert "would unpack to 72 MiB" in refusal(path)
+
+
+def test_a_total_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "MAX_TOTAL", 1000)
+    assert "a zip bomb" in refusal(with_members(tmp_path, ("a", b"x" * 1001)))
+
+
+def test_too_many_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "MAX_FILES", 3)
+    assert "holds 4 files" in refusal(with_members(tmp_path, *((str(n), b"") for n in range(4))))
+
+
+def test_a_size_that_lies_does_not_unpack_more_than_it_says(tmp_path):
+    path = with_members(tmp_path, ("deepspeed/a", bytes(1 << 20)))
+    raw = path.read_bytes()
+    said = (1 << 20).to_bytes(4, "little")
+    assert raw.count(said) >= 2
+    path.write_bytes(raw.replace(said, (10).to_bytes(4, "little")))
+    with open_wheel(path) as archive, pytest.raises(UsageError, match="is damaged"):
+        archive.copy("deepspeed/a", io.BytesIO())
+
+
+def test_flipped_bits_are_damage(tmp_path):
+    path = make_wheel(tmp_path, {"deepspeed/a": bytes(range(256)) * 40})
+    raw = bytearray(path.read_bytes())
+    raw[60] ^= 0xFF
+    path.write_bytes(raw)
+    with open_wheel(path) as archive, pytest.raises(UsageError, match="deepspeed/a is damaged"):
+        check_archive(archive)
+
+
+def findings(path: Path) -> list[str]:
+    with open_wheel(path) as archive:
+        found = check_archive(archive)
+    assert {each.level for each in found} <= {"error"}
+    assert {each.where for each in found} <= {path.name}
+    return [each.message for each in found]
+
+
+def test_a_file_that_is_not_the_recorded_one(tmp_path):
+    path = make_wheel(tmp_path, {"deepspeed/a": "mine"}, recorded={"deepspeed/a": hashed(b"yours")})
+    assert findings(path) == ["deepspeed/a differs from its hash in RECORD"]
+
+
+def test_a_recorded_hash_of_a_broken_kind_is_none(tmp_path):
+    path = make_wheel(tmp_path, {"deepspeed/a": "mine"}, recorded={"deepspeed/a": "md5=abc"})
+    assert findings(path) == ["deepspeed/a differs from its hash in RECORD"]
+
+
+def test_files_that_record_does_not_know_and_files_that_are_not_there(tmp_path):
+    path = make_wheel(tmp_path, {"deepspeed/a": "a"}, recorded={"deepspeed/gone": hashed(b"")})
+    with zipfile.ZipFile(path, "a") as opened:
+        opened.writestr("deepspeed/stowaway.so", b"x")
+    assert findings(path) == [
+        "deepspeed/gone is named in RECORD but missing",
+        "deepspeed/stowaway.so is not named in RECORD",
+    ]
+
+
+def test_a_wheel_without_its_papers(tmp_path):
+    path = with_members(tmp_path, ("deepspeed/a", b""))
+    assert [message.split(":")[0] for message in findings(path)] == [
+        "has no .dist-info/METADATA",
+        "has no .dist-info/RECORD",
+    ]
+
+
+def test_a_renamed_wheel(tmp_path):
+    path = make_wheel(tmp_path, {"a": ""}).rename(tmp_path / f"deepspeed-0.19.8+cu130-{TAG}.whl")
+    assert f"its METADATA says deepspeed {VERSION}" in findings(path)[0]
+
+
+def test_a_version_in_another_spelling_is_the_same(tmp_path):
+    path = make_wheel(tmp_path, {"a": ""}, version="0.19.8+CPU_torch").rename(
+        tmp_path / f"deepspeed-0.19.8+cpu.torch-{TAG}.whl"
+    )
+    assert findings(path) == []
