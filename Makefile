@@ -1,11 +1,12 @@
 # make demo and make test work on a machine that has only python3 (3.11 or newer), make and a C++ compiler.
 VENV ?= .venv
 PYTHON ?= python3
+CUDA_VENV ?= .venv-cuda
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_OUTPUT ?= runs/demo
 
-.PHONY: demo test test-slurm lint bench docs clean
+.PHONY: demo test test-slurm test-cuda-wheel lint bench docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -17,6 +18,10 @@ test: $(VENV)/.test
 # The tests on a real SLURM cluster come with `dsrun render-slurm`; there is nothing to run yet.
 test-slurm: $(VENV)/.test
 	@echo "no SLURM tests yet"
+
+# A CUDA wheel without a GPU: several gigabytes of packages and some minutes. Not part of `make test`.
+test-cuda-wheel: $(VENV)/.test $(CUDA_VENV)/.ready
+	DSRUN_CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/python -m pytest tests/cuda_wheel
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -32,6 +37,14 @@ docs: $(VENV)/.train
 	$(BIN)/python -m dsrun.zero.reference docs/config.md
 	$(BIN)/python -m dsrun.zero.lint.codes docs/config-check.md
 	$(BIN)/python -m dsrun.zero.shipped ds_configs
+	$(BIN)/python -m dsrun.wheel.reference docs/wheels.md
+
+# `==` would also take 2.13.0+cpu where an index has one; `===` compares the whole version.
+$(CUDA_VENV)/.ready:
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		'torch===2.13.0' 'cuda-toolkit[nvcc,cccl,crt,nvvm,cudart,profiler]==13.0.3' ninja 'setuptools>=70.1'
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -51,4 +64,4 @@ $(VENV)/.lint: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CUDA_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

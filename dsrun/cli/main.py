@@ -20,6 +20,10 @@ COMMANDS = {
     "train": ("dsrun.cli.train", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
     "plan": ("dsrun.cli.plan", "What fits where: memory and speed of every ZeRO strategy."),
     "prepare": ("dsrun.cli.prepare", "Tokenise a run's data ahead of the job."),
+    "build-wheel": ("dsrun.cli.build_wheel", "Compile DeepSpeed into a wheel for these GPUs, once."),
+    "verify-wheel": ("dsrun.cli.verify_wheel", "What a wheel serves, and whether it runs here."),
+    "wheel": ("dsrun.cli.wheel", "Put a wheel on the nodes of a cluster."),
+    "gpus": ("dsrun.cli.gpus", "What a GPU's name or a GRES string means."),
     "config": ("dsrun.cli.config", "Write, check or upgrade a DeepSpeed configuration."),
 }
 

@@ -1,0 +1,108 @@
+"""How far a build is: a bar per operation on a terminal, one line per event elsewhere. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from dsrun.wheel.progress import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from dsrun.wheel.progress import Event, Tracker
+
+
+def make_display() -> Lines | Bars:
+    """The display that suits stderr."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Lines:
+    """Plain lines, for logs and pipes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def watch(self, event: Event, tracker: Tracker) -> None:
+        """Say what happened."""
+        text = line_of(event, tracker, time.monotonic())
+        if text:
+            click.echo(text, err=True)
+
+
+def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
+    """One event in words; None when it is not worth a line."""
+    if event.kind == "library":
+        return f"{event.name}: compiling"
+    if event.kind == "file":
+        file = f"{event.file} " if event.file else ""
+        return f"{event.label}: {file}compiled ({event.done} of {event.total}){_left(tracker, now)}"
+    if event.kind == "end" and event.code == 0:
+        return f"{event.label}: done in {duration(tracker.seconds()[event.label])}{_left(tracker, now)}"
+    return f"{event.label}: failed" if event.kind == "end" else None
+
+
+def _left(tracker: Tracker, now: float) -> str:
+    left = tracker.left(now)
+    return f"; about {duration(left)} left" if left else ""
+
+
+class Bars:
+    """A bar for the whole and one for each operation that is being compiled."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeElapsedColumn(),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self._whole: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def refresh(self) -> None:
+        """Draw now what would be drawn within a tenth of a second."""
+        self._progress.refresh()
+
+    def watch(self, event: Event, tracker: Tracker) -> None:
+        """Move the bars."""
+        if self._whole is None:
+            self._whole = self._progress.add_task("all", total=1.0, words="")
+        if event.kind == "begin":
+            self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, words="")
+        task = self._tasks[event.label]
+        if event.kind == "file":
+            words = f"{event.file} {event.done}/{event.total}".strip()
+            self._progress.update(task, completed=event.done / event.total, words=words)
+        elif event.kind == "library":
+            self._progress.update(task, completed=0.0, words=event.name)
+        elif event.kind == "end":
+            self._progress.remove_task(self._tasks.pop(event.label))
+        left = tracker.left(time.monotonic())
+        words = f"about {duration(left)} left" if left else ""
+        self._progress.update(self._whole, completed=tracker.done, words=words)

@@ -1,0 +1,166 @@
+"""`dsrun build-wheel`: DeepSpeed compiled for these GPUs, from the store when nothing has changed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.cli.words import remark
+from dsrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from dsrun.wheel.build import Job
+    from dsrun.wheel.store import Entry, Store
+
+
+@click.command(
+    name="build-wheel",
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+    },
+)
+@click.option(
+    "--arch", default="auto", show_default=True, metavar="auto|cpu|slurm|LIST",
+    help="GPUs to compile for: those here, those of the cluster, or names and capabilities: a100,h100 or 8.0;9.0+PTX.",
+)  # fmt: skip
+@click.option(
+    "--ops", metavar="NAMES",
+    help="default, all, or names; -NAME leaves one out.  [default: what fine-tuning with ZeRO uses]",
+)  # fmt: skip
+@click.option(
+    "--deepspeed",
+    metavar="VERSION|PATH|GIT",
+    help="Which DeepSpeed: a release, a source tree or a git address.",
+)
+@click.option(
+    "--cpu",
+    metavar="LEVEL",
+    help="Processors the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Compilers at a time.  [default: from cores and memory]"
+)
+@click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler.")
+@click.option(
+    "--python", metavar="PATH", help="Interpreter of the environment it is for.  [default: this one]"
+)
+@click.option("--partition", metavar="NAME", help="SLURM partition whose GPUs count.")
+@click.option(
+    "--split", is_flag=True, help="A wheel of their own for GPUs below 8.0, which cost the others bf16."
+)
+@click.option("--keep-symbols", "symbols", is_flag=True, help="Leave debug symbols in: six times the size.")
+@click.option("--keep", is_flag=True, help="Keep the folder it is compiled in.")
+@click.option("--force", is_flag=True, help="Build again what is stored, and replace what is in -o.")
+@click.option("--dry-run", is_flag=True, help="Print the commands and their environment, and build nothing.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Copy the wheel there.")
+@click.option("--debug", is_flag=True, hidden=True)
+def command(output: Path | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
+    """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
+    from dsrun.system.cache import cache_root
+    from dsrun.wheel.ground import Flags
+    from dsrun.wheel.resolve import resolve
+    from dsrun.wheel.store import Store
+
+    if output is not None and output.exists() and not output.is_dir():
+        raise UsageError(f"-o {output} is a file", fix="give a folder")
+    with _stopped_like_ctrl_c():
+        resolved = resolve(Flags(**given))
+        _tell(resolved.jobs, resolved.notices, resolved.origin)
+        store = Store(cache_root() / "wheels")
+        if dry_run:
+            for job in resolved.jobs:
+                _show(job, store)
+            return 0
+        entries = [_obtain(job, store, force=force, keep=keep) for job in resolved.jobs]
+        paths = [
+            _placed(entry, job, output, force, len(entries) > 1)
+            for entry, job in zip(entries, resolved.jobs, strict=True)
+        ]
+    for path in paths:
+        click.echo(path)
+    return 0
+
+
+@contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a build as Ctrl-C does: with the compilers, and what was begun removed."""
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    heeded = [
+        each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
+    ]
+    before = {each: signal.signal(each, stop) for each in heeded}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _tell(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
+    for notice in notices:
+        remark(notice)
+    for job in jobs:
+        request = job.request
+        what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
+        click.echo(
+            f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
+            f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}",
+            err=True,
+        )
+
+
+def _obtain(job: Job, store: Store, *, force: bool, keep: bool) -> Entry:
+    found = None if force else store.find(job.request.key)
+    if found:
+        return found
+    from dsrun.cli.build_display import make_display
+    from dsrun.wheel.obtain import obtain
+
+    click.echo(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}", err=True)
+    with make_display() as display:
+        return obtain(job, store, environ=os.environ, say=remark, watch=display.watch, force=force, keep=keep)
+
+
+def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: bool) -> Path:
+    """The wheel where the user wants it. Each of two gets a folder of its own: both have a WHEEL.json."""
+    if output is None:
+        return entry.wheel
+    from dsrun.wheel.store import copy_out
+
+    return copy_out(entry, output / job.request.local_version if several else output, force=force)
+
+
+def _show(job: Job, store: Store) -> None:
+    """The commands of a build and what differs from this environment, ready for a shell."""
+    from dsrun.wheel.build import plan_builds, prepare_tools
+    from dsrun.wheel.environment import difference
+    from dsrun.wheel.scratch import usual_folder
+
+    place = str(usual_folder(job.request.key))
+    with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
+        folder = Path(scratch)
+        builds, _ = plan_builds(job, folder, os.environ, **prepare_tools(job, folder))
+        for build in builds:
+            click.echo(f"# {build.label}")
+            for name, value in sorted(difference(os.environ, build.env).items()):
+                line = f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+                click.echo(line.replace(scratch, place))
+            click.echo(f"cd {shlex.quote(str(build.tree))}".replace(scratch, place))
+            click.echo(shlex.join(build.argv).replace(scratch, place))
+    stored = store.find(job.request.key)
+    remark(
+        f"stored already: {stored.wheel}" if stored else f"would be stored in {store.folder(job.request.key)}"
+    )

@@ -1,0 +1,38 @@
+"""The command that installs a package on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+
+# Debian first: a machine with several usually has the others for building images.
+_SYSTEM = {"apt-get": "apt", "dnf": "dnf", "yum": "dnf", "zypper": "zypper", "pacman": "pacman"}
+_COMMANDS = {
+    "apt": "apt-get install",
+    "dnf": "dnf install",
+    "zypper": "zypper install",
+    "pacman": "pacman -S",
+    "conda": "conda install",
+    "pip": "pip install",
+}
+_NEEDS_ROOT = ("apt", "dnf", "zypper", "pacman")
+
+
+def package_manager(environ: Mapping[str, str]) -> str | None:
+    """ "conda" inside an activated conda environment, else the system's: apt, dnf, zypper or pacman; None without.
+
+    conda comes first: on a cluster nobody is root, and its compilers look into its own prefix.
+    """
+    path = environ.get("PATH")
+    if environ.get("CONDA_PREFIX") and any(shutil.which(name, path=path) for name in ("conda", "mamba")):
+        return "conda"
+    found = (kind for program, kind in _SYSTEM.items() if shutil.which(program, path=path))
+    return next(found, None)
+
+
+def install_command(manager: str, packages: str) -> str:
+    """The command line that installs `packages` (separated by spaces) with `manager`."""
+    sudo = "sudo " if manager in _NEEDS_ROOT and os.geteuid() != 0 else ""
+    words = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
+    return f"{sudo}{_COMMANDS[manager]} {' '.join(words)}"

@@ -1,0 +1,88 @@
+"""One wheel from the wheels of several builds, with the same bytes for the same contents."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsrun.errors import ToolError
+
+INSTALLED = "deepspeed/git_version_info_installed.py"
+_OPS_LINE = re.compile(r"^installed_ops=(\{.*\})$", re.MULTILINE)
+_FIRST_MOMENT = (1980, 1, 1, 0, 0, 0)  # a zip archive's earliest time
+_REGULAR = 0o100000
+_LEVEL = 6
+
+
+def assemble(wheels: Sequence[Path], into: Path) -> Path:
+    """Merge `wheels`, which are the same package with different operations compiled, into one in the folder `into`.
+
+    Every file comes from the first wheel, or from the first that has it; DeepSpeed's table of installed operations
+    is the union. Files are sorted, dated 1980 and have plain permissions, so equal contents give equal bytes.
+    Raises ToolError when the wheels differ in anything but their libraries.
+    """
+    names = {wheel.name for wheel in wheels}
+    if len(names) != 1:
+        raise ToolError(f"the builds made different wheels: {', '.join(sorted(names))}")
+    contents: dict[str, tuple[bytes, int]] = {}
+    tables: list[str] = []
+    for wheel in wheels:
+        for name, data, mode in _members(wheel):
+            if name.endswith(".dist-info/RECORD"):
+                continue
+            if name == INSTALLED:
+                tables.append(data.decode())
+            known = contents.setdefault(name, (data, mode))
+            if known[0] != data and name != INSTALLED:
+                raise ToolError(f"two builds of one source differ in {name}")
+    contents[INSTALLED] = (_merge_tables(tables).encode(), contents[INSTALLED][1])
+    return _write(into / wheels[0].name, contents)
+
+
+def _members(wheel: Path) -> list[tuple[str, bytes, int]]:
+    with zipfile.ZipFile(wheel) as archive:
+        return [
+            (info.filename, archive.read(info), info.external_attr >> 16)
+            for info in archive.infolist()
+            if not info.is_dir()
+        ]
+
+
+def _merge_tables(texts: Sequence[str]) -> str:
+    """DeepSpeed's table with every operation that any of the builds compiled."""
+    merged: dict[str, bool] = {}
+    for text in texts:
+        found = _OPS_LINE.search(text)
+        if not found:
+            raise ToolError(f"{INSTALLED} has no line installed_ops=… (this DeepSpeed is not known to dsrun)")
+        for name, built in ast.literal_eval(found[1]).items():
+            merged[name] = merged.get(name, False) or bool(built)
+    return _OPS_LINE.sub(lambda _: f"installed_ops={merged}", texts[0])
+
+
+def _write(target: Path, contents: dict[str, tuple[bytes, int]]) -> Path:
+    record = next(
+        f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL")
+    )
+    lines = [f"{name},{_hash(data)},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
+    contents = {
+        **dict(sorted(contents.items())),
+        record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644),
+    }
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, (data, mode) in contents.items():
+            info = zipfile.ZipInfo(name, _FIRST_MOMENT)
+            info.external_attr = (_REGULAR | (0o755 if mode & 0o111 else 0o644)) << 16
+            info.create_system = 3  # Unix, whatever built it
+            archive.writestr(info, data, zipfile.ZIP_DEFLATED, _LEVEL)
+    return target
+
+
+def _hash(data: bytes) -> str:
+    """The form RECORD wants (PEP 376, PEP 427): urlsafe base64 without padding."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

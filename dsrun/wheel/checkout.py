@@ -1,0 +1,124 @@
+"""git: the commit of a checkout, whether it was changed, and a checkout of a commit from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.system.answer import Answer, ask
+
+_LOCAL_S = 120.0
+_NETWORK_S = 1800.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SCHEMES = ("https", "ssh", "file", "http", "git")
+# A question for a password would wait for ever; a user's own git command beside us must not find the index locked.
+_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A repository elsewhere and what to take from it: a branch, tag or commit; HEAD for its default branch."""
+
+    url: str
+    ref: str
+
+
+def parse_remote(text: str) -> Remote:
+    """`git+https://host/owner/name.git@v0.19.8` in the form that pip takes. Raises UsageError."""
+    url = text.removeprefix("git+")
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.path.strip("/"):
+        raise UsageError(
+            f"{text!r} is not the address of a git repository", fix="git+https://HOST/OWNER/NAME.git@TAG"
+        )
+    path, _, ref = parts.path.partition("@")
+    if ref.startswith("-") or any(sign in ref for sign in " ~^:?*[\\"):
+        raise UsageError(f"{ref!r} is not the name of a branch, tag or commit", fix="git+URL@TAG")
+    return Remote(url=parts._replace(path=path, fragment="", query="").geturl(), ref=ref or "HEAD")
+
+
+def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = _LOCAL_S) -> Answer:
+    if shutil.which("git", path=os.environ.get("PATH")) is None:
+        raise MissingError(
+            "git is not installed", fix="install git, or give a folder or a version to --deepspeed"
+        )
+    return ask(["git", *arguments], seconds=seconds, changes=_QUIET, cwd=cwd)
+
+
+def _done(answer: Answer, what: str) -> str:
+    if answer.exit_code:
+        said = answer.stderr.strip().splitlines() or ["it said nothing"]
+        raise ToolError(f"{what}: {said[-1]}")
+    return answer.stdout
+
+
+def remote_commit(remote: Remote) -> str:
+    """The commit that `remote` stands for now; asks the server unless it is a whole commit id."""
+    if _COMMIT.fullmatch(remote.ref):
+        return remote.ref
+    answer = _git(["ls-remote", "--", remote.url, remote.ref, f"{remote.ref}^{{}}"], seconds=_NETWORK_S)
+    lines = [line.split() for line in _done(answer, f"git cannot reach {remote.url}").splitlines()]
+    commits = {name: commit for commit, name in lines}
+    ref = remote.ref
+    # An annotated tag is an object of its own; ^{} is the commit it names.
+    for name in (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}", ref):
+        if name in commits:
+            return commits[name]
+    raise UsageError(
+        f"{remote.url} has no branch or tag {ref!r}", fix="name a tag, a branch or a whole commit id"
+    )
+
+
+def check_out(remote: Remote, commit: str, into: Path) -> int:
+    """Put `commit` of `remote` into the new folder `into`, without history; returns the commit's time (epoch s).
+
+    Raises ToolError when the server does not hand it out.
+    """
+    into.mkdir(parents=True)
+    _done(_git(["init", "--quiet", str(into)]), "git init")
+    fetched = _git(
+        ["fetch", "--quiet", "--depth", "1", "--", remote.url, commit], cwd=into, seconds=_NETWORK_S
+    )
+    if fetched.exit_code:  # some servers give single commits only when a branch or tag names them
+        everything = ["fetch", "--quiet", "--tags", "--", remote.url, "+refs/heads/*:refs/remotes/origin/*"]
+        _done(_git(everything, cwd=into, seconds=_NETWORK_S), f"git cannot fetch {remote.url}")
+    _done(
+        _git(["checkout", "--quiet", "--detach", commit], cwd=into),
+        f"{remote.url} has no commit {commit[:12]}",
+    )
+    return commit_time(into)
+
+
+def commit_time(folder: Path) -> int:
+    """Time of the commit checked out in `folder`, in seconds since the epoch."""
+    return int(_done(_git(["log", "-1", "--format=%ct"], cwd=folder), f"git log in {folder}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """A checkout on this machine: its commit, whether its files differ from it, and which files there are."""
+
+    commit: str
+    dirty: bool
+    files: tuple[Path, ...]
+    time: int
+
+
+def read_checkout(folder: Path) -> Checkout | None:
+    """The git checkout whose top is `folder`; None when `folder` is not the top of one."""
+    if not (folder / ".git").exists():
+        return None
+    commit = _done(_git(["rev-parse", "HEAD"], cwd=folder), f"git does not read {folder}").strip()
+    changed = _done(_git(["status", "--porcelain", "--untracked-files=normal"], cwd=folder), "git status")
+    listed = _done(
+        _git(["ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=folder), "git ls-files"
+    )
+    names = dict.fromkeys(name for name in listed.split("\0") if name)
+    files = tuple(Path(name) for name in names if (folder / name).is_symlink() or (folder / name).exists())
+    return Checkout(commit=commit, dirty=bool(changed.strip()), files=files, time=commit_time(folder))

@@ -1,0 +1,184 @@
+"""Finished wheels by what went into them. An entry is there as a whole or not at all.
+
+    ROOT/KEY/NAME.whl   ROOT/KEY/WHEEL.json   ROOT/KEY/build.log   ROOT/KEY.lock
+
+Under the lock of its key a wheel is built beside the entry, checked, and then renamed into place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.wheel.record import RECORD_NAME, read_record, sha256_of, wrong_with
+
+LOG_NAME = "build.log"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stored wheel, its record and the log of its build."""
+
+    folder: Path
+    wheel: Path
+
+    @property
+    def record(self) -> Path:
+        """WHEEL.json."""
+        return self.folder / RECORD_NAME
+
+    @property
+    def log(self) -> Path:
+        """Everything the build printed."""
+        return self.folder / LOG_NAME
+
+
+class Store:
+    """The wheels below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, key: str) -> Path:
+        """Where the entry of `key` is, or would be."""
+        return self.root / key
+
+    def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> Entry | None:
+        """The entry of `key`, its wheel read and compared with the recorded SHA-256.
+
+        None when there is none; one that is damaged is none either, and what is wrong with it is told to `damaged`.
+        """
+        folder = self.folder(key)
+        if not folder.is_dir():
+            return None
+        wrong = wrong_with(folder)
+        if wrong:
+            damaged(wrong)
+            return None
+        return _entry(folder)
+
+    @contextmanager
+    def exclusive(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock of `key`; `waiting` is called once when another process has it. It frees itself on death.
+
+        Raises MissingError when the store cannot be written.
+        """
+        lock = FileLock(str(self.root / f"{key}.lock"))
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                waiting()
+                lock.acquire()
+        except OSError as error:
+            raise MissingError(
+                f"the store {self.root} cannot be written: {error.strerror or error}",
+                fix="set DSRUN_CACHE to a writable folder",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def staging(self, key: str) -> Iterator[Path]:
+        """An empty folder beside the entry of `key`, gone afterwards unless `publish` took it. Hold the lock.
+
+        Others of this key belong to processes that are dead: their leftovers are removed.
+        """
+        for left_over in self.root.glob(f".{key}.*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        folder = self.root / f".{key}.{os.getpid()}"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, key: str, staged: Path) -> Entry:
+        """Make `staged`, which holds a wheel and its WHEEL.json, the entry of `key`. Hold the lock.
+
+        Everything is on the disk before the rename makes it visible, and compared with its record once more: a wheel
+        that was damaged on its way is never stored. Raises OSError.
+        """
+        wrong = wrong_with(staged, (LOG_NAME,))
+        if wrong:
+            raise OSError(f"the wheel was damaged while it was stored: {wrong}")
+        for path in (*staged.iterdir(), staged):
+            _sync(path)
+        folder = self.folder(key)
+        if folder.exists():
+            old = self.root / f".{key}.old"
+            folder.rename(old)
+            staged.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            staged.rename(folder)
+        _sync(self.root)
+        return _entry(folder)
+
+
+def copy_out(entry: Entry, into: Path, *, force: bool = False) -> Path:
+    """Put the entry's wheel, WHEEL.json and log into the folder `into`; returns the wheel there.
+
+    Each file appears whole. A different wheel of that name, or the record of another one that is there, is replaced
+    only with `force`: UsageError, before anything is written.
+    """
+    names = (entry.wheel.name, RECORD_NAME, LOG_NAME)
+    if not force:
+        _refuse_other(entry, into)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            _place(entry.folder / name, into / name)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {into}: {error.strerror or error}", fix="give another -o"
+        ) from error
+    return into / entry.wheel.name
+
+
+def _refuse_other(entry: Entry, into: Path) -> None:
+    """An equal wheel may stay, another one of that name or another wheel's record may not be lost."""
+    wheel = into / entry.wheel.name
+    if wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(entry.wheel)):
+        raise UsageError(f"{wheel} is there already and is another file", fix="give another -o, or --force")
+    record = read_record(into)
+    other = record and record["wheel"] != entry.wheel.name and (into / Path(record["wheel"]).name).exists()
+    if record and other:
+        raise UsageError(
+            f"{into / RECORD_NAME} describes {record['wheel']}",
+            fix="give a folder of its own with -o, or --force to replace the record",
+        )
+
+
+def _place(source: Path, target: Path) -> None:
+    """A copy and no hard link: whoever edits it would edit the store."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, beside)
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _entry(folder: Path) -> Entry:
+    record = read_record(folder)
+    assert record is not None  # wrong_with() has just read it
+    return Entry(folder, folder / Path(record["wheel"]).name)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,162 @@
+"""`dsrun build-wheel` up to the first compiler: what it would do, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.store import LOG_NAME
+
+KEY = re.compile(r"/wheels/([0-9a-f]{20})$", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def away_from_home(environ, tmp_path):
+    """No store but an empty one, and no cluster."""
+    environ["DSRUN_CACHE"] = str(tmp_path / "cache")
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CFLAGS", "LDFLAGS"):
+        environ.pop(name, None)
+
+
+def dry(dsrun, *args):
+    done = dsrun("build-wheel", "--dry-run", "--arch", "cpu", "--ops", "cpu_lion", *args)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def key_of(done):
+    return KEY.search(done.stderr)[1]
+
+
+def test_dry_run_prints_a_script_and_writes_nothing(dsrun, tmp_path):
+    done = dry(dsrun)
+    assert subprocess.run(["sh", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "# cpu_lion"
+    assert {"export DS_BUILD_CPU_LION=1", "export DS_BUILD_CPU_ADAM=0", "export DS_BUILD_OPS=0"} <= set(lines)
+    assert "export DS_ACCELERATOR=cpu" in lines
+    assert "export DS_BUILD_STRING=+cputorch" in done.stdout
+    folder = f"dsrun-wheel-{key_of(done)}"
+    assert lines[-2].startswith("cd ")
+    assert lines[-2].endswith(f"/{folder}/trees/cpu_lion")
+    assert lines[-1].startswith(sys.executable)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_dry_run_of_several_shows_each(dsrun):
+    done = dsrun("build-wheel", "--dry-run", "--arch", "cpu", "--ops", "cpu_lion,cpu_adam")
+    assert [line for line in done.stdout.splitlines() if line.startswith("# ")] == [
+        "# cpu_adam",
+        "# cpu_lion",
+    ]
+
+
+def test_the_key_follows_the_inputs_and_not_the_means(dsrun, environ):
+    first = key_of(dry(dsrun))
+    assert key_of(dry(dsrun, "--jobs", "7", "--keep")) == first
+    environ["CFLAGS"] = "-O0"
+    assert key_of(dry(dsrun)) == first
+    assert key_of(dry(dsrun, "--cpu", "x86-64-v2")) != first
+    assert key_of(dry(dsrun, "--keep-symbols")) != first
+    adam = key_of(dry(dsrun, "--ops", "cpu_adam"))
+    assert adam != first
+    assert key_of(dry(dsrun, "--ops", "cpu_adam", "--deepspeed", "0.19.7")) != adam
+    environ["CPATH"] = "/opt/include"
+    assert key_of(dry(dsrun)) != first
+
+
+def test_flags_that_are_not_used_are_said(dsrun, environ):
+    environ["CFLAGS"] = "-O0"
+    done = dry(dsrun)
+    assert "note: CFLAGS in the environment: not used for this build" in done.stderr
+    assert "-O0" not in done.stdout
+
+
+def test_underscores_in_flags(dsrun):
+    assert dsrun("build-wheel", "--dry_run", "--arch", "cpu", "--ops", "cpu_lion").returncode == 0
+
+
+def test_without_a_gpu_and_with_a_cpu_torch_it_says_so(dsrun):
+    done = dsrun("build-wheel", "--dry-run", "--ops", "cpu_lion")
+    assert done.returncode == 0
+    assert "torch is a CPU build" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--arch", "a100"), 2, "torch is a CPU build"),
+        (("--arch", "h1OO"), 2, "h1OO"),
+        (("--arch", "cpu", "--ops", "cpu_adm"), 2, "did you mean cpu_adam?"),
+        (("--arch", "cpu", "--ops", "utils"), 2, "utils exists for cuda only"),
+        (("--arch", "cpu", "--ops", "deepspeed_ccl_comm"), 4, "oneCCL"),
+        (("--arch", "cpu", "--cpu", "x86-64-v9"), 2, "x86-64-v9"),
+        (("--arch", "cpu", "--cxx", "/nowhere/g++"), 2, "/nowhere/g++"),
+        (("--arch", "cpu", "--python", "/nowhere/python"), 2, "--python /nowhere/python"),
+        (("--arch", "cpu", "--deepspeed", "0.18.0"), 2, "0.18.0"),
+        (("--arch", "cpu", "--deepspeed", "."), 2, "not a source tree of DeepSpeed"),
+        (("--arch", "cpu", "--jobs", "0"), 2, "--jobs"),
+        (("--arch", "cpu", "-o", "file"), 2, "-o file is a file"),
+        (("--arch", "cpu", "--partition", "gpu"), 2, "--partition gpu does not go with --arch cpu"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line_and_compiles_nothing(dsrun, here, tmp_path, args, code, said):
+    (here / "file").touch()
+    done = dsrun("build-wheel", *args)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert said in last
+    assert not (tmp_path / "cache" / "wheels").exists()
+
+
+def test_an_environment_without_torch(dsrun, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    done = dsrun("build-wheel", "--arch", "cpu", "--python", str(tmp_path / "bare/bin/python"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "has no torch" in done.stderr
+    assert "pip install torch" in done.stderr
+
+
+def test_without_ninja(dsrun, environ, tmp_path):
+    """An environment that sees torch and setuptools, and a PATH on which there are compilers and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    packages = next((tmp_path / "env").glob("lib/*/site-packages"))
+    (packages / "more.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("g++", "gcc", "as", "ld", "sh"):
+        (programs / name).symlink_to(shutil.which(name))
+    environ["PATH"] = str(programs)
+    done = dsrun(
+        "build-wheel", "--arch", "cpu", "--ops", "cpu_lion", "--python", str(tmp_path / "env/bin/python")
+    )
+    assert done.returncode == 4, done.stderr
+    assert "no ninja" in done.stderr
+    assert "pip install ninja" in done.stderr
+
+
+def test_an_unchanged_request_is_answered_from_the_store(dsrun, here, tmp_path):
+    """Nothing but the store can have answered: this wheel was never compiled."""
+    key = key_of(dry(dsrun))
+    entry = tmp_path / "cache/wheels" / key
+    entry.mkdir(parents=True)
+    wheel = entry / "deepspeed-0.19.8+stored-cp311-cp311-linux_x86_64.whl"
+    wheel.write_bytes(b"as good as compiled")
+    (entry / LOG_NAME).touch()
+    record = {"version": 1, "wheel": wheel.name, "sha256": sha256_of(wheel)}
+    (entry / RECORD_NAME).write_text(json.dumps(record))
+    args = ("build-wheel", "--arch", "cpu", "--ops", "cpu_lion")
+    assert dsrun(*args).stdout == f"{wheel}\n"
+    assert "stored already" in dry(dsrun).stderr
+    done = dsrun(*args, "-o", "dist")
+    assert done.stdout == f"dist/{wheel.name}\n"
+    assert (here / "dist" / wheel.name).read_bytes() == b"as good as compiled"
+    assert json.loads((here / "dist/WHEEL.json").read_text()) == record

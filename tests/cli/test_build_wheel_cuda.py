@@ -1,0 +1,137 @@
+"""`dsrun build-wheel --dry-run` for GPUs, in an environment whose torch and CUDA toolkit are there by name only."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.store import LOG_NAME
+
+NVCC = """#!/bin/sh
+echo "Cuda compilation tools, release 13.0, V13.0.88"
+"""
+HEADERS = (
+    "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cusolver_common.h",
+    "cublasLt.h", "curand.h", "curand_kernel.h", "cuda_profiler_api.h",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def toolkit(environ, tmp_path):
+    """An nvcc that knows its version, and headers with nothing in them."""
+    home = tmp_path / "cuda"
+    for folder in ("bin", "include", "lib64"):
+        (home / folder).mkdir(parents=True)
+    (home / "bin/nvcc").write_text(NVCC)
+    (home / "bin/nvcc").chmod(0o755)
+    for name in HEADERS:
+        (home / "include" / name).touch()
+    environ |= {"CUDA_HOME": str(home), "DSRUN_CACHE": str(tmp_path / "cache")}
+    return home
+
+
+@pytest.fixture
+def python(tmp_path):
+    """An environment that sees this one's packages, but in front of them a torch for CUDA 13.0."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    packages = next((tmp_path / "env").glob("lib/*/site-packages"))
+    (packages / "zz-behind.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (packages / "torch").mkdir()
+    (packages / "torch/__init__.py").touch()
+    (packages / "torch/version.py").write_text("__version__ = '2.13.0+cu130'\ncuda = '13.0'\nhip = None\n")
+    return str(tmp_path / "env/bin/python")
+
+
+@pytest.fixture
+def dry(dsrun, python):
+    return lambda *args: dsrun("build-wheel", "--dry-run", "--python", python, *args)
+
+
+def blocks(done):
+    """The dry run's script by operation."""
+    assert done.returncode == 0, done.stderr
+    return {block.partition("\n")[0]: block for block in done.stdout.removeprefix("# ").split("\n# ")}
+
+
+def test_the_list_is_written_as_deepspeed_takes_it(dry):
+    done = dry("--arch", "h100+PTX, 8.0;turing", "--ops", "fused_adam,cpu_adam")
+    parts = blocks(done)
+    assert list(parts) == ["fused_adam", "cpu_adam"]
+    for block in parts.values():
+        assert "export TORCH_CUDA_ARCH_LIST='7.5;8.0;9.0+PTX'\n" in block
+        assert "export DS_ACCELERATOR=cuda\n" in block
+        assert "export DS_BUILD_STRING=+cu130torch2.13.sm75.sm80.sm90ptx\n" in block
+    assert "export DS_BUILD_FUSED_ADAM=1\n" in parts["fused_adam"]
+    assert "export DS_BUILD_FUSED_ADAM=0\n" in parts["cpu_adam"]
+
+
+def test_split_makes_two_wheels_one_below_8(dry):
+    done = dry("--arch", "7.5,8.6,9.0", "--ops", "fused_adam", "--split")
+    lists = [line for line in done.stdout.splitlines() if "TORCH_CUDA_ARCH_LIST" in line]
+    assert lists == ["export TORCH_CUDA_ARCH_LIST=7.5", "export TORCH_CUDA_ARCH_LIST='8.6;9.0'"]
+    assert done.stderr.count("would be stored in") == 2
+
+
+def test_the_loss_of_bf16_is_said_where_it_happens(dry):
+    said = dry("--arch", "7.5,8.0", "--ops", "fused_adam,quantizer").stderr
+    assert "switches bf16 off in quantizer for all GPUs" in said
+    assert "--split" in said
+    assert "switches bf16 off" not in dry("--arch", "7.5,8.0", "--ops", "fused_adam").stderr
+    assert "switches bf16 off" not in dry("--arch", "8.0,9.0", "--ops", "quantizer").stderr
+    assert "switches bf16 off" not in dry("--arch", "7.5,8.0", "--ops", "quantizer", "--split").stderr
+
+
+def test_without_a_gpu_it_asks_for_a_list(dry):
+    done = dry("--ops", "fused_adam")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--arch a100,h100" in done.stderr.splitlines()[-1]
+
+
+def test_a_gpu_too_old_for_this_cuda_is_told_its_last_pair(dry):
+    done = dry("--arch", "v100,a100", "--ops", "fused_adam")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "torch 2.10" in done.stderr.splitlines()[-1]
+
+
+def test_another_major_version_of_nvcc(dry, toolkit):
+    (toolkit / "bin/nvcc").write_text(NVCC.replace("13.0", "12.4"))
+    done = dry("--arch", "a100", "--ops", "fused_adam")
+    assert done.returncode == 2
+    assert "12.4" in done.stderr.splitlines()[-1]
+
+
+def test_a_missing_header_is_an_error_with_the_way_to_get_it(dry, toolkit):
+    (toolkit / "include/cublas_v2.h").unlink()
+    done = dry("--arch", "a100", "--ops", "fused_adam")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "install" in done.stderr.splitlines()[-1]
+
+
+def test_split_prints_two_lines_and_keeps_the_two_records_apart(dry, dsrun, python, here, tmp_path):
+    """Both wheels are in the store already: nothing here could compile them."""
+    args = ("--arch", "7.5,9.0", "--ops", "fused_adam", "--split")
+    names = []
+    for key in re.findall(r"/wheels/([0-9a-f]{20})$", dry(*args).stderr, re.MULTILINE):
+        entry = tmp_path / "cache/wheels" / key
+        entry.mkdir(parents=True)
+        names.append(f"deepspeed-0.19.8+part{len(names)}-cp311-cp311-linux_x86_64.whl")
+        (entry / names[-1]).write_text(key)
+        (entry / LOG_NAME).touch()
+        record = {"version": 1, "wheel": names[-1], "sha256": sha256_of(entry / names[-1])}
+        (entry / RECORD_NAME).write_text(json.dumps(record))
+    assert len(names) == 2
+    lines = dsrun("build-wheel", "--python", python, *args).stdout.splitlines()
+    assert [line.rpartition("/")[2] for line in lines] == names
+    done = dsrun("build-wheel", "--python", python, *args, "-o", "dist")
+    assert done.stdout.splitlines() == [
+        f"dist/cu130torch2.13.sm75/{names[0]}",
+        f"dist/cu130torch2.13.sm90/{names[1]}",
+    ]
+    for line, name in zip(done.stdout.splitlines(), names, strict=True):
+        assert json.loads((here / line).with_name("WHEEL.json").read_text())["wheel"] == name

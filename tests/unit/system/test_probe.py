@@ -1,0 +1,58 @@
+"""The program that is sent to nodes: what it finds on this machine, and that it needs nothing but Python."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from dsrun.system import install_wheel, probe
+from dsrun.train import prove_ops
+
+
+def told(*needed: str, **environ: str) -> dict:
+    # -I -S: without dsrun, site-packages, or anything else that a node may lack; from stdin, as it is sent.
+    argv = [sys.executable, "-I", "-S", "-", *needed]
+    with Path(probe.__file__).open("rb") as file:
+        done = subprocess.run(
+            argv, stdin=file, capture_output=True, text=True, check=True, env=environ or None
+        )
+    return json.loads(done.stdout)
+
+
+def test_what_this_machine_is():
+    facts = told()
+    assert facts["python"] == f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert facts["machine"] == platform.machine()
+    assert facts["glibc"] == platform.libc_ver()[1]
+    assert facts["torch"] is None
+    assert facts["absent"] == []
+
+
+def test_which_libraries_the_loader_would_not_find(tmp_path):
+    (tmp_path / "libhere.so.1").write_bytes(b"")
+    assert told("libc.so.6", "libnowhere.so.7", "libhere.so.1")["absent"] == [
+        "libnowhere.so.7",
+        "libhere.so.1",
+    ]
+    beside = told("libnowhere.so.7", "libhere.so.1", LD_LIBRARY_PATH=str(tmp_path))
+    assert beside["absent"] == ["libnowhere.so.7"]
+
+
+def test_torch_is_read_and_not_imported(tmp_path):
+    (tmp_path / "torch/lib").mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: str = '13.0'\n")
+    (tmp_path / "torch/lib/libc10.so").write_bytes(b"\x7fELF _ZNSt7__cxx1112basic_string")
+    argv = [sys.executable, probe.__file__]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)})
+    facts = json.loads(done.stdout)
+    assert (facts["torch"], facts["torch_cuda"], facts["cxx11_abi"]) == ("2.13.0+cu130", "13.0", True)
+
+
+def test_what_is_sent_to_nodes_imports_nothing_of_dsrun():
+    for module in (probe, install_wheel, prove_ops):
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        assert "from dsrun" not in source

@@ -1,0 +1,110 @@
+"""What a build sees of the environment it is started in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dsrun.wheel.environment import build_environment, difference, search_paths, unused_flags, without_flags
+from dsrun.wheel.ops import op_table
+from tests.unit.wheel.test_wheel_request import CPU, CUDA
+
+TABLE = op_table("0.19.8")
+PYTHON = Path("/env/bin/python")
+TREE = Path("/b/trees/cpu_adam")
+
+
+def made(request=CPU, environ=None, names=("cpu_adam",), cuda_home=None, cache=None):
+    ops = [op for op in TABLE if op.name in names and request.accelerator in op.accelerators]
+    return build_environment(
+        {"PATH": "/usr/bin", "HOME": "/home/me"} if environ is None else environ,
+        request,
+        python=PYTHON,
+        compilers={"CXX": "/b/bin/g++", "CC": "/b/bin/gcc"},
+        cuda_home=cuda_home,
+        ops=ops,
+        table=TABLE,
+        jobs=3,
+        tree=TREE,
+        cache=cache,
+    )
+
+
+def test_every_operation_is_switched_and_only_those_asked_for_are_on():
+    env = made(names=("cpu_adam", "async_io"))
+    switches = {name: value for name, value in env.items() if name in {op.variable for op in TABLE}}
+    assert set(switches) == {op.variable for op in TABLE}
+    assert {name for name, value in switches.items() if value == "1"} == {"DS_BUILD_CPU_ADAM", "DS_BUILD_AIO"}
+    assert set(switches.values()) == {"0", "1"}
+    assert env["DS_BUILD_OPS"] == "0"
+
+
+def test_the_build_is_told_everything_that_it_would_guess():
+    env = made()
+    assert env["DS_ACCELERATOR"] == "cpu"
+    assert env["DS_BUILD_STRING"] == "+cputorch2.13.x8664v3"
+    assert (env["DS_ENABLE_NINJA"], env["MAX_JOBS"]) == ("1", "3")
+    assert (env["CXX"], env["CC"]) == ("/b/bin/g++", "/b/bin/gcc")
+    assert env["PATH"] == "/env/bin:/usr/bin"
+    assert env["HOME"] == "/home/me"
+    assert env["SOURCE_DATE_EPOCH"] == "315532800"
+    assert "CFLAGS" not in env
+    assert "CUDA_HOME" not in env
+    assert "TORCH_CUDA_ARCH_LIST" not in env
+
+
+def test_a_build_for_gpus():
+    env = made(CUDA, names=("fused_adam",), cuda_home=Path("/cuda"))
+    assert (env["CUDA_HOME"], env["TORCH_CUDA_ARCH_LIST"]) == ("/cuda", "8.0;9.0")
+    assert env["DS_ACCELERATOR"] == "cuda"
+    assert env["DS_NVCC_THREADS"] == "1"
+
+
+def test_what_is_meant_for_other_builds_stays_outside():
+    meddling = {
+        "CFLAGS": "-march=nocona",
+        "CXXFLAGS": "-O0",
+        "LDFLAGS": "-L/wrong",
+        "NVCC_APPEND_FLAGS": "-G",
+        "DS_BUILD_FUSED_ADAM": "1",
+        "DS_SKIP_CUDA_CHECK": "1",
+        "TORCH_CUDA_ARCH_LIST": "native",
+        "CUDA_HOME": "/wrong",
+        "MAX_JOBS": "64",
+        "LDSHARED": "wrong",
+    }
+    assert made(environ={"PATH": "/usr/bin", "HOME": "/home/me", **meddling}) == made()
+
+
+def test_a_compiler_cache_is_called_by_us_and_by_nobody_else():
+    assert made()["TORCH_NO_COMPILER_WRAPPER"] == "1"
+    assert "PYTORCH_NVCC" not in made(CUDA, cuda_home=Path("/cuda"))
+    env = made(CUDA, cuda_home=Path("/cuda"), cache=Path("/usr/bin/ccache"))
+    assert env["PYTORCH_NVCC"] == "/usr/bin/ccache /cuda/bin/nvcc"
+    assert (env["CCACHE_BASEDIR"], env["CCACHE_COMPILERCHECK"]) == ("/b", "content")
+    assert "PYTORCH_NVCC" not in made(CUDA, cuda_home=Path("/cuda"), cache=Path("/usr/bin/sccache"))
+
+
+def test_search_paths_pass_and_are_inputs():
+    environ = {"PATH": "/usr/bin", "CPATH": "/opt/include", "LIBRARY_PATH": "", "CCL_ROOT": "/ccl"}
+    assert made(environ=environ)["CPATH"] == "/opt/include"
+    assert search_paths(environ) == (("CPATH", "/opt/include"), ("CCL_ROOT", "/ccl"))
+
+
+def test_symbols_stay_in_when_wanted():
+    assert made()["LDFLAGS"] == "-Wl,-s"
+    assert "LDFLAGS" not in made(replace(CPU, symbols=True))
+
+
+def test_flags_that_are_not_used_are_known():
+    environ = {"CFLAGS": "-O1", "LDFLAGS": " ", "PATH": "/bin"}
+    assert unused_flags(environ) == ["CFLAGS"]
+    assert without_flags(environ) == {"PATH": "/bin"}
+
+
+def test_difference():
+    assert difference({"A": "1", "B": "2", "C": "3"}, {"A": "1", "B": "9", "D": "4"}) == {
+        "B": "9",
+        "D": "4",
+        "C": None,
+    }

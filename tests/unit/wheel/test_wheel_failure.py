@@ -1,0 +1,114 @@
+"""The one error a user needs out of thousands of lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.wheel.failure import Failure, first_failure
+
+NOISE = [
+    "In file included from csrc/adam/cpu_adam.cpp:6:",
+    "csrc/includes/simd.h:12:9: warning: ignoring '#pragma unroll ' [-Wunknown-pragmas]",
+    "running build_ext",
+]
+QUOTED = "\N{LEFT SINGLE QUOTATION MARK}x\N{RIGHT SINGLE QUOTATION MARK}"
+ECHO = [
+    "ninja: build stopped: subcommand failed.",
+    "Traceback (most recent call last):",
+    '  File "torch/utils/cpp_extension.py", line 2891, in _run_ninja_build',
+    "subprocess.CalledProcessError: Command '['ninja', '-v', '-j', '2']' returned non-zero exit status 1.",
+    "RuntimeError: Error compiling objects for extension",
+]
+
+
+def look(*texts, codes=None):
+    return first_failure([("cpu_adam", text) for text in [*NOISE, *texts, *ECHO]], codes or {"cpu_adam": 1})
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "/b/csrc/adam/cpu_adam.cpp:8:10: fatal error: torch/extension.h: No such file or directory",
+            "/b/csrc/adam/cpu_adam.cpp:8: torch/extension.h: No such file or directory",
+        ),
+        (
+            "csrc/x.cpp:3:1: error: 'foo' was not declared in this scope",
+            "csrc/x.cpp:3: 'foo' was not declared in this scope",
+        ),
+        (
+            "\x1b[01m\x1b[Kcsrc/x.cpp:3:1:\x1b[m\x1b[K \x1b[01;31m\x1b[Kerror: \x1b[m\x1b[Kexpected ';'",
+            "csrc/x.cpp:3: expected ';'",
+        ),
+        (
+            '/b/multi_tensor_adam.cu(31): error: identifier "foo" is undefined',
+            '/b/multi_tensor_adam.cu(31): identifier "foo" is undefined',
+        ),
+        ('k.cu(3): error #20: identifier "y" is undefined', 'k.cu(3): identifier "y" is undefined'),
+        (
+            "nvcc fatal   : Unsupported gpu architecture 'compute_70'",
+            "nvcc: Unsupported gpu architecture 'compute_70'",
+        ),
+        (
+            "ptxas /tmp/x.ptx, line 20; error   : Feature 'f' requires .target sm_80 or higher",
+            "ptxas: Feature 'f' requires .target sm_80 or higher",
+        ),
+        ("/usr/bin/ld: cannot find -lcudart: No such file or directory",
+         "ld: cannot find -lcudart: No such file or directory"),
+        ("x.cpp:(.text+0x5): undefined reference to `io_submit'", "x.cpp: undefined reference to `io_submit'"),
+        (f"cc1plus: error: invalid argument {QUOTED}", "cc1plus: invalid argument 'x'"),
+        ("g++: error: unrecognized command-line option '-mfoo'", "g++: unrecognized command-line option '-mfoo'"),
+    ],
+)  # fmt: skip
+def test_the_first_error_of_a_compiler(line, sentence):
+    found = look(line, "csrc/later.py: a line of no meaning", line.replace("/", "/later/"))
+    assert (found.label, found.sentence, found.cause) == ("cpu_adam", sentence, "")
+
+
+def test_a_compilers_error_outweighs_a_linkers_that_came_before():
+    found = look("/usr/bin/ld: cannot find -laio", "a.cpp:1:1: error: real")
+    assert found.sentence == "a.cpp:1: real"
+
+
+def test_without_a_compilers_error_pythons_last_one_counts():
+    found = look("ImportError: first", "torch.cuda.CudaError: the reason")
+    assert found.sentence == "torch.cuda.CudaError: the reason"
+
+
+def test_an_assertion_without_words():
+    assert look("AssertionError").sentence == "AssertionError: failed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
+        "virtual memory exhausted: Cannot allocate memory",
+    ],
+)
+def test_a_compiler_killed_for_memory(line):
+    assert look("a.cpp:1:1: error: before", line).cause == "memory"
+
+
+def test_a_whole_build_that_was_killed():
+    assert first_failure([("cpu_adam", "running build_ext")], {"cpu_adam": -9}) == Failure(
+        label="cpu_adam", where="", what="the build was killed", cause="memory"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/tmp/ccX.s: Assembler messages:\n/tmp/ccX.s: Fatal error: can't write 5 bytes: No space left on device",
+        "OSError: [Errno 28] No space left on device: 'build/lib'",
+        "ld: final link failed: Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_explains_everything_else(line):
+    assert look("a.cpp:1:1: error: before", *line.splitlines()).cause == "disk"
+
+
+def test_nothing_to_see():
+    assert first_failure([("a", line) for line in NOISE], {"a": 1}) is None

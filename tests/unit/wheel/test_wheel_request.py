@@ -1,0 +1,89 @@
+"""Which requests are one wheel, and what the wheel is called."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from dsrun.wheel.request import Request
+
+CPU = Request(
+    deepspeed="0.19.8",
+    source="sha256:aa",
+    torch="2.13.0+cpu",
+    python="cp311",
+    platform="Linux x86_64 glibc 2.36",
+    accelerator="cpu",
+    ops=("cpu_adam", "cpu_lion"),
+    cpu="x86-64-v3",
+    compiler="gcc 12.2.0",
+)
+CUDA = replace(CPU, torch="2.13.0", cuda="13.0", nvcc="13.0", accelerator="cuda", archs="8.0;9.0")
+
+OTHER = {
+    "deepspeed": "0.19.7",
+    "source": "sha256:bb",
+    "label": "patched.1a2b3c4d",
+    "torch": "2.13.1",
+    "cuda": "13.2",
+    "nvcc": "13.2",
+    "python": "cp312",
+    "platform": "Linux x86_64 glibc 2.39",
+    "accelerator": "cpu",
+    "archs": "8.0;9.0+PTX",
+    "ops": ("cpu_adam",),
+    "cpu": "x86-64-v4",
+    "compiler": "gcc 13.2.0",
+    "symbols": True,
+    "environment": (("CPATH", "/opt/include"),),
+    "recipe": "0",
+}
+
+
+def test_the_same_inputs_have_the_same_key():
+    assert replace(CUDA).key == CUDA.key
+    assert len(CUDA.key) == 20
+    assert int(CUDA.key, 16) >= 0
+
+
+def test_the_key_stays_what_it_is():
+    """A change means that every stored wheel is built again: raise RECIPE when that is wanted."""
+    assert (CPU.key, CUDA.key) == ("37ac7408453a7a7721e3", "6023e37405f9ea847f90")
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Request)])
+def test_every_input_is_in_the_key(name):
+    assert replace(CUDA, **{name: OTHER[name]}).key != CUDA.key
+
+
+@pytest.mark.parametrize(
+    ("request_", "local"),
+    [
+        (CUDA, "cu130torch2.13.sm80.sm90"),
+        (replace(CUDA, archs="7.5;9.0+PTX"), "cu130torch2.13.sm75.sm90ptx"),
+        (replace(CUDA, archs="12.1", label="git.1a2b3c4d"), "cu130torch2.13.sm121.git.1a2b3c4d"),
+        (replace(CUDA, cuda="12.8", torch="2.10.0a0+nv25.9"), "cu128torch2.10.sm80.sm90"),
+        (CPU, "cputorch2.13.x8664v3"),
+        (replace(CPU, cpu="native.12ab34cd"), "cputorch2.13.native"),
+        (
+            replace(CPU, cpu="armv8.2-a+sve", label="patched.00ff00ff"),
+            "cputorch2.13.armv82asve.patched.00ff00ff",
+        ),
+    ],
+)
+def test_local_version(request_, local):
+    assert request_.local_version == local
+    # As packaging normalises it, or the file's name would say something else than the version that was asked for.
+    assert str(Version(f"0.19.8+{local}")) == f"0.19.8+{local}"
+    _, version, _, _ = parse_wheel_filename(f"deepspeed-0.19.8+{local}-cp311-cp311-linux_x86_64.whl")
+    assert version.local == local
+
+
+def test_as_dict_is_plain_json():
+    given = replace(CUDA, environment=(("CPATH", "/opt/include"),)).as_dict()
+    assert given["ops"] == ["cpu_adam", "cpu_lion"]
+    assert given["environment"] == {"CPATH": "/opt/include"}
+    assert given["archs"] == "8.0;9.0"

@@ -1,0 +1,93 @@
+"""The folder a wheel is compiled in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dsrun.wheel.scratch import build_folder, usual_folder
+
+KEY = "0123456789abcdef0123"
+
+HOLD = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from dsrun.wheel.scratch import build_folder
+with build_folder(sys.argv[2]) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """The system's temporary folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_same_request_has_the_same_folder_and_leaves_nothing(temporary):
+    with build_folder(KEY) as folder:
+        assert folder == usual_folder(KEY) == temporary / f"dsrun-wheel-{KEY}"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "deep").mkdir()
+    assert list(temporary.iterdir()) == []
+
+
+def test_it_is_removed_when_the_build_fails(temporary):
+    with pytest.raises(KeyboardInterrupt), build_folder(KEY):
+        raise KeyboardInterrupt
+    assert list(temporary.iterdir()) == []
+
+
+def test_kept_when_asked_and_empty_the_next_time(temporary):
+    with build_folder(KEY, keep=True) as folder:
+        (folder / "trees").mkdir()
+        (folder / "link").symlink_to("/nowhere")
+    assert folder.is_dir()
+    with build_folder(KEY) as again:
+        assert again == folder
+        assert list(again.iterdir()) == []
+
+
+def test_a_build_that_runs_is_left_alone(temporary):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(temporary), KEY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        theirs = other.stdout.readline().strip()
+        (temporary / f"dsrun-wheel-{KEY}" / "object.o").touch()
+        with build_folder(KEY) as mine:
+            assert str(mine) != theirs
+            assert mine.parent == temporary
+        assert (temporary / f"dsrun-wheel-{KEY}" / "object.o").exists()
+    finally:
+        other.communicate("")
+    assert list(temporary.iterdir()) == []
+
+
+def test_somebodys_link_or_open_folder_is_not_used(temporary):
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    usual_folder(KEY).symlink_to(elsewhere)
+    with build_folder(KEY) as folder:
+        assert folder != usual_folder(KEY)
+    usual_folder(KEY).unlink()
+    usual_folder(KEY).mkdir()
+    usual_folder(KEY).chmod(0o777)
+    with build_folder(KEY) as folder:
+        assert folder != usual_folder(KEY)
+    assert (elsewhere / "precious").exists()
+
+
+def test_a_temporary_folder_that_needs_quotes_is_passed_over(temporary, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "two words"))
+    assert usual_folder(KEY) == Path(f"/tmp/dsrun-wheel-{KEY}")

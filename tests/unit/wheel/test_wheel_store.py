@@ -1,0 +1,230 @@
+"""The store of finished wheels: whole or not there, two builders, copies for the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.store import LOG_NAME, Store, copy_out
+
+KEY = "0123456789abcdef0123"
+NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"
+
+HOLD = """
+import sys
+from pathlib import Path
+from dsrun.wheel.store import Store
+with Store(Path(sys.argv[1])).exclusive(sys.argv[2], lambda: None):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "wheels")
+
+
+def fill(folder, content=b"a wheel", name=NAME):
+    (folder / name).write_bytes(content)
+    (folder / LOG_NAME).write_text("g++ …\n")
+    record = {"version": 1, "wheel": name, "sha256": sha256_of(folder / name)}
+    (folder / RECORD_NAME).write_text(json.dumps(record))
+
+
+def put(store, key=KEY, content=b"a wheel", name=NAME):
+    with store.exclusive(key, lambda: None), store.staging(key) as staged:
+        fill(staged, content, name)
+        return store.publish(key, staged)
+
+
+def nothing_else(store):
+    return sorted(path.name for path in store.root.iterdir() if path.suffix != ".lock")
+
+
+def test_what_was_published_is_found(store):
+    assert store.find(KEY) is None
+    entry = put(store)
+    found = store.find(KEY)
+    assert found == entry
+    assert found.wheel == store.root / KEY / NAME
+    assert found.wheel.read_bytes() == b"a wheel"
+    assert (found.log.read_text(), found.record.name) == ("g++ …\n", "WHEEL.json")
+    assert nothing_else(store) == [KEY]
+
+
+def test_publishing_again_replaces_the_entry(store):
+    put(store)
+    entry = put(store, content=b"another wheel")
+    assert entry.wheel.read_bytes() == b"another wheel"
+    assert store.find(KEY) == entry
+    assert nothing_else(store) == [KEY]
+
+
+def test_a_build_that_fails_leaves_nothing(store):
+    def fail():
+        with store.exclusive(KEY, lambda: None), store.staging(KEY) as staged:
+            fill(staged)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert store.find(KEY) is None
+    assert nothing_else(store) == []
+
+
+def test_leftovers_of_a_killed_build_are_removed(store):
+    (store.root / f".{KEY}.4242").mkdir(parents=True)
+    (store.root / f".{KEY}.4242" / "half").touch()
+    put(store)
+    assert nothing_else(store) == [KEY]
+
+
+def test_a_wheel_that_is_not_what_its_record_says_is_not_published(store):
+    with store.exclusive(KEY, lambda: None), store.staging(KEY) as staged:
+        fill(staged)
+        (staged / NAME).write_bytes(b"bent")
+        with pytest.raises(OSError, match="is not the file that was stored"):
+            store.publish(KEY, staged)
+    assert store.find(KEY) is None
+
+
+def damage_wheel(entry):
+    entry.wheel.write_bytes(b"a whee1")
+
+
+def cut_wheel(entry):
+    os.truncate(entry.wheel, 3)
+
+
+def remove_wheel(entry):
+    entry.wheel.unlink()
+
+
+def remove_record(entry):
+    entry.record.unlink()
+
+
+def cut_record(entry):
+    os.truncate(entry.record, 20)
+
+
+def change_record(entry):
+    entry.record.write_text('{"version": 1, "wheel": 3, "sha256": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (damage_wheel, f"{NAME} is not the file that was stored"),
+        (cut_wheel, f"{NAME} is not the file that was stored"),
+        (remove_wheel, f"{NAME} is missing"),
+        (remove_record, "WHEEL.json is missing or unreadable"),
+        (cut_record, "WHEEL.json is missing or unreadable"),
+        (change_record, "WHEEL.json is missing or unreadable"),
+    ],
+)
+def test_a_damaged_entry_is_none_and_says_why(store, harm, said):
+    harm(put(store))
+    heard = []
+    assert store.find(KEY, heard.append) is None
+    assert heard == [said]
+
+
+def test_a_record_cannot_name_a_file_elsewhere(store, tmp_path):
+    (tmp_path / "other.whl").write_bytes(b"x")
+    entry = put(store)
+    record = {"version": 1, "wheel": "../../other.whl", "sha256": sha256_of(tmp_path / "other.whl")}
+    entry.record.write_text(json.dumps(record))
+    assert store.find(KEY) is None
+
+
+def test_a_second_builder_waits_until_the_first_is_dead(store):
+    """Killed without a chance to clean up: its lock goes with it."""
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(store.root), KEY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert first.stdout.readline() == b"held\n"
+        said = []
+
+        def waiting():
+            said.append("waiting")
+            first.kill()
+
+        with store.exclusive(KEY, waiting):
+            assert said == ["waiting"]
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_other_keys_are_not_held_up(store):
+    with store.exclusive(KEY, lambda: None):
+        put(store, key="f" * 20)
+    assert store.find("f" * 20) is not None
+
+
+def test_a_store_that_cannot_be_written(tmp_path):
+    (tmp_path / "wheels").write_text("a file")
+    with (
+        pytest.raises(MissingError, match="cannot be written") as failure,
+        Store(tmp_path / "wheels").exclusive(KEY, lambda: None),
+    ):
+        pass
+    assert "DSRUN_CACHE" in failure.value.fix
+
+
+def test_a_copy_has_its_record_and_log_beside_it(store, tmp_path):
+    entry = put(store)
+    wheel = copy_out(entry, tmp_path / "out" / "here")
+    assert wheel == tmp_path / "out" / "here" / NAME
+    assert sorted(path.name for path in wheel.parent.iterdir()) == [RECORD_NAME, LOG_NAME, NAME]
+    assert copy_out(entry, wheel.parent) == wheel
+
+
+def test_a_copy_is_not_the_stored_file(store, tmp_path):
+    entry = put(store)
+    copy_out(entry, tmp_path / "out").write_bytes(b"edited")
+    assert store.find(KEY) is not None
+
+
+def test_another_file_of_that_name_is_kept(store, tmp_path):
+    entry = put(store)
+    wheel = copy_out(entry, tmp_path / "out")
+    wheel.write_bytes(b"precious")
+    with pytest.raises(UsageError, match="is another file"):
+        copy_out(entry, tmp_path / "out")
+    assert wheel.read_bytes() == b"precious"
+    copy_out(entry, tmp_path / "out", force=True)
+    assert wheel.read_bytes() == b"a wheel"
+
+
+def test_the_record_of_another_wheel_is_kept(store, tmp_path):
+    copy_out(put(store), tmp_path / "out")
+    other = put(store, key="f" * 20, name=NAME.replace("v3", "v4"))
+    with pytest.raises(UsageError, match="describes"):
+        copy_out(other, tmp_path / "out")
+    assert NAME in (tmp_path / "out" / RECORD_NAME).read_text()
+    (tmp_path / "out" / NAME).unlink()
+    copy_out(other, tmp_path / "out")
+    assert other.wheel.name in (tmp_path / "out" / RECORD_NAME).read_text()
+
+
+def test_a_place_that_cannot_be_written(store, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write"):
+        copy_out(put(store), tmp_path / "file" / "out")
+
+
+def test_the_store_may_be_moved(store, tmp_path):
+    put(store)
+    shutil.move(store.root, tmp_path / "elsewhere")
+    assert Store(tmp_path / "elsewhere").find(KEY) is not None
