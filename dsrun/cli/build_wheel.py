@@ -71,8 +71,9 @@ def command(output: Path | None, keep: bool, force: bool, dry_run: bool, debug: 
     from dsrun.wheel.resolve import resolve
     from dsrun.wheel.store import Store
 
-    if output is not None and output.exists() and not output.is_dir():
-        raise UsageError(f"-o {output} is a file", fix="give a folder")
+    _refuse_empty(given)
+    if output is not None:
+        _refuse_unwritable(output)
     with _stopped_like_ctrl_c():
         resolved = resolve(Flags(**given))
         _tell(resolved.jobs, resolved.notices, resolved.origin)
@@ -89,6 +90,30 @@ def command(output: Path | None, keep: bool, force: bool, dry_run: bool, debug: 
     for path in paths:
         click.echo(path)
     return 0
+
+
+def _refuse_empty(given: dict[str, Any]) -> None:
+    """A variable of a script that was not set must not turn into an hour of the default build."""
+    for name, value in given.items():
+        if isinstance(value, str) and not value.strip():
+            raise UsageError(f"--{name} is empty", fix=f"give it a value, or leave --{name} out")
+
+
+def _refuse_unwritable(output: Path) -> None:
+    """-o is looked at before the build and not after it. Nothing is made yet: the build may fail."""
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"-o {output} is a file", fix="give a folder")
+    # os.access alone is true of /proc for root; a folder that is to be made there cannot be.
+    there = next(each for each in (output, *output.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise UsageError(f"-o {output}: {there} is a file", fix="give another folder")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"-o {output}: {there} cannot be written: {error.strerror or error}", fix="give another folder"
+        ) from None
 
 
 @contextmanager

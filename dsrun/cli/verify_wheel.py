@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +44,20 @@ def command(
     del debug
     from dsrun.wheel.verify import verify_for, verify_here
 
+    if on == "" or target == "":
+        raise UsageError(
+            f"{'--on' if on == '' else '--for'} is empty", fix="name nodes or GPUs, or leave it out"
+        )
     if on and target:
         raise UsageError("--on and --for do not go together", fix="nodes have their own GPUs")
     interpreter = python or sys.executable
     if on:
         return _on_nodes(file, on, interpreter, form)
-    gpus = gpus_meant(target) if target else None
+    if shutil.which(interpreter) is None:
+        raise UsageError(
+            f"--python {interpreter} is no program", fix="give the path of the environment's bin/python"
+        )
+    gpus = gpus_meant(target) if target is not None else None
     done = verify_for(file, gpus) if gpus else verify_here(file, python=interpreter, prove=prove)
     _say(done, [], form)
     return EXIT_FINDINGS if done.failed else 0
@@ -59,8 +68,13 @@ def gpus_meant(text: str) -> tuple[Gpu, ...]:
     from dsrun.wheel.arch import parse_archs
     from dsrun.wheel.machine import gpus_for
 
-    if text != "slurm":
-        return gpus_for(arch.capability for arch in parse_archs(text))
+    word = text.strip().lower()
+    if word in ("auto", "cpu", "native"):
+        raise UsageError(
+            f"--for {text} names no GPU", fix="name GPUs: --for a100,h100, or leave it out for this machine"
+        )
+    if word != "slurm":
+        return gpus_for(arch.capability for arch in parse_archs(text, "--for"))
     from dsrun.hardware.gres import cluster_gpus
 
     found = cluster_gpus()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dsrun.errors import EXIT_FINDINGS
+from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from dsrun.findings import Finding
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-@click.group(name="wheel", context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
+@click.group(
+    name="wheel",
+    invoke_without_command=True,  # click's own answer to a bare `dsrun wheel` is its help as an error of ten lines
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.pass_context
+def command(context: click.Context) -> None:
     """Put a wheel on the nodes of a cluster."""
+    if context.invoked_subcommand is None:
+        raise UsageError("`dsrun wheel` does nothing by itself", fix="dsrun wheel push FILE")
 
 
 @command.command(name="push", context_settings={"help_option_names": ["-h", "--help"]})

@@ -63,7 +63,8 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", fix="name a hostfile") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"{path}: cannot be read: {why}", fix="name a hostfile") from None
     hosts = [line.split("#")[0].split() for line in lines]
     names = tuple(dict.fromkeys(words[0] for words in hosts if words))
     wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)

@@ -97,16 +97,23 @@ def known_capabilities() -> tuple[Capability, ...]:
     return tuple(sorted(compiled | {row.capability for row in gpu_table()}))
 
 
-def parse_archs(text: str) -> Archs:
+def parse_archs(text: str, flag: str = "--arch") -> Archs:
     """The architectures that `text` lists: GPU names, generations and capabilities in any mix.
 
     "," or ";" stands between them, between capabilities also a blank; "+PTX" may follow each. Raises UsageError
-    for an empty list and for what is not known for certain, with what may have been meant.
+    for an empty list and for what is not known for certain, with what may have been meant; `flag` is where it stood.
     """
+    try:
+        return _listed(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error.message}", fix=error.fix) from None
+
+
+def _listed(text: str) -> Archs:
     entries = [entry.strip() for part in re.split(r"[,;\n]", text) for entry in _blanks(part)]
     archs = union(arch for entry in entries if entry for arch in _entry(entry))
     if not archs:
-        raise UsageError("--arch names no architecture", fix=f"name GPUs or capabilities, {EXAMPLE}")
+        raise UsageError("names no architecture", fix=f"name GPUs or capabilities, {EXAMPLE}")
     return archs
 
 
@@ -143,7 +150,7 @@ def _capability(entry: str, word: str) -> tuple[Capability, ...] | None:
     if variant:
         plain = ".".join(group for group in variant.groups() if group)
         raise UsageError(
-            f"--arch: {entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take",
+            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take",
             fix=f"write {plain}",
         )
     return None
@@ -153,7 +160,7 @@ def _no_such_capability(entry: str, major: int) -> UsageError:
     known = known_capabilities()
     alike = [each for each in known if each[0] == major] or known
     names = ", ".join(f"{each[0]}.{each[1]}" for each in alike)
-    return UsageError(f"--arch: no GPU has the compute capability {entry}", fix=f"there are {names}")
+    return UsageError(f"no GPU has the compute capability {entry}", fix=f"there are {names}")
 
 
 def _gpu(entry: str, name: str) -> tuple[Capability, ...]:
@@ -161,18 +168,16 @@ def _gpu(entry: str, name: str) -> tuple[Capability, ...]:
     if found:
         return (found.capability,)
     if name.lower() in _ALONE:
-        raise UsageError(f"--arch: {name} stands alone, not in a list", fix=f"write --arch {name.lower()}")
+        raise UsageError(f"{name} stands alone, not in a list", fix=f"write --arch {name.lower()}")
     if name.lower() == "native":
-        raise UsageError(
-            "--arch: 'native' is not a list", fix="write --arch auto for the GPUs of this machine"
-        )
+        raise UsageError("'native' is not a list", fix="write --arch auto for the GPUs of this machine")
     several = {row.capability: row.name for row in reversed(meanings(name))}
     if several:
         meant = " or ".join(
             f"{product} ({major}.{minor})" for (major, minor), product in sorted(several.items())
         )
-        raise UsageError(f"--arch: {entry!r} may be {meant}", fix="write the whole name or the capability")
-    raise UsageError(f"--arch: no GPU called {entry!r} is known", fix=_meant(name))
+        raise UsageError(f"{entry!r} may be {meant}", fix="write the whole name or the capability")
+    raise UsageError(f"no GPU called {entry!r} is known", fix=_meant(name))
 
 
 def _meant(name: str) -> str:

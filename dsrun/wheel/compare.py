@@ -81,7 +81,10 @@ def _about(report: WheelReport, gpu_ops: Collection[str]) -> Iterator[Finding]:
         # Without a GPU and without DS_ACCELERATOR=cuda DeepSpeed's build takes CPU variants and says nothing.
         hint = " (code for the just-in-time linker only)" if any(each.lto for each in empty) else ""
         yield _error("gpu_code_missing", f"{_names(empty)}: no GPU code at all{hint}", _REBUILD)
-    if not report.libraries:
+    if report.name.lower() != "deepspeed":
+        message = f"is {report.name}, not DeepSpeed: its libraries are listed, and none is run"
+        yield Finding(level="warning", code="not_deepspeed", message=message, fix="name a wheel of DeepSpeed")
+    elif not report.libraries:
         message = "holds no compiled operation: each will be compiled when it is first used"
         yield Finding(level="warning", code="wheel_without_ops", message=message, fix=_REBUILD)
 

@@ -21,6 +21,7 @@ from typing import Any
 from dsrun.datafiles import data_folder
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.answer import ask
+from dsrun.wheel.failure import FULL
 
 _FETCH_S = 1800.0
 # DeepSpeed 0.19.8 unpacks to 11 MB in 1,300 files; its history of kernels once made it 30 MB.
@@ -140,11 +141,13 @@ class _Bounded(gzip.GzipFile):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tarfile.TarFile]:
-    """`path` as a tar archive; whatever is wrong with it becomes one UsageError."""
+    """`path` as a tar archive; whatever is wrong with it becomes one UsageError, and a full disk stays an OSError."""
     try:
         with _Bounded(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             yield archive
     except _BROKEN as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise  # the archive is whole: fetching it again would not help
         raise UsageError(
             f"{path} cannot be used as a source distribution: {error}", fix="fetch it again"
         ) from error

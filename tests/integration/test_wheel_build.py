@@ -24,7 +24,11 @@ from dsrun.wheel.sdist import fetch_sdist, read_lock
 from tests.integration.wheel_sources import tiny_tree
 
 ROOT = Path(__file__).parents[2]
-REAL_OPS = "cpu_adam,shm_comm,async_io"
+# `make test` asks for a compiler and no more; .ci/run installs libaio, so that there it is built and used.
+LIBAIO = Path("/usr/include/libaio.h").exists()
+REAL_OPS = "cpu_adam,shm_comm" + (",async_io" if LIBAIO else "")
+BUILT_OPS = {"cpu_adam", "deepspeed_shm_comm"} | ({"async_io", "pin_memory"} if LIBAIO else set())
+BUILDS = {"cpu_adam", "deepspeed_shm_comm"} | ({"async_io+pin_memory"} if LIBAIO else set())
 PATIENCE_S = 60
 
 
@@ -171,7 +175,7 @@ def test_the_wheel_holds_what_was_asked_for(real):
     made, said = real
     wheel = Path(said[0][0].strip())
     report = read_wheel(wheel)
-    assert set(report.installed_ops) == {"cpu_adam", "deepspeed_shm_comm", "async_io", "pin_memory"}
+    assert set(report.installed_ops) == BUILT_OPS
     assert {lib.op for lib in report.libraries} == set(report.installed_ops)
     assert report.accelerator == "cpu"
     record = json.loads((wheel.parent / "WHEEL.json").read_text())
@@ -179,7 +183,7 @@ def test_the_wheel_holds_what_was_asked_for(real):
     assert record["sha256"] == sha256_of(wheel) == report.sha256
     assert record["inputs"]["ops"] == record["ops"]["asked"] == record["ops"]["built"]
     assert record["size"] == wheel.stat().st_size < 4_000_000
-    assert record["seconds"]["builds"].keys() == {"cpu_adam", "deepspeed_shm_comm", "async_io+pin_memory"}
+    assert record["seconds"]["builds"].keys() == BUILDS
     assert "building 'deepspeed.ops.adam.cpu_adam_op' extension" in (wheel.parent / "build.log").read_text()
     assert list(made.scratch.iterdir()) == []
 
@@ -231,6 +235,7 @@ print(min((a - b).abs().max().item() for a, b in zip(ours, start)))
     assert moved > 0.01
 
 
+@pytest.mark.skipif(not LIBAIO, reason="needs libaio-dev; unit tests say what is said without it")
 def test_async_io_writes_and_reads_a_file(clean, tmp_path):
     out = in_clean(
         clean,

@@ -1,0 +1,78 @@
+"""What the wheel commands answer to slips of the hand: the flag that is wrong, before anything is built or sent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_wheels import make_wheel
+
+
+def dsrun(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dsrun", *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"DSRUN_CACHE": str(cache)},
+        timeout=120,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error of exit code 2."""
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("flag", ["ops", "deepspeed", "cpu", "cxx", "python", "partition"])
+def test_an_empty_value_is_no_default(flag: str, tmp_path: Path) -> None:
+    """A script's variable that was not set must not start the default build."""
+    assert f"--{flag} is empty" in refused(dsrun("build-wheel", f"--{flag}", "", cache=tmp_path / "cache"))
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_build(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/below")):
+        said = refused(dsrun("build-wheel", "--arch", "cpu", "-o", str(place), cache=tmp_path / "cache"))
+        assert f"-o {place}" in said
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_bare_wheel_command_is_one_line(tmp_path: Path) -> None:
+    assert "dsrun wheel push FILE" in refused(dsrun("wheel", cache=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--for", "nonsens"), "--for: no GPU called 'nonsens'"),
+        (("--for", "cpu"), "--for cpu names no GPU"),
+        (("--for", ""), "--for is empty"),
+        (("--on", ""), "--on is empty"),
+        (("--python", "/no/python"), "--python /no/python is no program"),
+    ],
+)
+def test_verify_wheel_names_its_own_flag(words: tuple[str, str], said: str, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {"deepspeed/__init__.py": b""})
+    assert said in refused(dsrun("verify-wheel", str(wheel), *words, cache=tmp_path))
+
+
+def test_a_hostfile_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {"deepspeed/__init__.py": b""})
+    said = refused(dsrun("wheel", "push", str(wheel), "--hostfile", "none", cache=tmp_path))
+    assert "none: cannot be read: No such file or directory (" in said
+
+
+def test_another_packages_wheel_is_said_to_be_one(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {"other/__init__.py": b""}, name="other")
+    done = dsrun("verify-wheel", str(wheel), "--no-prove", cache=tmp_path)
+    assert "is other, not DeepSpeed" in done.stdout
+    assert done.returncode == 0
