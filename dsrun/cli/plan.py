@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8.  [default: those here]"
 )
+@click.option("--cluster", is_flag=True, help="Take the GPUs from this SLURM cluster's nodes.")
+@click.option("--partition", metavar="NAME", help="Take them from this partition's nodes.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes with these GPUs.")
 @click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, for one that is not known.")
 @click.option(
@@ -74,6 +76,10 @@ def command(**given: Any) -> int:
     from dsrun.zero.memory.count import count
     from dsrun.zero.memory.plan import plan
 
+    if given["cluster"] or given["partition"] is not None:
+        from dsrun.cli.plan_cluster import with_cluster
+
+        given = with_cluster(given)
     found = find(_model_folder(given["model"]))
     counted = count(
         found,
@@ -104,7 +110,7 @@ def _model_folder(name: str) -> str:
     if not name.startswith("demo-"):
         return name
     from dsrun.demo import DEMO_NAMES, materialise
-    from dsrun.zero.memory.calibration import cache_root
+    from dsrun.system.cache import cache_root
 
     return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from dsrun.demo.build import DemoPaths, data_only, materialise
 from dsrun.demo.defaults import DEFAULTS
 from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.cache import cache_root
 from dsrun.train.model import decide_task, load_config
 
 BATCH_FLAGS = (
@@ -28,7 +28,7 @@ def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]
     spec = recipe.spec
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:
-        paths = materialise(spec.model, _cache() / spec.model)
+        paths = materialise(spec.model, cache_root() / "demo" / spec.model)
         recipe = with_defaults(recipe, _settings(recipe, spec.model), spec.model)
         # The demos are untrained by nature: their weights come from the run.
         recipe = replace(recipe, spec=replace(recipe.spec, model=str(paths.model), from_scratch=True))
@@ -36,7 +36,7 @@ def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]
         return recipe, title
     else:
         task = decide_task(load_config(spec), spec.task, spec.model)
-        paths = data_only(task, _cache() / f"data-{task}")
+        paths = data_only(task, cache_root() / "demo" / f"data-{task}")
         say(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
     if has_data(spec):
         return recipe, title
@@ -71,10 +71,3 @@ def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:
         if spec.model not in DEFAULTS:
             values["source_prefix"] = T5_PREFIX
     return values
-
-
-def _cache() -> Path:
-    root = os.environ.get("DSRUN_CACHE")
-    if root:
-        return Path(root) / "demo"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsrun" / "demo"

@@ -22,6 +22,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError
+from dsrun.system.cache import cache_root
 
 VERSION = 1
 """Part of every key: raise it when the same input gives other rows."""
@@ -30,15 +31,6 @@ Meta = dict[str, Any]
 
 # When this process asked for an entry to be rebuilt, by key; see `_fresh_since`.
 _asked: set[str] = set()
-
-
-def cache_root() -> Path:
-    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification)."""
-    own = os.environ.get("DSRUN_CACHE")
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dsrun"
 
 
 def key_of(parts: Mapping[str, Any]) -> str:

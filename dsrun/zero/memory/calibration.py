@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsrun.system.cache import cache_root
 from dsrun.zero.memory.question import Question
 
 SANE = (0.5, 2.0)
@@ -39,16 +40,6 @@ class Calibration:
             f"{self.what}: predicted {self.predicted / gib:.2f} GiB, measured {self.measured / gib:.2f} GiB"
             f" ({off:+.1%}){kept}"
         )
-
-
-def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification)."""
-    if environ.get("DSRUN_CACHE"):
-        return Path(environ["DSRUN_CACHE"])
-    return (
-        Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache")
-        / "dsrun"
-    )
 
 
 def key(config: Mapping[str, Any], question: Question) -> str:

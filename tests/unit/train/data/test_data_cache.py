@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError
+from dsrun.system.cache import cache_root
 from dsrun.train.data import build as building
-from dsrun.train.data.cache import cache_root, key_of, obtain
+from dsrun.train.data.cache import key_of, obtain
 
 ROWS = [{"source": "one", "target": "unu"}, {"source": "two", "target": "doi"}]
 
