@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from dsrun.launch.failures import first_failure
 from dsrun.system.proc import run_foreground
 
 CONSOLE_VARIABLE = "DSRUN_CONSOLE"
@@ -99,12 +99,9 @@ def _echoed(file: IO[bytes], pipe: Path, echo: bool) -> Iterator[IO[bytes]]:
 def _outcome(code: int, scratch: Path, log: Path) -> Outcome:
     if code == 0:
         return Outcome(0)
-    failures = sorted((_read(file) for file in scratch.glob("rank-*.json")), key=lambda f: float(f["time"]))
-    # A rank that knows what is wrong says more than one that only lost its peers, to a signal for example.
     killed = _killed_by(log)
-    known = [f for f in failures if f["expected"]] or ([] if killed else failures)
-    if known:
-        first = known[0]
+    first = first_failure(scratch, only_expected=killed is not None)
+    if first:
         return Outcome(int(first["exit_code"]), str(first["message"]), first["log"])
     if code > 128:
         return Outcome(code)
@@ -118,8 +115,3 @@ def _killed_by(log: Path) -> signal.Signals | None:
     """The signal that ended the first worker to go, from the agent's table; the others get SIGTERM from the agent."""
     codes = [-int(found) for found in EXIT_CODES.findall(log.read_text(errors="replace"))]
     return next((signal.Signals(code) for code in codes if code > 0 and code != signal.SIGTERM), None)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found

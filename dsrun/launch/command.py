@@ -32,7 +32,8 @@ def agent_argv(topology: Topology, *, port: int, module: str, args: Sequence[str
         "--module",
         "--",
         module,
-        *args,
+        # torchrun substitutes $local_rank and the like in the words of the program (string.Template).
+        *(word.replace("$", "$$") for word in args),
     ]
 
 

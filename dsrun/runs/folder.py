@@ -70,6 +70,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def finished(self) -> Path:
+        """There when the last attempt reached the run's end; what a requeued job looks for."""
+        return self.path / "FINISHED"
+
+    @property
     def logs(self) -> Path:
         """Folder of one log per rank and attempt."""
         return self.path / "logs"

@@ -38,6 +38,7 @@ class RunRecords:
         }
         if not self.main:
             return
+        self.folder.finished.unlink(missing_ok=True)
         write_json_atomic(self.folder.run_json, _description(plan, parameters) | self._facts)
         self._events.write("start", world_size=plan.world.size)
         if resumed_from:
@@ -63,9 +64,15 @@ class RunRecords:
             message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
             self._events.write("failure", message=message)
 
+    def interrupted(self, step: int) -> None:
+        if self.main:
+            self._events.write("signal", step=step)
+
     def end(self, step: int) -> None:
+        """The last event, and the file by which a scheduler knows that the job need not run again."""
         if self.main:
             self._events.write("end", step=step)
+            write_json_atomic(self.folder.finished, {"version": 1, "time": utc_now(), "step": step})
 
 
 def _step(checkpoint: Path) -> int:

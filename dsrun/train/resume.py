@@ -66,7 +66,7 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     Returns the folder they moved to, if any did.
     """
     names = [path.name for _, path in folder.checkpoints()]
-    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "console.log"]
+    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "console.log", "FINISHED"]
     names += [path.name for path in folder.path.glob("predictions-*.jsonl")]
     results = [path for path in (folder.path / name for name in names) if path.exists()]
     aside = folder.path / f"earlier-{now:%Y%m%d-%H%M%S}"

@@ -17,21 +17,33 @@ from dsrun.train import model as models
 from dsrun.train import world as worlds
 from dsrun.train.arguments import training_arguments
 from dsrun.train.batches import Split
-from dsrun.train.callbacks import LogLastStep, Profiler, ProveEngine, Recorder, StopEarly
+from dsrun.train.callbacks import LogLastStep, Profiler, ProveEngine, Recorder, SaveAndLeave, StopEarly
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
 from dsrun.train.records import RunRecords
 from dsrun.train.resume import find_checkpoint
 from dsrun.train.saving import check_room, save_final
+from dsrun.train.stopping import Stopping, stopping_from
 from dsrun.train.trainer import RunTrainer
 from dsrun.train.world import World
 
 DEFAULT_LOGGING_STEPS = 10
 
 
-def run(recipe: Recipe, title: str, world: World, folder: RunFolder, console: Console) -> None:
-    """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it."""
+def run(
+    recipe: Recipe,
+    title: str,
+    world: World,
+    folder: RunFolder,
+    console: Console,
+    *,
+    stopping: Stopping | None = None,
+) -> None:
+    """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
+
+    Returns early, with a checkpoint and without a model, when `stopping` says so.
+    """
     plan = decide_plan(recipe, title, world, say=console.notice)
     tokenizer = models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.
@@ -41,7 +53,7 @@ def run(recipe: Recipe, title: str, world: World, folder: RunFolder, console: Co
         engine.prepare_ops(plan.deepspeed, world, say=console.notice)
     worlds.join(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
-    _Run(plan, data, folder, console, records).carry_out(tokenizer)
+    _Run(plan, data, folder, console, records, stopping or stopping_from({})).carry_out(tokenizer)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ class _Run:
     folder: RunFolder
     console: Console
     records: RunRecords
+    stopping: Stopping
 
     def carry_out(self, tokenizer: Any) -> None:
         trainer = self._trainer(tokenizer)
@@ -86,7 +99,9 @@ class _Run:
             ds_config=plan.deepspeed,
             on_checkpoint=self.records.checkpoint,
             eval_progress=self.console.task("evaluating").update,
+            stopping=self.stopping,
         )
+        trainer.add_callback(SaveAndLeave(trainer, self.stopping))
         trainer.remove_callback(PrinterCallback)
         return trainer
 
@@ -118,6 +133,10 @@ class _Run:
         if training:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             seconds = time.monotonic() - began
+            if trainer.interrupted:
+                self.records.interrupted(trainer.state.global_step)
+                self.console.notice(f"told to stop: saved checkpoint-{trainer.state.global_step} and left")
+                return
             if trainer.already_finished:
                 self.console.notice(report.already_finished(trainer.state))
             self.console.say("saving the model")

@@ -24,6 +24,7 @@ from dsrun.train.batches import (
 )
 from dsrun.train.evaluation import Evaluation, Evaluator
 from dsrun.train.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.stopping import Stopping
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
 LOADER_TIMEOUT_SECONDS = 600
@@ -42,9 +43,13 @@ class RunTrainer(Seq2SeqTrainer):
         ds_config: dict[str, Any] | None,
         on_checkpoint: Callable[[str, Path, float], None],
         eval_progress: Callable[[int, int], None],
+        stopping: Stopping,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.stopping = stopping
+        self.interrupted = False
+        self._stop_votes = torch.zeros((), dtype=torch.int64)
         self.split = split
         self.ds_config = ds_config
         self.on_checkpoint = on_checkpoint
@@ -109,11 +114,20 @@ class RunTrainer(Seq2SeqTrainer):
         read = sum(b["attention_mask"].sum() for b in batches)
         if not self.shifted:
             read = read + targets
-        counts = torch.stack([torch.as_tensor(targets), torch.as_tensor(read)]).to(device)
+        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, int(self.stopping.asked))]).to(
+            device
+        )
         if self.split.world_size > 1:
             dist.all_reduce(counts)
         self._tokens_seen += counts[1]
+        self._stop_votes = counts[2]
         return batches, counts[0].clamp(min=1)
+
+    @property
+    def ranks_want_to_stop(self) -> bool:
+        """Whether any rank had been told to stop when this step began; the same on all ranks."""
+        # Reading it waits for the GPU to begin the step, so it is only read where somebody may ask.
+        return self.stopping.is_on and bool(self._stop_votes)
 
     @property
     def tokens_seen(self) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dsrun.system.tether import die_with_parent
 from dsrun.train import failure
 from dsrun.train.console import Console
 from dsrun.train.resume import set_earlier_run_aside
+from dsrun.train.stopping import Stopping, stopping_from
 from dsrun.train.streams import open_console, send_output_to
 
 OUTPUT_VARIABLE = "DSRUN_OUTPUT"
@@ -33,15 +35,22 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     # torchrun killed outright would leave its ranks training on.
     die_with_parent(os.getppid())
-    worker = worker_from_env(os.environ)
-    rank = worker.rank if worker else 0
+    try:
+        stopping = stopping_from(os.environ)
+        worker = worker_from_env(os.environ)
+        if worker is None:
+            raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
+    except UsageError as error:
+        # Who is rank 0 is not known, so every process says it.
+        _console(0).say(f"error: {error}", style="red")
+        return error.exit_code
+    stopping.listen()
+    rank = worker.rank
     console = _console(rank)
     log: Path | None = None
     try:
-        if worker is None:
-            raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
         os.environ.update(worker.variables())
-        recipe = resolve(argv, Path.cwd())
+        recipe = _going_on(resolve(argv, Path.cwd()))
         folder = RunFolder(Path(output_folder(recipe)))
         if rank == 0:
             folder = RunFolder.create(folder.path, force=recipe.spec.force)
@@ -52,8 +61,11 @@ def main(argv: Sequence[str]) -> int:
                     console.notice(f"the results of an earlier run moved to {aside}")
         log = next_log(folder, rank)
         send_output_to(log, echo=recipe.spec.debug)
-        _run(recipe, folder, console, rank)
+        _run(recipe, folder, console, rank, stopping)
     except BaseException as error:
+        if isinstance(error, SystemExit) and error.code == 0:
+            console.notice("told to stop before training began")
+            return 0
         code, message = failure.record(error, rank=rank, log=log)
         if CONSOLE_VARIABLE not in os.environ:
             console.say(f"error: {message}", style="red")
@@ -63,7 +75,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int) -> None:
+def _going_on(recipe: Recipe) -> Recipe:
+    """The recipe of a job that was put back into the queue, or of workers that torchrun started again: `--resume never`
+    was about the first start."""
+    counts = (os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    if recipe.spec.resume != "never" or not any(count.isdigit() and int(count) for count in counts):
+        return recipe
+    return replace(recipe, spec=replace(recipe.spec, resume="auto"))
+
+
+def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, stopping: Stopping) -> None:
     if rank == 0:
         console.record_in(folder.path / "console.log")
     from dsrun.train.demos import fill_in
@@ -76,7 +97,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int) -> None
         if notice:
             console.notice(notice)
     recipe, title = fill_in(recipe, say=console.notice)
-    run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console)
+    run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, stopping=stopping)
     leave()
 
 

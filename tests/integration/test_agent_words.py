@@ -1,0 +1,25 @@
+"""The program gets its words as they were typed, whatever torchrun does with them on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from dsrun.launch.command import agent_argv
+from dsrun.launch.topology import Topology
+from dsrun.system.net import free_port
+
+pytestmark = pytest.mark.train
+
+
+def test_dollars_reach_the_program(tmp_path):
+    (tmp_path / "say_words.py").write_text("import json, sys; print('WORDS', json.dumps(sys.argv[1:]))\n")
+    words = ["$local_rank", "$$HOME", "${x}", "a b", "--cost=5$", "'\"`"]
+    argv = agent_argv(Topology(1, "cpu", 1), port=free_port(), module="say_words", args=words)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    said = next(line for line in done.stdout.splitlines() if line.startswith("WORDS "))
+    assert json.loads(said.removeprefix("WORDS ")) == words

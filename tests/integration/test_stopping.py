@@ -1,0 +1,123 @@
+"""Leaving when told to: one checkpoint on which all ranks agree, no FINISHED, and a resumed run like any other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from dsrun.launch.command import agent_argv, worker_environment
+from dsrun.launch.topology import Topology
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import is_complete
+from dsrun.runs.records import read_records
+from dsrun.system.net import free_port
+from tests.integration.conftest import dsrun
+
+pytestmark = pytest.mark.train
+
+SHORT = ["--bf16", "false", "--global-batch-size", "8", "--logging-steps", "1", "--learning-rate", "0.01"]
+
+
+def losses(folder):
+    return [row["loss"] for row in read_records(folder.metrics) if "loss" in row]
+
+
+def kinds(folder):
+    return [row["kind"] for row in read_records(folder.events)]
+
+
+def workers(agent):
+    """The ranks below an agent, when both have said that training began."""
+    return [each for each in agent.children(recursive=True) if "dsrun.train" in each.cmdline()]
+
+
+@pytest.mark.parametrize("stage", ["0", "3"])
+def test_one_rank_that_is_told_takes_the_others_along(stage, tiny, pairs, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    args = [
+        "--model",
+        tiny["llama"],
+        "--zero",
+        stage,
+        "--train-file",
+        pairs["train"],
+        *SHORT,
+        "--max-steps",
+        "5000",
+    ]
+    argv = agent_argv(
+        Topology(2, "cpu", 2),
+        port=free_port(),
+        module="dsrun.train",
+        args=[*args, "--output", str(folder.path)],
+    )
+    changes = worker_environment(Topology(2, "cpu", 2), os.environ, debug=False) | {
+        "DSRUN_SAVE_ON": "USR1,TERM"
+    }
+    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    with subprocess.Popen(
+        argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as agent:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and not (folder.metrics.exists() and losses(folder)):
+            time.sleep(0.2)
+        (first, *_) = workers(psutil.Process(agent.pid))
+        first.send_signal(signal.SIGUSR1)
+        _, said = agent.communicate(timeout=300)
+    assert agent.returncode == 0, said
+    steps = [step for step, _ in folder.checkpoints()]
+    assert len(steps) == 1
+    assert 1 < steps[0] < 5000
+    assert is_complete(folder.checkpoint(steps[0]))
+    assert not folder.finished.exists()
+    assert not folder.model.exists()
+    assert kinds(folder)[-1] == "signal"
+    assert f"saved checkpoint-{steps[0]} and left" in said
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(tiny, pairs, tmp_path):
+    flags = ["--model", tiny["t5"], "--zero", "2", "--train-file", pairs["train"], *SHORT, "--max-steps", "5"]
+    whole = dsrun(*flags, output=tmp_path / "whole").ok()
+    stop = tmp_path / "stop"
+    stop.touch()
+    env = {"DSRUN_SAVE_ON": "USR1", "DSRUN_STOP_FILE": str(stop)}
+    stopped = dsrun(*flags, output=tmp_path / "run", env=env).ok()
+    folder = RunFolder(tmp_path / "run")
+    assert [step for step, _ in folder.checkpoints()] == [1]
+    assert not folder.finished.exists()
+    assert stopped.losses == whole.losses[:1]
+    stop.unlink()
+    # As after a requeue: `--resume never` is about the first start only.
+    again = dsrun(
+        *flags, "--resume", "never", output=tmp_path / "run", env={**env, "SLURM_RESTART_COUNT": "1"}
+    ).ok()
+    assert again.losses == whole.losses
+    assert folder.finished.exists()
+    assert "resuming from" in again.err
+
+
+def test_a_signal_before_training_ends_the_worker_without_a_failure(tmp_path):
+    """The worker is told while it waits for its peer; exit code 0 and no record of a failure."""
+    env = {
+        **os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "DSRUN_SAVE_ON": "USR1",
+        "DSRUN_FAILURES": str(tmp_path), "DSRUN_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    argv = [sys.executable, "-m", "dsrun.train", "--model", "demo-t5", "--output", str(tmp_path / "run")]
+    with subprocess.Popen(
+        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as worker:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (tmp_path / "run" / "console.log").exists():
+            time.sleep(0.05)
+        worker.send_signal(signal.SIGUSR1)
+        said, _ = worker.communicate(timeout=300)
+    assert worker.returncode == 0, said
+    assert not list(tmp_path.glob("rank-*.json"))
+    assert not (tmp_path / "run" / "FINISHED").exists()
