@@ -63,11 +63,52 @@ def read_run_file(path: Path, shown: str) -> tuple[Given, ...]:
     except RecursionError:
         raise UsageError(f"{shown}: nested too deeply", fix="give a run.yaml") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UsageError(f"{shown}{place}: not YAML: {error.problem}") from None
+        raise _not_yaml(error, shown) from None
     finally:
         loader.dispose()
+
+
+def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[str], str]]:
+    """The keys of one section as (key, words, "run.yaml:4: slurm.nodes"), for a command that has options of its own.
+
+    A scalar is one word as it stands in the file (`20:00:00` is no number of minutes here); a list has several, and
+    a mapping one `key=value` each. Keys without a value are left out. Raises UsageError as `read_run_file` does.
+    """
+    loader = _open(path, shown)
+    try:
+        root = loader.get_single_node()
+        if root is None or root.tag == NULL_TAG:
+            return []
+        node = next((value for key, value in _pairs(root, shown, "the file") if key.value == section), None)
+        if node is None or node.tag == NULL_TAG:
+            return []
+        return [
+            (key.value, _plain_words(value, where), where)
+            for key, value in _pairs(node, shown, f"{section}:")
+            if value.tag != NULL_TAG
+            for where in [f"{shown}:{_line(key)}: {section}.{key.value}"]
+        ]
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error, shown) from None
+    finally:
+        loader.dispose()
+
+
+def _plain_words(node: yaml.Node, where: str) -> list[str]:
+    words = _words(node)
+    if words is None and isinstance(node, yaml.MappingNode):
+        pairs = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+        if all(isinstance(value, yaml.ScalarNode) for _, value in pairs) and len(pairs) == len(node.value):
+            words = [f"{key.value}={value.value}" for key, value in pairs]
+    if words is None:
+        raise UsageError(f"{where}: neither a value nor a list of values")
+    return words
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, shown: str) -> UsageError:
+    mark = error.problem_mark or error.context_mark
+    place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+    return UsageError(f"{shown}{place}: not YAML: {error.problem}")
 
 
 def _open(path: Path, shown: str) -> _Loader:

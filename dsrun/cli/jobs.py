@@ -1,0 +1,151 @@
+"""`dsrun jobs`: the user's SLURM jobs, with the step and loss each has reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dsrun.slurm.jobs import Job
+
+FORMAT_VERSION = 1
+
+
+@click.command(name="jobs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job_id", required=False, metavar="[ID]")
+@click.option("--follow", is_flag=True, help="Show the job's log to the end and pass its result on.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0),
+    default=24,
+    show_default=True,
+    help="How long ended jobs are listed.",
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--debug", is_flag=True, hidden=True)
+def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug: bool) -> int:
+    """Your SLURM jobs: state, nodes, run folder, last step and loss.
+
+    With ID (a job, an array, or a task such as 12_3) that one at length.
+    """
+    del debug  # main() looks for it
+    _refuse_odd(job_id, follow=follow)
+    if follow and job_id:
+        from dsrun.cli.slurm_follow import follow as to_the_end
+
+        return to_the_end(job_id)
+    from dsrun.slurm.jobs import my_jobs
+
+    jobs = my_jobs(hours=hours, job_id=job_id)
+    if form == "json":
+        click.echo(json.dumps({"version": FORMAT_VERSION, "jobs": list(map(as_json, jobs))}, indent=2))
+    elif job_id and len(jobs) == 1:
+        _print_one(jobs[0])
+    else:
+        _print_table(jobs, hours)
+    return 0
+
+
+def _refuse_odd(job_id: str | None, *, follow: bool) -> None:
+    import re
+
+    from dsrun.errors import UsageError
+
+    if job_id is not None and not re.fullmatch(r"\d+(_\d+)?", job_id):
+        raise UsageError(
+            f"{job_id!r} is no number of a job", fix="such as 1234, or 1234_5 for a task of an array"
+        )
+    if follow and job_id is None:
+        raise UsageError("--follow of which job?", fix="dsrun jobs ID --follow")
+
+
+def as_json(job: Job) -> dict[str, Any]:
+    """A job as docs/slurm.md describes it; what is not known is null, and a loss that is not finite in "nonfinite"."""
+    from dsrun.runs.records import plain
+
+    return plain({name: value if value != "" else None for name, value in asdict(job).items()})
+
+
+def _print_table(jobs: Sequence[Job], hours: float) -> None:
+    if not jobs:
+        click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
+        return
+    rows: list[tuple[str, ...]] = [("JOB", "NAME", "STATE", "TIME", "NODES", "STEP", "LOSS", "RUN")]
+    rows += [_row(job) for job in jobs]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    why = f" ({job.reason})" if job.state == "PENDING" and job.reason else ""
+    step = str(job.progress.step) if job.progress else ""
+    return (
+        job.id, _one_line(job.name), job.state + why, job.elapsed, _nodes(job),
+        step + (" done" if job.finished else ""), _loss(job), _here(job.run),
+    )  # fmt: skip
+
+
+def _nodes(job: Job) -> str:
+    return job.nodes or ("" if job.is_final else f"{job.node_count} wanted")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _loss(job: Job) -> str:
+    return f"{job.progress.loss:.4g}" if job.progress and job.progress.loss is not None else ""
+
+
+def _here(run: str | None) -> str:
+    """A path below the current folder in short."""
+    from pathlib import Path
+
+    here = Path.cwd()
+    return str(Path(run).relative_to(here)) if run and Path(run).is_relative_to(here) else run or ""
+
+
+def _print_one(job: Job) -> None:
+    from dsrun.slurm.job_view import read_jobs
+    from dsrun.slurm.reasons import explained
+    from dsrun.system import slurm_query
+
+    text = slurm_query.job(job.id)
+    view = next(iter(read_jobs(text)), None) if text else None
+    reason = job.reason + (f": {meaning}" if (meaning := explained(job.reason)) else "")
+    ended = f", exit code {view.result}" if view and view.is_final else ""
+    lines = {
+        "job": f"{job.id} {_one_line(job.name)}",
+        "state": job.state + ended,
+        "reason": reason,
+        "partition": job.partition,
+        "nodes": _nodes(job),
+        "time": f"{job.elapsed} of {job.time_limit}" if job.time_limit else job.elapsed,
+        "submitted": job.submitted,
+        "started": job.started,
+        "ended": job.ended,
+        "requeued": f"{view.restarts} time{'s' if view.restarts > 1 else ''}"
+        if view and view.restarts
+        else "",
+        "folder": job.work_dir,
+        "log": view.log or "" if view else "",
+        "run": job.run or "",
+        "step": _step(job),
+        "loss": _loss(job),
+    }
+    for name, value in lines.items():
+        if value:
+            click.echo(f"{name + ':':<11}{value}")
+
+
+def _step(job: Job) -> str:
+    if job.progress is None:
+        return ""
+    epoch = f", epoch {job.progress.epoch:.2f}" if job.progress.epoch is not None else ""
+    done = "; the run has reached its end" if job.finished else ""
+    return f"{job.progress.step}{epoch}, at {job.progress.time}{done}"

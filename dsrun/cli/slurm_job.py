@@ -1,0 +1,126 @@
+"""What `dsrun render-slurm` is to render: the program, the options of run.yaml, and what is known of the cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsrun.cli.words import remark
+from dsrun.errors import UsageError
+from dsrun.slurm.program import Program, any_program, train_program
+from dsrun.slurm.spec import Given
+
+if TYPE_CHECKING:
+    from dsrun.recipe.resolve import Recipe
+    from dsrun.slurm.spec import SlurmSpec
+
+RUN_FILE = "run.yaml"
+DEMO = ("--model", "demo-t5", "--zero", "2")
+# The shapes of the Hub's, OpenAI's and GitHub's tokens. A W&B key looks like a git commit.
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The program, and the run.yaml whose `slurm:` section speaks for it, as the user wrote its path.
+
+    `recipe` is that of a training of dsrun's.
+    """
+
+    program: Program
+    config: str | None
+    recipe: Recipe | None = None
+
+
+def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
+    """What runs: the words after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
+    here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
+    if words and words[0] == "train":
+        return _train(words[1:], config or here, cwd)
+    if words:
+        _refuse_tokens(words)
+        return Job(program=any_program(words), config=config or here)
+    if config or here:
+        name = str(config or here)
+        remark(f"nothing stands behind --: the job runs {name}")
+        return _train(["--config", str((cwd / name).absolute())], name, cwd)
+    remark(f"nothing stands behind -- and there is no {RUN_FILE} here: the job trains the demo")
+    return _train(DEMO, None, cwd)
+
+
+def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
+    from dsrun.recipe.resolve import resolve
+
+    recipe = resolve(words, cwd)
+    for name in ("token", "hub_token"):
+        if recipe.given(name) and recipe.sources[name] == "command line":
+            raise UsageError(
+                f"--{name.replace('_', '-')} would stand in the script, which everybody can read",
+                fix="export HF_TOKEN=… where you call sbatch",
+            )
+    if recipe.spec.explain or recipe.spec.dry_run:
+        raise UsageError("--explain and --dry-run of dsrun train start nothing that could be a job")
+    for notice in recipe.notices:
+        remark(notice)
+    name = recipe.spec.model or recipe.spec.model_type or "train"
+    program = train_program(
+        words,
+        output=recipe.spec.output,
+        name=name.rstrip("/").rpartition("/")[2],
+        on_cpu=bool(recipe.hf.get("use_cpu")),
+    )
+    return Job(program=program, config=recipe.spec.config or config, recipe=recipe)
+
+
+def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
+    """Raise, before the queue, what `dsrun train` would on the nodes. `spec` is the completed one.
+
+    Files are looked for unless an image brings its own, packages where the workers' Python is the one that renders.
+    """
+    from dsrun.recipe.batch import batch_plan
+    from dsrun.recipe.files import check_files
+    from dsrun.recipe.trackers import check_packages
+    from dsrun.slurm.render import uses_own_python, workers
+
+    if not (spec.container_image or spec.apptainer):
+        check_files(recipe.spec)
+    if uses_own_python(spec):
+        check_packages(recipe)
+    batch_plan(
+        global_batch_size=recipe.spec.global_batch_size,
+        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        accumulation=recipe.hf.get("gradient_accumulation_steps"),
+        world_size=spec.nodes * workers(spec),
+        default_micro=8,
+    )
+
+
+def _refuse_tokens(words: Sequence[str]) -> None:
+    for word in words:
+        if _TOKEN.search(word):
+            raise UsageError(
+                f"{word[:6]}… looks like a token, and everybody can read a job's script",
+                fix="put it into a variable and name that with --env",
+            )
+
+
+def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
+    """What the run file's `slurm:` section asks for, and the restarts of its `launch:` section."""
+    if config is None:
+        return ()
+    from dsrun.recipe.runfile import read_section
+    from dsrun.slurm.spec import read
+
+    path = cwd / config
+    given = [read(key, words, where) for key, words, where in read_section(path, config, "slurm")]
+    restarts = [
+        Given(name="max_restarts", words=tuple(words), where=where)
+        for key, words, where in read_section(path, config, "launch")
+        if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
+    ]
+    if given:
+        remark(f"options from the slurm section of {config}: {', '.join(each.name for each in given)}")
+    return (*given, *restarts)

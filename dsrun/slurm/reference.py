@@ -1,0 +1,66 @@
+"""The generated part of docs/slurm.md: every option, the network presets, and what a template can name.
+
+`python -m dsrun.slurm.reference` prints it; `python -m dsrun.slurm.reference docs/slurm.md` puts it between the
+markers of that file.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import Field
+from typing import Any
+
+from dsrun.docpage import GeneratedPart, table
+from dsrun.slurm.networks import networks
+from dsrun.slurm.rules import OWN
+from dsrun.slurm.spec import TITLES, flag_of, kind_of, options
+
+
+def markdown() -> str:
+    """The generated part as Markdown."""
+    parts = ["## Every option"]
+    for group, title in TITLES.items():
+        rows = [_row(each) for each in options().values() if each.metadata["group"] == group]
+        parts += [f"### {title}", table(("flag", "value", "default", "meaning", "sbatch"), rows)]
+    parts += [
+        "### What --sbatch does not take",
+        "Every option above that has an sbatch option of its own, and:",
+        table(("sbatch option", "why, and what to write"), [(f"`{key}`", why) for key, why in OWN.items()]),
+        "## Network presets",
+        table(
+            ("`--network`", "for", "sets, where the environment has nothing"),
+            [
+                (
+                    f"`{name}`",
+                    each.about,
+                    ", ".join(f"`{key}={value}`" for key, value in each.variables.items()),
+                )
+                for name, each in networks().items()
+            ],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(each: Field[Any]) -> tuple[str, str, str, str, str]:
+    meta, kind = each.metadata, kind_of(each)
+    names = [flag_of(each.name), *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
+    names += [f"-{meta['short']}"] if meta["short"] else []
+    value = "switch, `--no-`" if kind == "bool" else f"`{'|'.join(meta['choices'] or ()) or meta['metavar']}`"
+    default = (
+        "" if each.default in (None, (), False) else "on" if each.default is True else f"`{each.default}`"
+    )
+    sbatch = f"`--{meta['sbatch']}`" if meta["sbatch"] else ""
+    return (
+        " ".join(f"`{name}`" for name in names),
+        value + (" …" if kind == "list" else ""),
+        default,
+        meta["help"],
+        sbatch,
+    )
+
+
+PART = GeneratedPart("dsrun.slurm.reference", markdown)
+
+if __name__ == "__main__":
+    PART.main(sys.argv[1:])

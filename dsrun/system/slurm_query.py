@@ -1,0 +1,208 @@
+"""Asking SLURM's own programs: scontrol, squeue, sacct, sacctmgr and sbatch. Answers are the text they print."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsrun.errors import MissingError, ToolError
+from dsrun.system.answer import Answer, ask
+
+# Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
+_PATIENCE_S = 60
+# What SLURM's programs say where they are installed and no cluster is.
+_NO_CLUSTER = "Could not establish a configuration source"
+_NOT_NOW = (
+    "Unable to contact slurm controller",
+    "Problem talking to the database",
+    "Slurm backup controller in standby mode",
+    "Transport endpoint is not connected",
+    "Zero Bytes were transmitted",
+    "Connection refused",
+    "timed out",
+)
+_UNKNOWN_JOB = "Invalid job id specified"
+_WITHOUT_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
+# Users set SLURM_TIME_FORMAT for their own eyes.
+_OURS = {"SLURM_TIME_FORMAT": "standard"}
+# ASCII's unit and record separators: a job's name may hold blanks, bars, commas and line breaks.
+_FIELD, _RECORD = "\x1f", "\x1e"
+
+
+class NoAnswerError(ToolError):
+    """The controller or the accounting daemon does not answer now; it may be back soon."""
+
+
+def said(argv: Sequence[str], *, feed: Path | None = None) -> str:
+    """What one of SLURM's programs prints, with the file `feed` as its stdin.
+
+    Raises MissingError where there is no SLURM or no cluster, NoAnswerError when the controller cannot be reached,
+    and ToolError with the program's last line when it fails.
+    """
+    answer = answered(argv, feed=feed)
+    if answer.exit_code != 0:
+        raise ToolError(f"{argv[0]} failed: {last_words(answer)}")
+    return answer.stdout
+
+
+def answered(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
+    """As `said`, but a program that failed for another reason than no SLURM or no answer is no error."""
+    config = os.environ.get("SLURM_CONF")
+    if config and not Path(config).exists():  # every program would wait a minute for it
+        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or mend it")
+    try:
+        answer = ask(argv, seconds=_PATIENCE_S, changes=_OURS, feed=feed)
+    except MissingError:
+        raise _no_slurm(argv[0]) from None
+    except ToolError as error:
+        raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
+    if answer.exit_code != 0 and _NO_CLUSTER in answer.stderr:
+        raise _no_slurm(argv[0])
+    if answer.exit_code != 0 and any(words in answer.stderr for words in _NOT_NOW):
+        raise NoAnswerError(f"{argv[0]}: {last_words(answer)}", fix="is the controller up? `scontrol ping`")
+    return answer
+
+
+def _no_slurm(program: str) -> MissingError:
+    return MissingError(
+        f"there is no SLURM cluster here ({program} finds none)", fix="call it on a login node of the cluster"
+    )
+
+
+def last_words(answer: Answer) -> str:
+    """The last line that a program said, without its own name in front."""
+    lines = (answer.stderr.strip() or answer.stdout.strip() or "no reason given").splitlines()
+    return lines[-1].removeprefix("sbatch: ").removeprefix("error: ").strip()
+
+
+def partitions() -> str:
+    """Every partition, one a line of key=value words, hidden ones too."""
+    return said(["scontrol", "--oneliner", "--all", "show", "partition"])
+
+
+def nodes() -> str:
+    """Every node, one a line of key=value words; --details adds GresUsed."""
+    return said(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
+
+
+def config() -> str:
+    """slurm.conf as the controller reads it: lines of `key = value`."""
+    return said(["scontrol", "show", "config"])
+
+
+def reservations() -> str:
+    """Every reservation, one a line of key=value words."""
+    return said(["scontrol", "--oneliner", "show", "reservation"])
+
+
+def licenses() -> str:
+    """Every licence, one a line of key=value words."""
+    return said(["scontrol", "--oneliner", "show", "licenses"])
+
+
+def job(job_id: str) -> str | None:
+    """The job, or every task of an array, as `scontrol show job` prints it; None when the controller has no such job.
+
+    Not --oneliner: on lines of its own no value that the user chose can pass for another key.
+    """
+    answer = answered(["scontrol", "show", "job", job_id])
+    if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
+        return None
+    if answer.exit_code != 0:
+        raise ToolError(f"scontrol failed: {last_words(answer)}")
+    return answer.stdout
+
+
+def batch_script(job_id: str) -> str | None:
+    """The script of a job that the controller still knows; None for others' jobs and for forgotten ones.
+
+    scontrol 22.05 ends with exit code 0 also when it prints nothing.
+    """
+    answer = answered(["scontrol", "write", "batch_script", job_id, "-"])
+    return answer.stdout if answer.exit_code == 0 and answer.stdout.startswith("#!") else None
+
+
+def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[str, ...]]:
+    """This user's jobs, also finished ones that the controller remembers: the fields `letters` of squeue --format.
+
+    One row per job and per array task that has started. [] for a `job_id` it does not know.
+    """
+    text = _FIELD.join(f"%{letter}" for letter in letters) + _RECORD
+    argv = ["squeue", "--noheader", "--states=all", f"--format={text}"]
+    answer = answered([*argv, f"--jobs={job_id}" if job_id else "--me"])
+    if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
+        return []
+    if answer.exit_code != 0:
+        raise ToolError(f"squeue failed: {last_words(answer)}")
+    return _rows(answer.stdout.split(f"{_RECORD}\n"), len(letters))
+
+
+def history(
+    fields: Sequence[str], *, hours: float = 24, job_id: str | None = None
+) -> list[tuple[str, ...]] | None:
+    """This user's jobs of the last `hours` as the accounting has them; None where there is no accounting.
+
+    With `job_id` that job only, however old. One row per job, without its steps.
+    """
+    argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={_FIELD}"]
+    argv.append(f"--format={','.join(fields)}")
+    # Seconds, for sacct takes whole units only.
+    argv += (
+        [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
+    )
+    answer = answered(argv)
+    if answer.exit_code != 0 and any(words in answer.stderr.lower() for words in _WITHOUT_ACCOUNTING):
+        return None
+    if answer.exit_code != 0:
+        raise ToolError(f"sacct failed: {last_words(answer)}")
+    return _rows(answer.stdout.splitlines(), len(fields))
+
+
+def _rows(records: Sequence[str], width: int) -> list[tuple[str, ...]]:
+    """Records with the right number of fields; "CLUSTER: name" and the rest of a name with a line break are none."""
+    rows = [tuple(record.split(_FIELD)) for record in records]
+    return [row for row in rows if len(row) == width]
+
+
+def associations(cluster: str) -> str:
+    """Default account, account, partition, QOS list and default QOS of each of this user's associations, with bars."""
+    fields = "DefaultAccount,Account,Partition,QOS,DefaultQOS"
+    return _accounting("user", "withassoc", "where", f"name={user()}", f"cluster={cluster}", fields=fields)
+
+
+def qualities() -> str:
+    """Name, longest time and TRES limit per job of every QOS, one a line with bars."""
+    return _accounting("qos", fields="Name,MaxWall,MaxTRES")
+
+
+def _accounting(kind: str, *words: str, fields: str) -> str:
+    return said(
+        ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"]
+    )
+
+
+def sbatch(options: Sequence[str], script: Path) -> Answer:
+    """`sbatch OPTIONS` with the file `script` as its stdin: a job's Command must not name a file that will be gone."""
+    return answered(["sbatch", *options], feed=script)
+
+
+def user() -> str:
+    """This process's user by name, or by number where the number has none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def groups() -> tuple[str, ...]:
+    """This process's groups by name; groups without a name are left out."""
+    found = []
+    for number in {os.getgid(), *os.getgroups()}:
+        try:
+            found.append(grp.getgrgid(number).gr_name)
+        except KeyError:
+            continue
+    return tuple(sorted(found))

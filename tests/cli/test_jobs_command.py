@@ -1,0 +1,157 @@
+"""`dsrun jobs` as a user calls it, with the recorded answers of a real cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
+
+
+@pytest.fixture
+def programs(tmp_path, environ):
+    """SLURM's programs in front of PATH."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    environ["PATH"] = f"{folder}:{environ['PATH']}"
+    return folder
+
+
+@pytest.fixture
+def cluster(programs, here):
+    """The recorded cluster, with one job's run folder below the current folder."""
+    stand_in_cluster(programs)
+    for name in ("squeue", "scontrol", "sacct"):
+        path = programs / name
+        path.write_text(path.read_text().replace("/home/ada/work", str(here)))
+    run = here / "runs" / "t5 large-62"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text(
+        '{"step": 40, "loss": 2.345678, "epoch": 0.5, "time": "2026-11-21T09:09:00Z"}\n{"st'
+    )
+    return programs
+
+
+def test_the_table(dsrun, cluster):
+    done = dsrun("jobs", "--hours", "999999")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["JOB", "NAME", "STATE", "TIME", "NODES", "STEP", "LOSS", "RUN"]
+    first = next(line for line in lines if line.startswith("62 "))
+    assert first.split() == [
+        "62",
+        "t5",
+        "large",
+        "RUNNING",
+        "0:03",
+        "node2",
+        "40",
+        "2.346",
+        "runs/t5",
+        "large-62",
+    ]
+    assert any("odd | name, with breaks JobState=FAILED" in line and " RUNNING " in line for line in lines)
+    assert any(
+        line.startswith("68 ") and "PENDING (DependencyNeverSatisfied)" in line and "1 wanted" in line
+        for line in lines
+    )
+    assert all(line.isprintable() for line in lines)
+
+
+def test_json(dsrun, cluster, here):
+    done = dsrun("jobs", "--hours", "999999", "--format", "json")
+    said = json.loads(done.stdout)
+    assert said["version"] == 1
+    job = next(each for each in said["jobs"] if each["id"] == "62")
+    assert job["run"] == str(here / "runs" / "t5 large-62")
+    assert job["progress"] == {"step": 40, "loss": 2.345678, "epoch": 0.5, "time": "2026-11-21T09:09:00Z"}
+    assert (job["state"], job["reason"], job["ended"], job["finished"]) == ("RUNNING", None, None, False)
+    assert (
+        next(each for each in said["jobs"] if each["id"] == "64")["name"]
+        == "odd | name, with\nbreaks JobState=FAILED"
+    )
+
+
+def test_one_job_at_length(dsrun, cluster, here):
+    done = dsrun("jobs", "62")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(":", 1) for line in done.stdout.splitlines())
+    assert said["state"].strip() == "RUNNING"
+    assert said["log"].strip() == str(here / "slurm-62.out")
+    assert said["run"].strip() == str(here / "runs" / "t5 large-62")
+    assert said["step"].strip() == "40, epoch 0.50, at 2026-11-21T09:09:00Z"
+    assert said["time"].strip() == "0:03 of 1:00:00"
+
+
+def test_a_loss_that_is_not_a_number_is_still_json(dsrun, cluster, here):
+    metrics = here / "runs" / "t5 large-62" / "metrics.jsonl"
+    metrics.write_text('{"step": 41, "loss": null, "nonfinite": {"loss": "nan"}}\n')
+    done = dsrun("jobs", "62", "--format", "json")
+    job = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["jobs"][0]
+    assert (job["progress"]["step"], job["progress"]["loss"]) == (41, None)
+    assert job["nonfinite"] == {"progress.loss": "nan"}
+    assert "nan" in dsrun("jobs", "62").stdout
+
+
+def test_a_job_that_is_not_there(dsrun, cluster):
+    done = dsrun("jobs", "999")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: SLURM knows no job 999 (dsrun jobs lists yours)\n"
+
+
+@pytest.mark.parametrize("args", [["one"], ["--", "-5"], ["1;2"], ["--follow"], ["--hours", "-1"]])
+def test_odd_arguments(dsrun, cluster, args):
+    done = dsrun("jobs", *args)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_no_jobs_at_all(dsrun, programs):
+    stand_in(programs, "squeue", ("--me", ""))
+    stand_in(programs, "sacct", ("", "", "Slurm accounting storage is disabled\n", 1))
+    done = dsrun("jobs")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no jobs" in done.stderr
+    assert json.loads(dsrun("jobs", "--format", "json").stdout) == {"version": 1, "jobs": []}
+
+
+def test_without_slurm(dsrun, environ):
+    environ["PATH"] = "/nowhere"
+    done = dsrun("jobs")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("error: there is no SLURM cluster here")
+    assert done.stderr.count("\n") == 1
+
+
+def test_following_passes_the_result_on(dsrun, programs, here):
+    log = here / "job.log"
+    log.write_text("step 1  loss 2.0\n")
+    text = recorded("job-failed").replace("/home/ada/work/slurm-67.out", str(log))
+    stand_in(programs, "scontrol", ("show job 67", text))
+    done = dsrun("jobs", "67", "--follow")
+    assert done.returncode == 3
+    assert done.stdout == "step 1  loss 2.0\n"
+    assert "job 67: FAILED after 00:00:00 exit code 3" in done.stderr
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_cancel(programs, here, environ):
+    import signal
+
+    log = here / "job.log"
+    log.write_text("working\n")
+    text = recorded("job").replace("/home/ada/work/slurm-62.out", str(log))
+    stand_in(programs, "scontrol", ("show job 62", text))
+    command = [sys.executable, "-m", "dsrun", "jobs", "62", "--follow"]
+    child = subprocess.Popen(
+        command, cwd=here, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout.readline() == "working\n"
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (130, "")
+    assert "job 62 goes on" in err
+    assert "`scancel 62` ends it" in err
+    assert "Traceback" not in err
+    assert "scancel" not in (programs / "calls").read_text()

@@ -1,0 +1,358 @@
+"""`dsrun render-slurm` as a user calls it where there is no SLURM: the script on stdout, all talk on stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.slurm.spec import flag_of, options
+
+
+@pytest.fixture(autouse=True)
+def nowhere(environ, tmp_path):
+    """No SLURM's programs on PATH, whatever this machine has."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    environ["PATH"] = str(tools)
+    environ.pop("SLURM_CONF", None)
+    return tools
+
+
+def lines(done) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH ")]
+
+
+def launched(done) -> str:
+    """The last line of the command that the nodes run."""
+    return next(line.strip() for line in done.stdout.splitlines() if line.endswith(" &") and " -- " in line)
+
+
+def test_with_nothing_given_the_job_trains_the_demo(dsrun, here):
+    done = dsrun("render-slurm", "--nodes", "4")
+    assert launched(done) == "--module -- dsrun.train --model demo-t5 --zero 2 &"
+    assert "--nodes=4" in lines(done)
+    assert sys.executable in done.stdout
+    assert (
+        "note: nothing stands behind -- and there is no run.yaml here: the job trains the demo\n"
+        in done.stderr
+    )
+    assert "note: no SLURM answers here: nothing is checked against a cluster\n" in done.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_run_yaml_of_the_folder_is_what_runs_and_its_section_is_read(dsrun, here):
+    (here / "run.yaml").write_text(
+        "train: {model: demo-t5, output: out dir}\nlaunch: {max_restarts: 3}\n"
+        "slurm:\n  nodes: 2\n  gpus_per_node: a100:4\n  time: 20:00:00\n  modules: [cuda/13, nccl]\n"
+        "  requeue: no\n  sbatch: {switches: 1}\n"
+    )
+    done = dsrun("render-slurm", "--nodes", "3")
+    assert launched(done) == f"--module -- dsrun.train --config {here}/run.yaml &"
+    found = lines(done)
+    # 20:00:00 is no sexagesimal number of YAML 1.1, and the command line wins.
+    assert {"--nodes=3", "--gpus-per-node=a100:4", "--time=20:00:00", "--no-requeue", "--switches=1"} <= set(
+        found
+    )
+    assert "module load cuda/13 nccl" in done.stdout
+    assert "--max-restarts=3" in done.stdout
+    assert "DSRUN_OUTPUT=\"$PWD\"/'out dir'" in done.stdout
+    assert "the job runs run.yaml" in done.stderr
+
+
+def test_a_run_file_elsewhere_is_named_by_config(dsrun, here):
+    (here / "x").mkdir()
+    (here / "x" / "my run.yaml").write_text("train: {model: demo-t5}\nslurm: {nodes: 7}\n")
+    for args in (["--config", "x/my run.yaml"], ["--", "train", "--config", "x/my run.yaml"]):
+        done = dsrun("render-slurm", *args)
+        assert "--nodes=7" in lines(done)
+        assert "my run.yaml'" in launched(done)
+
+
+def test_a_training_command_is_checked_before_the_queue(dsrun):
+    done = dsrun("render-slurm", "--", "train", "--model", "demo-t5", "--zeero", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unknown flag --zeero" in done.stderr
+    assert "--zero" in done.stderr
+
+
+def test_a_batch_that_does_not_divide_is_said_before_the_queue(dsrun):
+    done = dsrun(
+        "render-slurm", "--nodes", "3", "--", "train", "--model", "demo-t5", "--global-batch-size", "64"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "64" in done.stderr
+
+
+def test_files_of_an_image_are_not_looked_for_here(dsrun):
+    words = ["--", "train", "--model", "demo-t5", "--train-file", "/inside/x.jsonl"]
+    assert dsrun("render-slurm", *words).returncode == 2
+    assert dsrun("render-slurm", "--apptainer", "/i.sif", *words).returncode == 0
+
+
+def test_a_training_command_names_the_job_and_its_folder(dsrun):
+    done = dsrun(
+        "render-slurm", "--", "train", "--model", "google/t5-large", "--dataset", "x", "--output", "/big/run"
+    )
+    assert "--job-name=t5-large" in lines(done)
+    assert "export DSRUN_OUTPUT=/big/run\n" in done.stdout
+
+
+def test_any_program_may_stand_behind_the_dashes(dsrun):
+    done = dsrun("render-slurm", "--", "python", "my_train.py", "--x", "1", "--nodes", "9")
+    assert launched(done) == "-- my_train.py --x 1 --nodes 9 &"
+    assert "--nodes=1" in lines(done)
+    assert "--no-python -- ./tool -v &" in launched(dsrun("render-slurm", "--", "./tool", "-v"))
+
+
+def test_a_token_never_gets_into_the_script(dsrun, environ):
+    token = "hf_" + "a1B2" * 9
+    for words in (
+        ["train", "--model", "demo-t5", "--hub-token", token],
+        ["python", "x.py", f"--token={token}"],
+    ):
+        done = dsrun("render-slurm", "--", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert token not in done.stderr
+    done = dsrun("render-slurm", "--env", f"HF_TOKEN={token}")
+    assert done.returncode == 2
+    assert token not in done.stderr
+    environ["HF_TOKEN"] = token
+    done = dsrun("render-slurm", "--env", "HF_TOKEN")
+    assert done.returncode == 0
+    assert token not in done.stdout + done.stderr
+    assert "need HF_TOKEN" in done.stdout
+
+
+def test_a_checkpoint_of_an_earlier_run_says_how_long_saving_takes(dsrun, here):
+    (here / "out").mkdir()
+    events = [{"kind": "checkpoint_end", "seconds": seconds} for seconds in (40.0, 100.0)]
+    (here / "out" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    args = ["--", "train", "--model", "demo-t5", "--output", "out"]
+    done = dsrun("render-slurm", *args)
+    assert "--signal=B:USR1@260" in lines(done)
+    assert "as a checkpoint took 100 s" in done.stderr
+    assert "--signal=B:USR1@90" in lines(dsrun("render-slurm", "--signal-lead", "90", *args))
+
+
+@pytest.mark.parametrize(
+    ("time", "lead"), [("1:00:00", "180"), ("5", "60"), ("2", None), ("UNLIMITED", "180"), ("1-00", "180")]
+)
+def test_a_short_job_is_not_signalled_when_it_has_just_begun(dsrun, time, lead):
+    done = dsrun("render-slurm", "--time", time)
+    found = [line for line in lines(done) if line.startswith("--signal")]
+    assert found == ([f"--signal=B:USR1@{lead}"] if lead else [])
+    assert ("too short for a signal" in done.stderr) == (lead is None)
+
+
+def test_a_job_without_gpus_is_one_on_cpus(dsrun):
+    for args in (
+        ["--nproc", "4"],
+        ["--gpus-per-node", "0"],
+        ["--", "train", "--model", "demo-t5", "--use_cpu"],
+    ):
+        done = dsrun("render-slurm", *args)
+        assert "export DS_ACCELERATOR=cpu" in done.stdout
+        assert not any("gpu" in line for line in lines(done))
+
+
+def test_the_script_goes_into_a_file_that_is_replaced_only_by_force(dsrun, here):
+    assert dsrun("render-slurm", "-o", "job.sh").stdout == ""
+    first = (here / "job.sh").read_text()
+    assert first.startswith("#!/bin/bash\n")
+    assert (here / "job.sh").stat().st_mode & 0o100
+    done = dsrun("render-slurm", "--nodes", "2", "-o", "job.sh")
+    assert (done.returncode, (here / "job.sh").read_text()) == (2, first)
+    assert dsrun("render-slurm", "--nodes", "2", "-o", "job.sh", "--force").returncode == 0
+    assert "--nodes=2\n" in (here / "job.sh").read_text()
+
+
+def test_the_users_own_template_is_filled(dsrun, here):
+    shown = dsrun("render-slurm", "--show-template").stdout
+    (here / "mine.j2").write_text(
+        shown.replace("set -u -o pipefail", "set -u -o pipefail\necho {{ name | q }}")
+    )
+    done = dsrun("render-slurm", "--template", "mine.j2", "-J", "a b")
+    assert "\necho a-b\n" in done.stdout
+    for text, said in (("{{ nodez }}", "'nodez' is undefined"), ("{% if %}", "the template, line 1")):
+        (here / "bad.j2").write_text(text)
+        done = dsrun("render-slurm", "--template", "bad.j2")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+
+
+def test_what_is_not_here_is_said(dsrun):
+    done = dsrun(
+        "render-slurm",
+        "--venv",
+        "/no/env",
+        "--setup-file",
+        "no.sh",
+        "--stage",
+        "no.whl",
+        "--log",
+        "no/%j.out",
+    )
+    for said in ("--venv: /no/env/bin/activate", "--setup-file: no.sh", "--stage: no.whl", "mkdir -p"):
+        assert said in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--nodes", "0"], "--nodes: 0 is less than 1"),
+        (["--nodes", "two"], "--nodes: 'two' is not a whole number"),
+        (["--gpus-per-node", "many"], "no number of GPUs"),
+        (["--gpus-per-node", "4", "--gres", "gpu:4"], "both ask for GPUs"),
+        (["--gpus-per-node", "2", "--nproc", "4"], "each node has 2 GPUs"),
+        (["--gres", "gpu:a:b:c:4"], "no GRES"),
+        (["--time", "soon"], "is no time limit"),
+        (["--mem", "lots"], "no memory size"),
+        (["--signal-lead", "600", "--time", "5"], "before the start"),
+        (["--comment", "two\nlines"], "--comment: 'two\\nlines' holds a line break"),
+        (["--comment", " x"], "begins or ends with a blank"),
+        (["--job-name", ""], "is empty"),
+        (["--array-flag", "--seed"], "without --array"),
+        (["--array", "0-3", "--", "train", "--model", "demo-t5", "--output", "o"], "would all train in o"),
+        (["--venv", "v", "--conda", "c"], "exclude each other"),
+        (["--container-image", "i", "--apptainer", "i"], "exclude each other"),
+        (["--apptainer", "i", "--venv", "v"], "that of the image"),
+        (["--container-mounts", "/data"], "without a container"),
+        (["--env", "A-B=c"], "no name of a variable"),
+        (["--env", "ALL"], "is the default"),
+        (["--interface", "eth0; touch x"], "names no interface"),
+        (["--network", "infinband"], "infiniband"),
+        (["--sbatch", "partition=x"], "write --partition"),
+        (["--sbatch", "ntasks=8"], "--nproc"),
+        (["--sbatch", "signal=USR2@9"], "--signal-lead"),
+        (["--sbatch", "-x y"], "is not key=value"),
+        (["--sbatch", "het-group=1"], "heterogeneous"),
+        (["--nodes", "1", ":", "--nodes", "2"], "heterogeneous"),
+        (["--het-group=0"], "heterogeneous"),
+        (["--stage", "env.zip"], "neither a wheel nor a tar file"),
+        (["train", "--model", "demo-t5"], "stands behind --"),
+        (["--nodez", "4"], "--nodes"),
+        (["--", "python"], "no script is named"),
+        (["--", ""], "empty word"),
+        (["-o", "slurm-%j.out"], "--log"),
+        (["--template", "none.j2"], "No such file"),
+        (["--config", "none.yaml"], "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_one_line(dsrun, here, args, said):
+    done = dsrun("render-slurm", *args)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert said in errors[0]
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("nodez: 4", "run.yaml:1: slurm.nodez: the slurm section has no such key (did you mean nodes?)"),
+        ("nodes: 1-4", "run.yaml:1: slurm.nodes: '1-4' is not a whole number"),
+        ("nodes: [1, 2]", "run.yaml:1: slurm.nodes: takes one value, not 2"),
+        ("requeue: perhaps", "is not true or false"),
+        ("network: token-ring", "is not one of infiniband, roce, ethernet"),
+        ("gres: {a: {b: c}}", "neither a value nor a list of values"),
+    ],
+)
+def test_what_is_wrong_in_the_run_file_is_said_with_its_line(dsrun, here, section, said):
+    (here / "run.yaml").write_text(f"slurm: {{{section}}}\n")
+    done = dsrun("render-slurm", "--", "./x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+SBATCH = '#!/bin/sh\n/bin/cat >"${0%/*}/script"\necho 77\n'
+
+
+def put(folder, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def test_submit_prints_the_number_and_nothing_else(dsrun, nowhere):
+    put(nowhere, "sbatch", SBATCH)
+    done = dsrun("render-slurm", "--submit", "--", "./x", "it's")
+    assert (done.returncode, done.stdout) == (0, "77\n"), done.stderr
+    assert (nowhere / "script").read_text() == dsrun("render-slurm", "--", "./x", "it's").stdout
+
+
+def test_a_controller_that_does_not_answer_keeps_nobody_from_rendering(dsrun, nowhere):
+    for tool in ("scontrol", "sinfo", "squeue", "sacctmgr"):
+        put(nowhere, tool, "#!/bin/sh\necho 'error: Unable to contact slurm controller' >&2\nexit 1\n")
+    done = dsrun("render-slurm", "--nodes", "2")
+    assert "--nodes=2" in lines(done)
+    assert "nothing is checked against a cluster\n" in done.stderr
+
+
+def test_a_refusal_of_slurm_is_passed_on(dsrun, nowhere):
+    put(nowhere, "sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    for flag in ("--submit", "--test-only"):
+        done = dsrun("render-slurm", flag)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "invalid partition" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--submit", "--follow", "--test-only"])
+def test_where_there_is_no_slurm_nothing_can_be_submitted(dsrun, flag):
+    done = dsrun("render-slurm", flag)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "error: " in done.stderr
+
+
+def test_help_lists_every_option(dsrun):
+    words = set(re.findall(r"--[a-z0-9-]+", dsrun("render-slurm", "--help").stdout))
+    assert {flag_of(name) for name in options()} <= words
+    own = {
+        "--output",
+        "--force",
+        "--config",
+        "--template",
+        "--show-template",
+        "--submit",
+        "--follow",
+        "--test-only",
+    }
+    assert own <= words
+
+
+def test_hyphens_and_underscores_are_the_same(dsrun):
+    assert "--gpus-per-node=2" in lines(dsrun("render-slurm", "--gpus_per_node", "2"))
+
+
+def test_nothing_heavy_is_loaded(environ, here):
+    code = (
+        "import sys; from dsrun.cli.main import cli\n"
+        "cli.main(['render-slurm', '--nodes', '2'], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'deepspeed', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
+EXAMPLES = re.findall(r"^\$ dsrun (render-slurm .*?)(?: \| sbatch)?$", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in EXAMPLES if not re.search("--(submit|follow|test-only)", line)]
+)
+def test_every_example_of_the_page_renders(dsrun, line):
+    done = dsrun(*shlex.split(line))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n")

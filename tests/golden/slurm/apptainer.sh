@@ -1,0 +1,99 @@
+#!/bin/bash
+#SBATCH --job-name=my_train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
+set -u -o pipefail
+
+# One folder per job, the same after a requeue, on a file system that all nodes share. In an array SLURM_JOB_ID may
+# stand for the whole array: scancel and scontrol need the number of this task.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
+restart=${SLURM_RESTART_COUNT:-0}
+export DSRUN_OUTPUT="$PWD"/runs/my_train-"$job"
+export DSRUN_FAILURES="$DSRUN_OUTPUT/logs/slurm-$job-$restart"
+export DSRUN_STOP_FILE="$DSRUN_FAILURES/stop"
+mkdir -p "$DSRUN_FAILURES" && touch "$DSRUN_FAILURES/began" || exit 4
+say() { echo "$(date '+%F %T') dsrun: $*" >&2; }
+say "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
+
+# Rendezvous: the first host, and a port that other jobs on it will not have.
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID % 15000))"
+
+signalled=
+# shellcheck disable=SC2317,SC2329
+pass_on() {
+    signalled=$1
+    interrupted=1
+    say "got $1, passed on to the workers"
+    touch "$DSRUN_STOP_FILE"
+    scancel --quiet --signal=USR1 "$job"
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+
+# What each node runs; nothing in it is expanded on the batch host. Signals go to the workers, which save and leave;
+# the agent above them must outlive that: left to itself torch.distributed.run kills them 30 s after a TERM.
+# shellcheck disable=SC2016
+on_node='
+trap "" USR1 TERM
+export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
+if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
+export PET_RDZV_CONF
+cache=${TMPDIR:-/tmp}/dsrun-$UID
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
+# A build that was killed leaves a lock that torch waits for without end: one folder a job, without old locks.
+if [ -z "${TORCH_EXTENSIONS_DIR:-}" ]; then
+    export TORCH_EXTENSIONS_DIR=$cache/extensions-$SLURM_JOB_ID
+    mkdir -p "$TORCH_EXTENSIONS_DIR" && rm -f "$TORCH_EXTENSIONS_DIR"/*/lock
+fi
+cores=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
+threads=$((cores / 2 / 2))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
+exec "$@"
+'
+
+# srun does not take --cpus-per-task over from sbatch (since SLURM 22.05).
+srun --export=ALL --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    bash -c "$on_node" dsrun-node \
+    apptainer exec --nv --bind="$PWD" --bind="$DSRUN_OUTPUT" --pwd="$PWD" --bind=/data '/images/my train.sif' python -m torch.distributed.run \
+    --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=2 --max-restarts=0 \
+    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
+    -- my_train.py --x 1 $'it\'s $$HOME' &
+step=$!
+# A trapped signal ends `wait` early; the step goes on.
+interrupted=1
+while [ -n "$interrupted" ]; do
+    interrupted=
+    wait "$step"
+    code=$?
+done
+trap '' USR1 TERM
+
+# Finished, failed, or only interrupted.
+[ "$code" -ne 0 ] || exit 0
+job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
+job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
+# When a node dies, the other workers fail at once, and SLURM notices minutes later.
+if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
+fi
+# A job that the user has cancelled is no longer RUNNING.
+if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
+    if [ "$restart" -lt 20 ]; then
+        say "interrupted by $signalled and not finished: back into the queue"
+        scontrol requeue "$job" && exit 0
+    fi
+    say "interrupted by $signalled and not finished after $restart requeues"
+fi
+# torch.distributed.run ends with 1 whatever its workers ended with; the code is in the report it leaves in the log.
+log=$(scontrol show job "$job" | sed -n 's/^ *StdErr=//p')
+worker=$(tail -n 500 -- "$log" 2>/dev/null | grep -oE '^ +exitcode +: [1-9][0-9]*' | tail -n 1)
+[ -z "$worker" ] || code=${worker##* }
+exit "$code"

@@ -1,0 +1,152 @@
+#!/bin/bash
+#SBATCH --job-name="ro \"large\" #2"
+#SBATCH --comment="it's for the paper"
+#SBATCH --output=logs/%x-%j.out
+#SBATCH --mail-user=ada@example.org
+#SBATCH --mail-type=END,FAIL,REQUEUE
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=a100:4
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=200G
+#SBATCH --exclusive
+#SBATCH --time=2-00:00:00
+#SBATCH --constraint=a100&ib
+#SBATCH --partition=gpu,long
+#SBATCH --account=nlp
+#SBATCH --qos=high
+#SBATCH --reservation=course
+#SBATCH --nodelist=node[01-09]
+#SBATCH --exclude=node[03,05]
+#SBATCH --licenses=matlab:1
+#SBATCH --begin=now+1hour
+#SBATCH --dependency=afterok:1234
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --export=HF_TOKEN,WANDB_API_KEY
+#SBATCH --switches=1@00:10:00
+#SBATCH --contiguous
+# Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
+set -u -o pipefail
+
+# Passed on by name, so that no value stands here.
+need() { [ -n "${!1:-}" ] || { echo "dsrun: $1 is not set where sbatch was called" >&2; exit 4; }; }
+need HF_TOKEN
+need WANDB_API_KEY
+
+# The environment of every process of this job. What is sourced here is seldom written for `set -u`.
+set +u
+# Where `module` is not passed on as a function, the system's set-up of a login shell defines it.
+# shellcheck disable=SC1091
+command -v module >/dev/null || source /etc/profile
+module load cuda/13.0 nccl || exit 4
+# shellcheck disable=SC1090,SC1091
+source '/shared/set up.sh' || exit 4
+eval "$(conda shell.bash hook)" && conda activate 'train env' || exit 4
+set -u
+
+export TOKENIZERS_PARALLELISM=false
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export NCCL_SOCKET_IFNAME='=eth0'
+export GLOO_SOCKET_IFNAME=eth0
+export GREETING=$'it\'s $5'
+[ -v NCCL_NET ] || export NCCL_NET=Socket
+[ -v NCCL_IB_DISABLE ] || export NCCL_IB_DISABLE=1
+# Accelerate reads these before anything else, and then drops DeepSpeed in silence.
+unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
+
+# One folder per job, the same after a requeue, on a file system that all nodes share. In an array SLURM_JOB_ID may
+# stand for the whole array: scancel and scontrol need the number of this task.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
+restart=${SLURM_RESTART_COUNT:-0}
+export DSRUN_OUTPUT="$PWD"/runs/ro
+export DSRUN_FAILURES="$DSRUN_OUTPUT/logs/slurm-$job-$restart"
+export DSRUN_STOP_FILE="$DSRUN_FAILURES/stop"
+export DSRUN_SAVE_ON=USR1,TERM
+mkdir -p "$DSRUN_FAILURES" && touch "$DSRUN_FAILURES/began" || exit 4
+say() { echo "$(date '+%F %T') dsrun: $*" >&2; }
+say "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
+
+# Rendezvous: the first host, and a port that other jobs on it will not have.
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID % 15000))"
+
+signalled=
+watchdog=
+# shellcheck disable=SC2317,SC2329
+pass_on() {
+    signalled=$1
+    interrupted=1
+    say "got $1, passed on to the workers"
+    touch "$DSRUN_STOP_FILE"
+    scancel --quiet --signal=USR1 "$job"
+    # A job that is still at it when its time is up dies with its batch script, and could not go back into the queue.
+    if [ "$1" = USR1 ] && [ -z "$watchdog" ]; then
+        { sleep 270 && scancel --quiet --signal=HUP "$job"; } >/dev/null 2>&1 &
+        watchdog=$!
+    fi
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+
+# What each node runs; nothing in it is expanded on the batch host. Signals go to the workers, which save and leave;
+# the agent above them must outlive that: left to itself torch.distributed.run kills them 30 s after a TERM.
+# shellcheck disable=SC2016
+on_node='
+trap "" USR1 TERM
+export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
+if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
+export PET_RDZV_CONF
+cache=${TMPDIR:-/tmp}/dsrun-$UID
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
+# One folder for each interpreter, kept from job to job; dsrun itself lets one process compile and clears stale locks.
+key=$(printf %s "$1" | cksum)
+export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$cache/extensions-${key%% *}}
+cores=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
+threads=$((cores / 4 / 2))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
+exec "$@"
+'
+
+# srun does not take --cpus-per-task over from sbatch (since SLURM 22.05).
+srun --export=ALL --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    bash -c "$on_node" dsrun-node \
+    python -m torch.distributed.run \
+    --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 --max-restarts=2 \
+    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
+    --module -- dsrun.train --model t5-large --dataset wmt16 --dataset-config ro-en --output runs/ro &
+step=$!
+# A trapped signal ends `wait` early; the step goes on.
+interrupted=1
+while [ -n "$interrupted" ]; do
+    interrupted=
+    wait "$step"
+    code=$?
+done
+trap '' USR1 TERM
+[ -z "$watchdog" ] || kill "$watchdog"
+
+# Finished, failed, or only interrupted.
+[ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
+[ "$code" -ne 0 ] || signalled=${signalled:-a signal}
+job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
+job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
+# When a node dies, the other workers fail at once, and SLURM notices minutes later.
+if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
+fi
+# A job that the user has cancelled is no longer RUNNING.
+if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
+    if [ "$restart" -lt 3 ]; then
+        say "interrupted by $signalled and not finished: back into the queue"
+        scontrol requeue "$job" && exit 0
+    fi
+    say "interrupted by $signalled and not finished after $restart requeues"
+fi
+# The code of the worker that failed first, with its one line; srun has another one after it has killed the rest.
+[ "$code" -eq 0 ] || code=$(/opt/dsrun/bin/python -m dsrun.launch.verdict "$DSRUN_FAILURES" "$code" || echo "$code")
+[ "$code" -ne 0 ] || code=1
+exit "$code"

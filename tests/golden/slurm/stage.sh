@@ -1,0 +1,139 @@
+#!/bin/bash
+#SBATCH --job-name=t5-large
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=48
+#SBATCH --signal=B:USR1@144
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
+set -u -o pipefail
+
+export TOKENIZERS_PARALLELISM=false
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+# Accelerate reads these before anything else, and then drops DeepSpeed in silence.
+unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
+
+# One folder per job, the same after a requeue, on a file system that all nodes share. In an array SLURM_JOB_ID may
+# stand for the whole array: scancel and scontrol need the number of this task.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
+restart=${SLURM_RESTART_COUNT:-0}
+export DSRUN_OUTPUT="$PWD"/runs/ro
+export DSRUN_FAILURES="$DSRUN_OUTPUT/logs/slurm-$job-$restart"
+export DSRUN_STOP_FILE="$DSRUN_FAILURES/stop"
+export DSRUN_SAVE_ON=USR1,TERM
+mkdir -p "$DSRUN_FAILURES" && touch "$DSRUN_FAILURES/began" || exit 4
+say() { echo "$(date '+%F %T') dsrun: $*" >&2; }
+say "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
+
+# Rendezvous: the first host, and a port that other jobs on it will not have.
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID % 15000))"
+
+signalled=
+watchdog=
+# shellcheck disable=SC2317,SC2329
+pass_on() {
+    signalled=$1
+    interrupted=1
+    say "got $1, passed on to the workers"
+    touch "$DSRUN_STOP_FILE"
+    scancel --quiet --signal=USR1 "$job"
+    # A job that is still at it when its time is up dies with its batch script, and could not go back into the queue.
+    if [ "$1" = USR1 ] && [ -z "$watchdog" ]; then
+        { sleep 114 && scancel --quiet --signal=HUP "$job"; } >/dev/null 2>&1 &
+        watchdog=$!
+    fi
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+
+# The environment goes to the local disks once, instead of being imported from a shared one by every rank.
+export DSRUN_LOCAL='/local disk'/dsrun-"$UID-$SLURM_JOB_ID"
+on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }
+clean_up() { on_all --quiet --immediate=20 rm -rf "$DSRUN_LOCAL"; }
+# shellcheck disable=SC2016
+unpack='
+mkdir "$DSRUN_LOCAL/unpacked" && tar -C "$DSRUN_LOCAL/unpacked" -xf "$1" && rm -f "$1" || exit
+# An environment may lie one folder deep; conda-pack leaves it to conda-unpack to mend prefixes.
+for root in "$DSRUN_LOCAL/unpacked" "$DSRUN_LOCAL/unpacked"/*; do [ -e "$root/bin/python" ] && break; done
+[ -x "$root/bin/python" ] || { echo "dsrun: $1 holds no bin/python that runs here" >&2; exit 4; }
+mv "$root" "$DSRUN_LOCAL/env" || exit
+cd "$DSRUN_LOCAL/env" || exit
+[ ! -e bin/conda-unpack ] || bin/python bin/conda-unpack
+'
+put_in_place() {
+    # shellcheck disable=SC2016
+    on_all bash -c 'rm -rf "$1" && mkdir -p -m 700 "$1"' dsrun-stage "$DSRUN_LOCAL" || return
+    sbcast --force /shared/env.tar.gz "$DSRUN_LOCAL"/env.tar.gz || return
+    on_all bash -c "$unpack" dsrun-stage "$DSRUN_LOCAL"/env.tar.gz
+}
+if ! put_in_place; then
+    say "the environment could not be copied to the local disks"
+    clean_up
+    exit 4
+fi
+export PATH="$DSRUN_LOCAL/env/bin:$PATH"
+
+# What each node runs; nothing in it is expanded on the batch host. Signals go to the workers, which save and leave;
+# the agent above them must outlive that: left to itself torch.distributed.run kills them 30 s after a TERM.
+# shellcheck disable=SC2016
+on_node='
+trap "" USR1 TERM
+export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
+if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
+export PET_RDZV_CONF
+cache=${TMPDIR:-/tmp}/dsrun-$UID
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
+# One folder for each interpreter, kept from job to job; dsrun itself lets one process compile and clears stale locks.
+key=$(printf %s "$1" | cksum)
+export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$cache/extensions-${key%% *}}
+cores=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
+threads=$((cores / 4 / 2))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
+exec "$@"
+'
+
+# srun does not take --cpus-per-task over from sbatch (since SLURM 22.05).
+srun --export=ALL --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    bash -c "$on_node" dsrun-node \
+    "$DSRUN_LOCAL/env/bin/python" -m torch.distributed.run \
+    --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 --max-restarts=0 \
+    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
+    --module -- dsrun.train --model t5-large --dataset wmt16 --dataset-config ro-en --output runs/ro &
+step=$!
+# A trapped signal ends `wait` early; the step goes on.
+interrupted=1
+while [ -n "$interrupted" ]; do
+    interrupted=
+    wait "$step"
+    code=$?
+done
+trap '' USR1 TERM
+[ -z "$watchdog" ] || kill "$watchdog"
+clean_up
+
+# Finished, failed, or only interrupted.
+[ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
+[ "$code" -ne 0 ] || signalled=${signalled:-a signal}
+job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
+job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
+# When a node dies, the other workers fail at once, and SLURM notices minutes later.
+if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
+fi
+# A job that the user has cancelled is no longer RUNNING.
+if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
+    if [ "$restart" -lt 20 ]; then
+        say "interrupted by $signalled and not finished: back into the queue"
+        scontrol requeue "$job" && exit 0
+    fi
+    say "interrupted by $signalled and not finished after $restart requeues"
+fi
+# The code of the worker that failed first, with its one line; srun has another one after it has killed the rest.
+[ "$code" -eq 0 ] || code=$(/opt/dsrun/bin/python -m dsrun.launch.verdict "$DSRUN_FAILURES" "$code" || echo "$code")
+[ "$code" -ne 0 ] || code=1
+exit "$code"

@@ -1,0 +1,67 @@
+"""The end of a run's metrics, read from the end."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from dsrun.runs.last import Progress, progress
+
+
+def write(path, records, end=""):
+    path.write_text("".join(json.dumps(each) + "\n" for each in records) + end)
+    return path
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def test_the_last_step_and_loss(metrics):
+    write(metrics, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0, "epoch": 0.5, "time": "t"}])
+    assert progress(metrics) == Progress(step=2, loss=2.0, epoch=0.5, time="t")
+
+
+def test_an_evaluation_has_no_loss_of_its_own(metrics):
+    write(metrics, [{"step": 8, "loss": 2.0}, {"step": 10, "eval_loss": 1.0}])
+    assert (progress(metrics).step, progress(metrics).loss) == (10, 2.0)
+
+
+def test_a_torn_last_line_does_not_count(metrics):
+    write(metrics, [{"step": 1, "loss": 3.0}], end='{"step": 2, "loss": 1.0}')
+    assert progress(metrics).step == 1
+
+
+def test_a_loss_that_is_not_finite(metrics):
+    write(metrics, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": None, "nonfinite": {"loss": "nan"}}])
+    assert math.isnan(progress(metrics).loss)
+    assert progress(metrics).step == 2
+
+
+@pytest.mark.parametrize("text", ["", "\n", "not json\n", '{"step": 1', "[1]\n", '{"event": "start"}\n'])
+def test_nothing_to_tell(metrics, text):
+    metrics.write_text(text)
+    assert progress(metrics) is None
+
+
+def test_no_file_and_a_folder(tmp_path):
+    assert progress(tmp_path / "none") is None
+    assert progress(tmp_path) is None
+
+
+def test_lines_across_the_borders_of_blocks(metrics):
+    # 64 KiB are read at a time; every record must come out whole wherever the border falls.
+    for filler in range(65400, 65560, 7):
+        write(metrics, [{"step": 5, "loss": 1.5}, {"note": "x" * filler}, {"step": 6}])
+        assert (progress(metrics).step, progress(metrics).loss) == (6, 1.5)
+
+
+def test_a_long_history_is_not_read(metrics):
+    with metrics.open("w") as file:
+        file.write('{"step": 0, "loss": 9.0}\n')
+        file.writelines(f'{{"step": {step}}}\n' for step in range(1, 200_000))
+    # The loss lies megabytes back.
+    assert (progress(metrics).step, progress(metrics).loss) == (199_999, None)

@@ -1,0 +1,142 @@
+"""A rendered script under the real bash, with stand-ins for SLURM's programs and for Python that record their words."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from dsrun.slurm.spec import make_spec, read
+
+RECORD = 'printf "%s\\0" "$#" "${0##*/}" "$@" >>"$STAND_INS/record"\n'
+# srun runs the command of node 0 only, without srun's own options, which the template writes as --name=value.
+SRUN = 'while [[ ${1-} == --* ]]; do shift; done\nSLURM_NODEID=0 exec "$@"\n'
+SCONTROL = """\
+case "$1 $2" in
+    "show hostnames") echo "first-node" ;;
+    "show job") cat "$STAND_INS/job" ;;
+esac
+"""
+PYTHON = """\
+env -0 >"$STAND_INS/environment"
+if [[ $* == "-m dsrun.launch.verdict"* ]]; then echo "${*: -1}"; exit; fi
+source "$STAND_INS/worker"
+"""
+JOB = "JobId=12 JobName=x JobState=FAKED\n   JobState=RUNNING Reason=None\n   StdErr=log.txt\n"
+
+
+@dataclass
+class Finished:
+    """How a script ended, and what it called: (program, words …) in order."""
+
+    code: int
+    stderr: str
+    stdout: str
+    calls: list[tuple[str, ...]]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def of(self, program: str) -> list[tuple[str, ...]]:
+        """The words of every call of one program."""
+        return [tuple(words) for name, *words in self.calls if name == program]
+
+    @property
+    def launched(self) -> tuple[str, ...]:
+        """The words that torch.distributed.run was started with."""
+        return next(words[2:] for words in self.of("python") if words[:2] == ("-m", "torch.distributed.run"))
+
+    @property
+    def received(self) -> list[str]:
+        """What the program would be started with: torch fills these words in (torch.distributed.elastic.utils.api)."""
+        words = self.launched
+        start = words.index("--")
+        own = words[:start]
+        entry, *rest = words[start + 1 :]
+        filled = [Template(word).safe_substitute(local_rank="0") for word in rest]
+        return [entry if "--no-python" in own else Template(entry).safe_substitute(local_rank="0"), *filled]
+
+
+class Shell:
+    """Runs scripts in an empty folder. `worker` is what a node's Python does, `job` what scontrol says of the job."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "it's here"
+        self.tools = root / "tools"
+        self.folder.mkdir()
+        self.tools.mkdir()
+        self.python = str(self.tools / "python")
+        self.variables: dict[str, str] = {}
+        self.put("srun", SRUN)
+        self.put("scontrol", SCONTROL)
+        self.put("python", PYTHON)
+        for name in ("scancel", "sbcast"):
+            self.put(name, "")
+        self.worker = "exit 0"
+        self.job = JOB
+
+    def put(self, name: str, body: str) -> None:
+        """Add a stand-in."""
+        path = self.tools / name
+        path.write_text(f"#!/bin/bash\n{RECORD}{body}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def start(self, script: str) -> subprocess.Popen[bytes]:
+        """The script as slurmd starts it."""
+        (self.tools / "worker").write_text(self.worker)
+        (self.tools / "job").write_text(self.job)
+        (self.tools / "record").write_bytes(b"")
+        path = self.tools / "script"
+        path.write_bytes(script.encode("utf-8", "surrogateescape"))
+        variables = {
+            "PATH": f"{self.tools}:/usr/bin:/bin",
+            "HOME": str(self.tools),
+            "LC_ALL": "C.UTF-8",
+            "STAND_INS": str(self.tools),
+            "SLURM_JOB_ID": "12",
+            "SLURM_JOB_NODELIST": "first-node,second-node",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_CPUS_ON_NODE": "8",
+            "TMPDIR": str(self.tools),
+        } | self.variables
+        return subprocess.Popen(
+            ["bash", path], cwd=self.folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def run(self, script: str) -> Finished:
+        """Run it to its end."""
+        return self.ended(self.start(script))
+
+    def ended(self, process: subprocess.Popen[bytes]) -> Finished:
+        """Wait for a started script."""
+        out, err = process.communicate(timeout=60)
+        text = (self.tools / "record").read_bytes().decode("utf-8", "surrogateescape")
+        words = text.split("\0")[:-1]
+        calls = []
+        while words:
+            count = int(words[0]) + 2
+            calls.append(tuple(words[1:count]))
+            words = words[count:]
+        seen = self.tools / "environment"
+        pairs = seen.read_bytes().decode("utf-8", "surrogateescape").split("\0") if seen.exists() else []
+        return Finished(
+            process.returncode,
+            err.decode("utf-8", "surrogateescape"),
+            out.decode("utf-8", "surrogateescape"),
+            calls,
+            dict(pair.split("=", 1) for pair in pairs if "=" in pair),
+        )
+
+    def left(self) -> set[str]:
+        """What lies in the job's folder."""
+        return {path.name for path in self.folder.iterdir()}
+
+
+def spec_of(**options: str | list[str]):
+    """The spec of run.yaml's keys."""
+    return make_spec(
+        [
+            read(key, words if isinstance(words, list) else [words], f"slurm.{key}")
+            for key, words in options.items()
+        ]
+    )

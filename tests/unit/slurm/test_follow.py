@@ -1,0 +1,278 @@
+"""Following a job: recorded states of a real one, one after the other."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.slurm import submit
+from dsrun.slurm.follow import Tail, Watch, follow, interval
+from dsrun.slurm.job_view import JobView, from_history, read_jobs
+from dsrun.system import slurm_query
+from dsrun.system.slurm_query import NoAnswerError
+from tests.slurm_recordings import recorded, stand_in
+
+DONE = recorded("job-failed")
+
+
+def at(state, *, log=None, reason="None", code="0:0", restarts=0, text=DONE):
+    """The recorded job in another state."""
+    text = re.sub(r"JobState=\S+ Reason=\S+", f"JobState={state} Reason={reason}", text)
+    text = re.sub(r"Restarts=\d+", f"Restarts={restarts}", text)
+    text = re.sub(r"ExitCode=\S+", f"ExitCode={code}", text)
+    return re.sub(r"StdOut=.*", f"StdOut={log or '/nowhere/x.log'}", text)
+
+
+class Slurm:
+    """Gives one answer after the other, the last one for ever; an error is raised. `pause` runs what is to happen."""
+
+    def __init__(self, monkeypatch, *answers, happens=()):
+        self.answers, self.happens, self.slept = list(answers), list(happens), 0.0
+        monkeypatch.setattr(slurm_query, "job", self.job)
+        self.told: list[str] = []
+        self.shown: list[str] = []
+
+    def job(self, job_id):
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def pause(self, seconds):
+        self.slept += seconds
+        assert self.slept < 1000, f"does not end; told so far: {self.told}"
+        if self.happens:
+            self.happens.pop(0)()
+
+    def follow(self, job_id="67"):
+        return follow(job_id, say=self.told.append, show=self.shown.append, pause=self.pause)
+
+
+def test_to_the_end(monkeypatch):
+    slurm = Slurm(
+        monkeypatch, at("PENDING", reason="Priority"), at("RUNNING"), at("RUNNING"), at("COMPLETED")
+    )
+    assert slurm.follow() == 0
+    assert slurm.told == [
+        "job 67: PENDING (Priority)",
+        "job 67: RUNNING on node3",
+        "job 67: COMPLETED after 00:00:00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "result"),
+    [
+        ("COMPLETED", "0:0", 0), ("FAILED", "3:0", 3), ("FAILED", "0:9", 137), ("CANCELLED", "0:15", 143),
+        ("TIMEOUT", "0:0", 1), ("OUT_OF_MEMORY", "0:125", 253), ("CANCELLED", "0:0", 1), ("NODE_FAIL", "1:0", 1),
+    ],
+)  # fmt: skip
+def test_the_jobs_result_is_the_exit_code(monkeypatch, state, code, result):
+    assert Slurm(monkeypatch, at(state, code=code)).follow() == result
+
+
+def test_a_requeue_is_not_the_end(monkeypatch):
+    slurm = Slurm(
+        monkeypatch,
+        at("RUNNING"),
+        at("COMPLETING"),
+        at("PENDING", reason="BeginTime", restarts=1),
+        at("RUNNING", restarts=1),
+        at("COMPLETED", restarts=1),
+    )
+    assert slurm.follow() == 0
+    assert slurm.told[2] == "job 67: PENDING (BeginTime) requeued 1 time so far"
+    assert slurm.told[3] == "job 67: RUNNING on node3"
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
+def test_states_that_a_requeue_may_follow_are_looked_at_twice(monkeypatch, state):
+    slurm = Slurm(
+        monkeypatch, at("RUNNING"), at(state), at("PENDING", restarts=1), at("COMPLETED", restarts=1)
+    )
+    assert slurm.follow() == 0
+
+
+def test_a_controller_that_is_away(monkeypatch):
+    gone = NoAnswerError("scontrol: Unable to contact slurm controller (connect failure)")
+    slurm = Slurm(monkeypatch, at("RUNNING"), gone, gone, at("RUNNING"), at("COMPLETED"))
+    assert slurm.follow() == 0
+    assert [line for line in slurm.told if "controller" in line] == [
+        "scontrol: Unable to contact slurm controller (connect failure); the job goes on without it, waiting",
+        "the controller answers again",
+    ]
+
+
+def test_a_controller_that_has_forgotten_the_job(monkeypatch, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    rows = [
+        [("67", "RUNNING", "0:0", "node3", "00:01:00")],
+        [("67", "CANCELLED by 0", "0:15", "node3", "00:01:01")],
+    ]
+    monkeypatch.setattr(
+        slurm_query, "history", lambda fields, job_id: rows.pop(0) if len(rows) > 1 else rows[0]
+    )
+    slurm = Slurm(monkeypatch, at("RUNNING", log=log), None, happens=[lambda: log.write_text("one\ntwo\n")])
+    assert slurm.follow() == 143
+    assert slurm.shown == ["one", "two"]
+    assert slurm.told[-1] == "job 67: CANCELLED after 00:01:01 exit code 143"
+
+
+def test_a_job_that_nobody_knows(monkeypatch):
+    monkeypatch.setattr(slurm_query, "history", lambda fields, job_id: None)
+    with pytest.raises(UsageError, match="no job 67"):
+        Slurm(monkeypatch, None).follow()
+    with pytest.raises(ToolError, match="forgotten job 67"):
+        Slurm(monkeypatch, at("RUNNING"), None).follow()
+
+
+def test_the_log_as_it_grows(monkeypatch, tmp_path):
+    log = tmp_path / "a b.log"
+
+    def append(text):
+        with log.open("a") as file:
+            file.write(text)
+
+    slurm = Slurm(
+        monkeypatch,
+        at("RUNNING", log=log),
+        at("RUNNING", log=log),
+        at("COMPLETED", log=log),
+        happens=[
+            lambda: append("one\ntw"),
+            lambda: append("o\n"),
+            lambda: append("three"),
+            lambda: append("\nlast"),
+        ],
+    )
+    assert slurm.follow() == 0
+    assert slurm.shown == ["one", "two", "three", "last"]
+
+
+def test_all_tasks_of_an_array(monkeypatch, tmp_path):
+    done = re.sub(r"JobState=\S+", "JobState=COMPLETED", recorded("job-array"))
+    logs = {label: tmp_path / f"{label}.log" for label in ("66_0", "66_1", "66_2", "66_3")}
+    for label, path in logs.items():
+        path.write_text(f"{label} speaks\n")
+        done = done.replace(f"/home/ada/work/sweep-{label}.log", str(path))
+    failed = done.replace("JobState=COMPLETED", "JobState=FAILED", 1).replace(
+        "ExitCode=0:0", "ExitCode=5:0", 1
+    )
+    slurm = Slurm(monkeypatch, recorded("job-array"), failed)
+    assert slurm.follow("66") == 5
+    assert sorted(slurm.shown) == [f"[{label}] {label} speaks" for label in logs]
+    assert "job 66_2: RUNNING on node5" in slurm.told
+
+
+def test_the_controller_is_asked_less_and_less_often():
+    assert interval(0) == 1
+    assert interval(60) == 3
+    assert interval(10_000) == 10
+
+
+def test_recorded_jobs():
+    (job,) = read_jobs(recorded("job"))
+    assert (job.label, job.state, job.nodes, job.log) == (
+        "62",
+        "RUNNING",
+        "node2",
+        "/home/ada/work/slurm-62.out",
+    )
+    (waiting,) = read_jobs(recorded("job-waiting"))
+    assert (waiting.state, waiting.reason, waiting.nodes) == ("PENDING", "DependencyNeverSatisfied", "")
+    (failed,) = read_jobs(recorded("job-failed"))
+    assert (failed.result, failed.restarts) == (3, 0)
+    assert [view.label for view in read_jobs(recorded("job-array"))] == ["66_0", "66_1", "66_2", "66_3"]
+
+
+def test_a_name_that_looks_like_a_state_is_only_a_name():
+    text = recorded("job").replace("JobName=t5 large", "JobName=x JobState=FAILED ExitCode=9:0")
+    (view,) = read_jobs(text)
+    assert (view.state, view.exit_code) == ("RUNNING", 0)
+
+
+def test_tasks_that_have_not_started_have_no_log():
+    text = re.sub(r"ArrayTaskId=3 ", "ArrayTaskId=2-3%2 ", recorded("job-array")).replace(
+        "_3.log", "_4294967294.log"
+    )
+    waiting = next(view for view in read_jobs(text) if "[" in view.label)
+    assert (waiting.label, waiting.log) == ("66_[2-3%2]", None)
+
+
+def test_patterns_that_slurm_left_in_a_logs_name():
+    text = re.sub(r"StdOut=.*", "StdOut=logs/%x-%5j-%N-%%.log", recorded("job"))
+    assert read_jobs(text)[0].log == "/home/ada/work/logs/t5 large-00062-node2-%.log"
+
+
+def test_accounting_rows():
+    view = from_history(("67", "FAILED", "3:0", "None assigned", "00:00:01"))
+    assert (view.state, view.result, view.nodes) == ("FAILED", 3, "")
+
+
+def test_news_only_when_something_has_changed():
+    watch = Watch("7")
+    waiting = JobView(label="7", state="PENDING", reason="Priority")
+    assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
+    assert watch.news([waiting]) == []
+    assert watch.news([JobView(label="7", state="PENDING", reason="Resources")]) == [
+        "job 7: PENDING (Resources)"
+    ]
+    assert not watch.ended
+
+
+def test_a_log_that_starts_anew(tmp_path):
+    log = tmp_path / "log"
+    tail = Tail(log)
+    assert tail.lines() == []
+    log.write_bytes(b"first \xff\nsecond\n")
+    assert tail.lines() == ["first �", "second"]
+    log.write_text("new\n")  # --open-mode=truncate after a requeue
+    assert tail.lines() == ["new"]
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """A stand-in for sbatch that keeps its stdin; returns a function that sets its answer."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+
+    def answers(out, err="", code=0):
+        path = stand_in(tmp_path, "sbatch", ("", out, err, code))
+        text = path.read_text()
+        keep = f"open({str(tmp_path / 'script')!r}, 'wb').write(sys.stdin.buffer.read())\n"
+        path.write_text(text.replace("words = ", keep + "words = ", 1))
+        return tmp_path
+
+    return answers
+
+
+def test_submit(sbatch):
+    folder = sbatch("1234;lab\n", "sbatch: Verify: fine\n")
+    remarks = []
+    assert submit.submit("#!/bin/bash\necho \udcff\n", ["--hold"], say=remarks.append) == "1234"
+    assert (folder / "script").read_bytes() == b"#!/bin/bash\necho \xff\n"
+    assert (folder / "calls").read_text() == "sbatch --parsable --hold\n"
+    assert remarks == ["sbatch: Verify: fine"]
+
+
+def test_a_refused_job(sbatch):
+    sbatch("", "sbatch: error: Batch job submission failed: Invalid qos specification\n", 1)
+    with pytest.raises(
+        ToolError, match="refuses the job: Batch job submission failed: Invalid qos specification"
+    ):
+        submit.submit("#!/bin/bash\n")
+
+
+def test_whether_and_when(sbatch):
+    said = "sbatch: Job 15 to start at 2026-11-21T08:44:13 using 4 processors on nodes node[1-2] in partition gpu\n"
+    folder = sbatch("", said)
+    expected = "would start at 2026-11-21T08:44:13 on node[1-2] of partition gpu with 4 cores"
+    assert submit.test_only("#!/bin/bash\n") == expected
+    assert (folder / "calls").read_text() == "sbatch --test-only\n"
+    assert submit.forecast(said.replace("2026", "2383")).endswith("when jobs that have no time limit end")
+    sbatch("", "allocation failure: Requested node configuration is not available\n", 1)
+    with pytest.raises(ToolError, match="would refuse the job: allocation failure: Requested node"):
+        submit.test_only("#!/bin/bash\n")

@@ -1,0 +1,308 @@
+"""How a rendered script ends: exit codes, signals, the way back into the queue. Run under the real bash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from dsrun.slurm.program import any_program, train_program
+from dsrun.slurm.render import render
+from dsrun.slurm.site import Site
+from tests.unit.slurm.stand_ins import JOB, SRUN, Shell, spec_of
+
+FINISHED = 'sleep 0.05; touch "$DSRUN_OUTPUT/FINISHED"; exit 0'
+# Waits for the signal that the stand-in for scancel stands for, as a worker that saves and leaves.
+SAVES = 'until [ -e "$DSRUN_STOP_FILE" ]; do sleep 0.02; done; exit 0'
+PREEMPTED = JOB + "   PreemptEligibleTime=2026-11-21T08:00:00 PreemptTime=2026-11-21T08:00:05\n"
+CANCELLED = JOB.replace("   JobState=RUNNING", "   JobState=COMPLETING")
+REQUEUE = ("requeue", "12")
+
+
+def training(shell: Shell, **options) -> str:
+    return render(spec_of(**options), train_program([]), Site(python=shell.python, own_python=shell.python))
+
+
+def other(shell: Shell, **options) -> str:
+    return render(
+        spec_of(**options), any_program(["./x"]), Site(python=shell.python, own_python=shell.python)
+    )
+
+
+def signalled(shell: Shell, script: str, which: signal.Signals):
+    """Run it, and send its batch shell a signal once the worker is there."""
+    process = shell.start(script)
+    end = time.monotonic() + 30
+    while not (shell.tools / "environment").exists():
+        assert time.monotonic() < end, "the worker never started"
+        time.sleep(0.02)
+    process.send_signal(which)
+    return shell.ended(process)
+
+
+def requeued(done) -> bool:
+    return any(words[0] == "requeue" for words in done.of("scontrol"))
+
+
+def test_a_finished_run_is_a_completed_job(shell):
+    shell.worker = FINISHED
+    done = shell.run(training(shell))
+    assert (done.code, requeued(done)) == (0, False)
+
+
+def test_a_finished_marker_of_an_earlier_run_is_not_believed(shell):
+    folder = shell.folder / "runs" / "train-12"
+    folder.mkdir(parents=True)
+    (folder / "FINISHED").touch()
+    time.sleep(0.05)
+    shell.worker = "exit 5"
+    done = shell.run(training(shell))
+    assert (done.code, requeued(done)) == (5, False)
+
+
+def test_a_failed_run_keeps_its_code_and_stays_out_of_the_queue(shell):
+    shell.worker = "exit 9"
+    done = shell.run(training(shell))
+    assert (done.code, requeued(done)) == (9, False)
+
+
+def test_the_verdict_decides_the_code(shell):
+    shell.worker = "exit 143"
+    shell.put("python", "if [[ $* == *verdict* ]]; then echo 7; else exit 143; fi\n")
+    done = shell.run(training(shell))
+    assert done.code == 7
+    assert done.of("python")[-1] == (
+        "-m",
+        "dsrun.launch.verdict",
+        f"{shell.folder}/runs/train-12/logs/slurm-12-0",
+        "143",
+    )
+
+
+def test_without_a_verdict_the_code_of_srun_stands(shell):
+    shell.put("python", "if [[ $* == *verdict* ]]; then exit 1; else exit 143; fi\n")
+    assert shell.run(training(shell)).code == 143
+
+
+@pytest.mark.parametrize("which", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_the_job_goes_back_into_the_queue(shell, which):
+    shell.worker = SAVES
+    done = signalled(shell, training(shell), which)
+    assert ("--quiet", "--signal=USR1", "12") in done.of("scancel")
+    assert done.of("scontrol")[-1] == REQUEUE
+    assert done.code == 0
+    assert f"got {which.name[3:]}" in done.stderr
+
+
+def test_signals_that_come_twice_lose_nothing(shell):
+    shell.worker = 'until [ -e "$STAND_INS/go" ]; do sleep 0.02; done; exit 6'
+    process = shell.start(other(shell, requeue="false"))
+    while not (shell.tools / "environment").exists():
+        time.sleep(0.02)
+    for which in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+        process.send_signal(which)
+        time.sleep(0.1)
+    (shell.tools / "go").touch()
+    done = shell.ended(process)
+    assert done.code == 6
+    assert len(done.of("scancel")) == 3
+
+
+def test_a_cancelled_job_is_not_put_back(shell):
+    shell.worker, shell.job = SAVES, CANCELLED
+    done = signalled(shell, training(shell), signal.SIGTERM)
+    assert not requeued(done)
+    assert done.code != 0
+
+
+def test_a_job_that_was_signalled_and_finished_is_finished(shell):
+    shell.worker = SAVES.replace("exit 0", 'touch "$DSRUN_OUTPUT/FINISHED"; exit 0')
+    done = signalled(shell, training(shell), signal.SIGUSR1)
+    assert (done.code, requeued(done)) == (0, False)
+
+
+@pytest.mark.parametrize("render_it", [training, other])
+def test_a_preempted_job_goes_back_though_the_script_heard_nothing(shell, render_it):
+    shell.worker, shell.job = "exit 143", PREEMPTED
+    done = shell.run(render_it(shell))
+    assert done.of("scontrol")[-1] == REQUEUE
+    assert "preemption" in done.stderr
+
+
+def test_a_jobs_own_words_do_not_make_it_look_preempted(shell):
+    shell.worker = "exit 3"
+    shell.job = "JobId=12 JobName=x PreemptEligibleTime=1 PreemptTime=1\n   JobState=RUNNING \n"
+    assert not requeued(shell.run(training(shell)))
+
+
+def test_a_job_goes_back_so_often_and_no_more(shell):
+    shell.worker, shell.job = "exit 143", PREEMPTED
+    for restart, again in (("0", True), ("1", True), ("2", False), ("7", False)):
+        shell.variables["SLURM_RESTART_COUNT"] = restart
+        done = shell.run(training(shell, max_requeues="2"))
+        assert (requeued(done), done.code == 0) == (again, again)
+
+
+def test_no_requeue_means_none(shell):
+    shell.worker, shell.job = SAVES, PREEMPTED
+    done = signalled(shell, training(shell, requeue="false"), signal.SIGUSR1)
+    assert not requeued(done)
+    assert done.code == 1  # a job that is not finished did not succeed
+
+
+def test_a_requeue_that_fails_is_no_success(shell):
+    shell.worker, shell.job = SAVES, PREEMPTED
+    shell.put("scontrol", 'case "$1" in show) cat "$STAND_INS/job";; requeue) exit 1;; esac\n')
+    assert signalled(shell, training(shell), signal.SIGUSR1).code == 1
+
+
+def test_workers_that_do_not_leave_in_time_are_ended_so_that_the_job_can_go_back(shell):
+    shell.worker = 'until [ -e "$STAND_INS/ended" ]; do sleep 0.02; done; exit 1'
+    shell.put("scancel", '[ "$2" != --signal=HUP ] || touch "$STAND_INS/ended"\n')
+    script = training(shell, signal_lead="100")
+    assert "sleep 70 &&" in script
+    done = signalled(shell, script.replace("sleep 70 &&", "sleep 0.3 &&"), signal.SIGUSR1)
+    assert done.of("scontrol")[-1] == REQUEUE
+
+
+def test_nobody_ends_workers_of_a_later_start(shell):
+    shell.worker = SAVES
+    script = training(shell, signal_lead="100").replace("sleep 70 &&", "sleep 0.3 &&")
+    assert requeued(signalled(shell, script, signal.SIGUSR1))
+    time.sleep(0.6)
+    assert b"--signal=HUP" not in (shell.tools / "record").read_bytes()
+
+
+def test_any_other_program_that_ends_well_after_a_signal_is_finished(shell):
+    shell.worker = SAVES
+    done = signalled(shell, other(shell), signal.SIGUSR1)
+    assert (done.code, requeued(done)) == (0, False)
+
+
+def test_any_other_program_that_ends_with_a_code_after_a_signal_goes_back(shell):
+    shell.worker = SAVES.replace("exit 0", "exit 75")
+    assert requeued(signalled(shell, other(shell), signal.SIGUSR1))
+
+
+def test_the_code_of_any_other_program_is_read_from_the_report_of_torchrun(shell):
+    shell.worker = 'printf "  exitcode  : -15 (pid: 1)\\n  exitcode  : 42 (pid: 2)\\n" >log.txt; exit 1'
+    assert shell.run(other(shell)).code == 42
+
+
+def test_an_array_task_never_speaks_for_the_whole_array(shell):
+    # The last task of an array has the array's own number as its SLURM_JOB_ID.
+    shell.variables |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    shell.worker = SAVES
+    done = signalled(shell, training(shell, array="0-3", array_flag="--seed"), signal.SIGUSR1)
+    assert done.of("scontrol")[-1] == ("requeue", "12_3")
+    assert ("--quiet", "--signal=USR1", "12_3") in done.of("scancel")
+    assert {words[2] for words in done.of("scontrol") if words[:2] == ("show", "job")} == {"12_3"}
+    assert done.received == ["dsrun.train", "--seed", "3"]
+    assert (shell.folder / "runs" / "train-12_3").is_dir()
+
+
+def test_each_node_starts_one_agent_that_outlives_the_signals(shell):
+    shell.worker = 'kill -USR1 $$; kill -TERM $$; touch "$DSRUN_OUTPUT/FINISHED"; exit 0'
+    done = shell.run(training(shell, nodes="2", gpus_per_node="4"))
+    assert done.code == 0
+    options = dict(word.split("=", 1) for word in done.launched if word.startswith("--") and "=" in word)
+    assert options == {
+        "--nnodes": "2",
+        "--nproc-per-node": "4",
+        "--max-restarts": "0",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": "first-node:15012",
+        "--rdzv-id": "12-0",
+    }
+    seen = done.environment
+    assert "SIGTERM" not in seen["PET_SIGNALS_TO_HANDLE"]
+    assert seen["PET_RDZV_CONF"] == "is_host=true"
+    assert seen["OMP_NUM_THREADS"] == "1"  # 8 cores, 4 workers, half for the data loaders
+    assert {
+        seen[name].startswith(str(shell.tools)) for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+    } == {True}
+
+
+def test_a_job_on_cpus_says_so_and_shares_the_cores(shell):
+    done = shell.run(training(shell, nproc="2"))
+    seen = done.environment
+    assert (seen["DS_ACCELERATOR"], seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("cpu", "4", "")
+    assert "--nproc-per-node=2" in done.launched
+
+
+def test_srun_is_told_of_the_cpus_and_the_environment(shell):
+    shell.variables["SLURM_CPUS_PER_TASK"] = "6"
+    done = shell.run(training(shell))
+    assert done.of("srun")[0][:3] == ("--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=6")
+
+
+def test_an_old_lock_of_a_killed_build_is_removed(shell):
+    lock = shell.tools / f"dsrun-{os.getuid()}" / "extensions-12" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    shell.run(other(shell))
+    assert not lock.exists()
+
+
+def test_what_training_compiles_is_kept_from_job_to_job(shell):
+    """dsrun locks the folder and clears it of stale locks itself, so jobs on one node may share it."""
+    first = shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"]
+    shell.variables["SLURM_JOB_ID"] = "13"
+    assert shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"] == first
+    assert shell.run(other(shell)).environment["TORCH_EXTENSIONS_DIR"].endswith("extensions-13")
+
+
+def test_folders_for_builds_that_the_user_chose_stay(shell):
+    shell.variables["TORCH_EXTENSIONS_DIR"] = "/chosen"
+    assert shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"] == "/chosen"
+
+
+def test_a_variable_that_is_to_be_passed_on_has_to_be_there(shell):
+    script = training(shell, env=["MY_TOKEN"])
+    assert "MY_TOKEN=" not in script
+    done = shell.run(script)
+    assert (done.code, done.of("srun")) == (4, [])
+    assert "MY_TOKEN is not set where sbatch was called" in done.stderr
+    shell.variables["MY_TOKEN"] = "secret"
+    assert shell.run(script).environment["MY_TOKEN"] == "secret"
+
+
+def test_variables_that_make_accelerate_drop_deepspeed_do_not_reach_the_workers(shell):
+    shell.variables["ACCELERATE_USE_CPU"] = "true"
+    assert "ACCELERATE_USE_CPU" not in shell.run(training(shell)).environment
+
+
+def test_a_preset_gives_way_to_the_environment_and_an_interface_does_not(shell):
+    shell.variables |= {"NCCL_IB_TIMEOUT": "30", "GLOO_SOCKET_IFNAME": "lo"}
+    seen = shell.run(training(shell, network="infiniband", interface="ib0")).environment
+    assert (seen["NCCL_IB_TIMEOUT"], seen["NCCL_NET"]) == ("30", "IB")
+    assert (seen["NCCL_SOCKET_IFNAME"], seen["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
+
+
+def test_modules_are_loaded_before_the_environment_is_activated(shell):
+    (shell.tools / "v" / "bin").mkdir(parents=True)
+    (shell.tools / "v" / "bin" / "activate").write_text('echo "activate $LOADED"')
+    (shell.tools / "setup").write_text('module() { LOADED="$*"; }; echo "$UNSET_IN_HERE"')
+    script = training(
+        shell, module=["cuda/13", "a b"], setup_file=[str(shell.tools / "setup")], venv=str(shell.tools / "v")
+    )
+    shell.variables["BASH_ENV"] = str(shell.tools / "setup")
+    done = shell.run(script)
+    assert "activate load cuda/13 a b" in done.stdout
+    assert done.launched  # by `python` from PATH, which is that of the environment
+
+
+def test_a_module_that_cannot_be_loaded_ends_the_job(shell):
+    shell.put("module", "exit 1")
+    done = shell.run(training(shell, module=["nowhere"]))
+    assert (done.code, done.of("srun")) == (4, [])
+
+
+def test_a_job_that_lost_a_node_goes_back_before_slurm_has_noticed(shell):
+    shell.worker = "exit 1"
+    shell.put("srun", f'[ "${{@: -1}}" != true ] || exit 1\n{SRUN}')
+    done = shell.run(training(shell, nodes="2"))
+    assert done.of("scontrol")[-1] == REQUEUE
+    assert "the loss of a node" in done.stderr

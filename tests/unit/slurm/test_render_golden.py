@@ -1,0 +1,141 @@
+"""Whole scripts as they are meant to be, in tests/golden/slurm; bash and shellcheck find nothing wrong with them.
+
+`UPDATE_GOLDEN=1 pytest tests/unit/slurm/test_render_golden.py` writes them anew, for reading what has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun import __version__
+from dsrun.slurm.program import any_program, train_program
+from dsrun.slurm.render import render
+from dsrun.slurm.site import Site
+from tests.unit.slurm.stand_ins import spec_of
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
+SITE = Site(python="/opt/dsrun/bin/python", own_python="/opt/dsrun/bin/python")
+ON_CLUSTER = Site(
+    python="/opt/dsrun/bin/python",
+    own_python="/opt/dsrun/bin/python",
+    gpus_per_node=4,
+    cores_per_gpu=12,
+    checkpoint_s=42.0,
+)
+DEMO = train_program(["--model", "demo-t5", "--zero", "2"], name="demo-t5")
+TRANSLATE = train_program(
+    ["--model", "t5-large", "--dataset", "wmt16", "--dataset-config", "ro-en", "--output", "runs/ro"],
+    output="runs/ro",
+    name="t5-large",
+)
+SCRIPT = any_program(["python", "my_train.py", "--x", "1", "it's $HOME"])
+
+CASES = {
+    "minimal": (spec_of(), DEMO, SITE),
+    "four-nodes": (
+        spec_of(nodes="4", gpus_per_node="a100:4", time="20:00:00", partition="gpu"),
+        TRANSLATE,
+        ON_CLUSTER,
+    ),
+    "cpu-only": (spec_of(nodes="2", nproc="4"), DEMO, SITE),
+    "array": (spec_of(array="0-9%2", array_flag="--seed", gres="gpu:a100:1,nvme:1"), DEMO, ON_CLUSTER),
+    "container-pyxis": (
+        spec_of(
+            nodes="2",
+            gpus_per_node="8",
+            container_image="nvcr.io#nvidia/pytorch:25.08-py3",
+            container_mounts=["/data", "/my models:/models:ro"],
+            env=["HF_TOKEN"],
+            network="infiniband",
+        ),
+        SCRIPT,
+        SITE,
+    ),
+    "apptainer": (
+        spec_of(nodes="2", gpus_per_node="2", apptainer="/images/my train.sif", container_mounts=["/data"]),
+        SCRIPT,
+        SITE,
+    ),
+    "stage": (spec_of(nodes="8", stage="/shared/env.tar.gz", local_dir="/local disk"), TRANSLATE, ON_CLUSTER),
+    "stage-wheel": (
+        spec_of(nodes="8", stage="deepspeed-0.19.8+cu130-cp311-cp311-linux_x86_64.whl"),
+        DEMO,
+        SITE,
+    ),
+    "command": (spec_of(requeue="false", time="1"), any_program(["./tool", "a b"]), SITE),
+    "everything": (
+        spec_of(
+            job_name='ro "large" #2',
+            comment="it's for the paper",
+            log="logs/%x-%j.out",
+            mail_user="ada@example.org",
+            nodes="2",
+            gpus_per_node="a100:4",
+            cpus_per_task="32",
+            mem="200G",
+            exclusive="true",
+            time="2-00:00:00",
+            constraint="a100&ib",
+            partition="gpu,long",
+            account="nlp",
+            qos="high",
+            reservation="course",
+            nodelist="node[01-09]",
+            exclude="node[03,05]",
+            licenses="matlab:1",
+            begin="now+1hour",
+            dependency="afterok:1234",
+            sbatch=["switches=1@00:10:00", "contiguous"],
+            signal_lead="300",
+            max_requeues="3",
+            max_restarts="2",
+            module=["cuda/13.0", "nccl"],
+            setup_file=["/shared/set up.sh"],
+            conda="train env",
+            env=["HF_TOKEN", "WANDB_API_KEY", "GREETING=it's $5"],
+            clean_env="true",
+            network="ethernet",
+            interface="eth0",
+        ),
+        TRANSLATE,
+        ON_CLUSTER,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_is_the_golden_one(name):
+    script = render(*CASES[name]).replace(f"dsrun {__version__}", "dsrun VERSION")
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(script)
+    assert script == path.read_text()
+
+
+def test_there_is_no_golden_script_of_nothing():
+    assert {path.stem for path in GOLDEN.glob("*.sh")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bash_can_read_it(name):
+    done = subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_finds_nothing():
+    beside = Path(sys.executable).with_name("shellcheck")
+    program = beside if beside.exists() else shutil.which("shellcheck")
+    assert program, "shellcheck is missing: pip install 'dsrun[test]'"
+    done = subprocess.run([program, *GOLDEN.glob("*.sh")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_size_does_not_grow_with_the_nodes():
+    small, large = (render(spec_of(nodes=nodes, gpus_per_node="8"), DEMO, SITE) for nodes in ("10", "10000"))
+    assert large == small.replace("--nodes=10\n", "--nodes=10000\n")

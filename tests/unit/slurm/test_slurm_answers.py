@@ -1,0 +1,132 @@
+"""How SLURM's programs are asked, and what becomes of their failures. The messages are those of SLURM 22.05."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import MissingError, ToolError
+from dsrun.slurm.look import look, look_if_there
+from dsrun.system import slurm_query
+from dsrun.system.slurm_query import NoAnswerError
+from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
+
+DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+DATABASE = "sacct: error: Problem talking to the database: Connection timed out\n"
+NO_CLUSTER = (
+    "scontrol: error: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path, monkeypatch):
+    """An empty folder as the only one with SLURM's programs in it."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return folder
+
+
+def test_no_slurm():
+    with pytest.raises(MissingError, match="no SLURM cluster here"):
+        slurm_query.partitions()
+
+
+def test_programs_without_a_cluster(programs):
+    stand_in(programs, "scontrol", ("", "", NO_CLUSTER, 1))
+    with pytest.raises(MissingError, match="no SLURM cluster here"):
+        slurm_query.nodes()
+
+
+def test_a_configuration_that_is_not_there_is_not_waited_for(programs, monkeypatch, tmp_path):
+    stand_in(programs, "scontrol", ("", "never asked", "", 0))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
+    with pytest.raises(ToolError, match="SLURM_CONF names"):
+        slurm_query.nodes()
+    assert not (programs / "calls").exists()
+
+
+def test_a_controller_and_a_database_that_do_not_answer(programs):
+    stand_in(programs, "scontrol", ("", "", DOWN, 1))
+    stand_in(programs, "sacct", ("", "", DATABASE, 1))
+    for question in (lambda: slurm_query.job("1"), lambda: slurm_query.batch_script("1"), slurm_query.config):
+        with pytest.raises(NoAnswerError, match="Unable to contact slurm controller"):
+            question()
+    with pytest.raises(NoAnswerError, match="Problem talking to the database"):
+        slurm_query.history(("JobID",))
+
+
+def test_a_program_that_fails_for_another_reason(programs):
+    stand_in(programs, "scontrol", ("", "", "scontrol: something odd\n", 1))
+    with pytest.raises(ToolError, match="scontrol failed: scontrol: something odd") as caught:
+        slurm_query.partitions()
+    assert not isinstance(caught.value, NoAnswerError)
+
+
+def test_a_job_that_the_controller_does_not_have(programs):
+    stand_in(programs, "scontrol", ("", "", "slurm_load_jobs error: Invalid job id specified\n", 1))
+    stand_in(programs, "squeue", ("", "", "slurm_load_jobs error: Invalid job id specified\n", 1))
+    assert slurm_query.job("9") is None
+    assert slurm_query.queue(("i",), job_id="9") == []
+
+
+def test_a_script_that_is_not_ours(programs):
+    # scontrol 22.05 ends with 0 all the same.
+    stand_in(
+        programs,
+        "scontrol",
+        ("9", "", "job script retrieval failed: Invalid user id\n", 0),
+        ("8", "#!/bin/sh\n"),
+    )
+    assert slurm_query.batch_script("9") is None
+    assert slurm_query.batch_script("8") == "#!/bin/sh\n"
+
+
+def test_rows_of_the_queue(programs):
+    stand_in(programs, "squeue", ("", "CLUSTER: lab\x1e\n" + recorded("squeue")))
+    rows = slurm_query.queue("iATrPNDMlVSeZj")
+    assert {len(row) for row in rows} == {14}
+    assert next(row for row in rows if row[0] == "64")[-1] == "odd | name, with\nbreaks JobState=FAILED"
+    assert "--me" in (programs / "calls").read_text()
+
+
+def test_rows_of_the_accounting(programs):
+    stand_in(programs, "sacct", ("", "1\x1fa\x1fodd\nname\n2\x1fb\x1fx\n"))
+    assert slurm_query.history(("JobID", "State", "JobName"), hours=2) == [("1", "a", "odd"), ("2", "b", "x")]
+    assert "--starttime=now-7200seconds" in (programs / "calls").read_text()
+
+
+def test_no_accounting(programs):
+    stand_in(programs, "sacct", ("", "", "Slurm accounting storage is disabled\n", 1))
+    assert slurm_query.history(("JobID",)) is None
+
+
+def test_times_are_in_slurms_own_form_whatever_the_user_likes(programs, monkeypatch):
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    path = stand_in(programs, "scontrol", ("", ""))
+    path.write_text(
+        path.read_text().replace(
+            "words = ", "import os; sys.exit(print(os.environ['SLURM_TIME_FORMAT']))\nwords = "
+        )
+    )
+    assert slurm_query.config() == "standard\n"
+
+
+def test_what_can_be_done_without_a_cluster_is_done_without_one_that_does_not_answer(programs):
+    assert look_if_there(say=pytest.fail) is None
+    stand_in(programs, "scontrol", ("", "", DOWN, 1))
+    told: list[str] = []
+    assert look_if_there(say=told.append) is None
+    assert "Unable to contact slurm controller" in told[0]
+    with pytest.raises(NoAnswerError):
+        look_if_there()
+
+
+def test_a_database_that_does_not_answer_is_no_reason_not_to_look(programs):
+    stand_in_cluster(programs)
+    assert look().accounting.default_account == "ml"
+    stand_in(programs, "sacctmgr", ("", "", DATABASE.replace("sacct", "sacctmgr"), 1))
+    facts = look()
+    assert facts.accounting is None
+    assert [each.name for each in facts.nodes] == ["node1", "node2", "node3", "node4", "node5"]
+    assert "sacctmgr" in (programs / "calls").read_text()

@@ -1,0 +1,183 @@
+"""A job against the recorded cluster. What SLURM itself said to the same requests stands beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dsrun.slurm.check import check
+from dsrun.slurm.spec import SlurmSpec
+from tests.slurm_recordings import recorded, recorded_facts
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return recorded_facts()
+
+
+def found(facts, **given):
+    """Level and code of every finding that is not only information."""
+    findings = check(SlurmSpec(**{"mem": "8G", **given}), facts)
+    return [(each.level, each.code.removeprefix("slurm_")) for each in findings if each.level != "info"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"partition": "gpu", "time": "2-00:00:00", "nodes": 2, "gpus_per_node": "a100:2", "account": "phys"},
+        {"gpus_per_node": "a100:2", "nodes": 2},
+        {"gres": "gpu:3g.20gb:2"},
+        {"gres": "gpu:2,bandwidth:lustre:1"},
+        {"partition": "gpu", "account": "ML", "qos": "NORMAL"},  # SLURM takes these in any case
+        {"constraint": "a100&ib"},
+        {"constraint": "a100|mig", "nodes": 2},
+        {"nodelist": "node[1-2]", "nodes": 2},
+        {"nodelist": "node1", "nodes": 2},
+        {"array": "0-1000%4"},
+        {"array": "0-900:2%5000"},
+        {"reservation": "maint"},
+        {"partition": "debug", "qos": "normal", "time": "30", "cpus_per_task": 8},
+        {"signal_lead": 60, "time": "5"},
+        {"mem": "0", "nodelist": "node3"},
+    ],
+)
+def test_what_fits(facts, given):
+    assert found(facts, **given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "message", "fix"),
+    [
+        ({"partition": "gpuu"}, "partition_unknown", "no partition 'gpuu'", "did you mean gpu?"),
+        ({"partition": "GPU"}, "partition_unknown", "'GPU'", "did you mean gpu?"),
+        ({"partition": "drain"}, "partition_closed", "takes no new jobs", "main, gpu, debug, low"),
+        ({"partition": "empty"}, "nodes", "empty has 0 nodes", "--partition"),
+        ({"partition": "gpu", "nodes": 3}, "node_limit", "at most 2 nodes, not 3", "--nodes 2"),
+        ({"nodes": 6}, "nodes", "has 5 nodes, and the job wants 6", "--nodes 5"),
+        # "Requested node configuration is not available" was all that SLURM said to these:
+        ({"gpus_per_node": "A100:1"}, "gpu_type", "type 'A100'", "did you mean a100?"),
+        ({"gpus_per_node": "v100:1"}, "gpu_type", "type 'v100'", "a100"),
+        ({"gpus_per_node": "a100:5"}, "gpus", "5 a100 GPUs: the most is 4", "less per node"),
+        ({"gpus_per_node": "a100:4", "nodes": 2}, "gpus", "1 of the 5 nodes", "--nodes 1"),
+        ({"gpus_per_node": "3g.20gb:1", "partition": "debug"}, "gpu_type", "debug has no GPUs of the type", "main"),
+        ({"cpus_per_task": 65}, "cores", "the most is 64", "less per node"),
+        ({"cpus_per_task": 9, "partition": "debug"}, "cores", "the most is 8", "less per node"),
+        ({"mem": "700G"}, "memory", "700 GiB: the most is 500 GiB", "less per node"),
+        ({"mem": "127000", "nodelist": "node3"}, "memory", "the most is 121.1 GiB", "less per node"),
+        ({"exclude": "node1", "gpus_per_node": "a100:4"}, "gpus", "the most is 2", "less per node"),
+        ({"constraint": "a100&mig"}, "nodes", "0 nodes of those asked for", "ask for less"),
+        ({"gpus_per_node": "3g.20gb:2", "cpus_per_task": 32}, "no_such_nodes", "0 of the 5 nodes", "less per node"),
+        # "Invalid feature specification", "Invalid node name specified", "Invalid generic resource", ...
+        ({"constraint": "A100"}, "feature_unknown", "feature 'A100'", "did you mean a100?"),
+        ({"nodelist": "nodeX"}, "node_unknown", "no node nodeX", "did you mean node"),
+        ({"exclude": "node[4-7]"}, "node_unknown", "node6, node7", "did you mean"),
+        ({"nodelist": "node[1-3]"}, "nodelist_size", "names 3 nodes", "--nodes 3"),
+        ({"gres": "nvme:1"}, "gres_unknown", "'nvme'", "bandwidth, gpu, mps, shard"),
+        ({"reservation": "maintt"}, "reservation_unknown", "'maintt'", "did you mean maint?"),
+        ({"licenses": "matlab:2"}, "license_unknown", "'matlab'", "leave it away"),
+        ({"array": "0-1001"}, "array_size", "numbers below 1001", "smaller arrays"),
+        # Accounts and QOS.
+        ({"account": "mll"}, "account_unknown", "'mll' is none of your accounts", "did you mean ml?"),
+        ({"account": "other"}, "account_unknown", "'other'", "ml, phys, root"),
+        ({"qos": "lonng"}, "qos_unknown", "no QOS 'lonng'", "did you mean long?"),
+        ({"qos": "urgent"}, "qos_account", "may not use QOS urgent", "--qos"),
+        ({"qos": "long", "partition": "debug"}, "qos_account", "in partition debug", "--qos normal"),
+        ({"qos": "long", "account": "phys", "partition": "debug"}, "qos_partition", "not take QOS long", "normal"),
+        ({"qos": "long", "time": "6-0"}, "qos_time", "above the limit of QOS long", "--time 5-00:00:00"),
+        ({"qos": "long", "gpus_per_node": "4", "nodes": 2}, "qos_gpus", "8 GPUs", "fewer"),
+        ({"partition": "gpu,debug"}, "partitions", "no list of partitions", "--partition gpu"),
+        # Taken by SLURM, and never started (PartitionTimeLimit, PartitionDown, "account not permitted"):
+        ({"partition": "gpu", "time": "5-0"}, "time_limit", "5-00:00:00 is above the limit", "--time 2-00:00:00"),
+        ({"partition": "old"}, "partition_down", "old is DOWN", "main, gpu, debug, low"),
+        ({"partition": "debug", "mem": "40000"}, "memory", "the most is 31.2 GiB", "less per node"),
+        ({"partition": "low", "account": "phys"}, "account_partition", "may not use partition low", "--account ml"),
+        ({"partition": "gpu", "account": "root"}, "account_partition", "root may not use", "--account"),
+        # A signal before the start does nothing, at the time limit of the job or of the partition.
+        ({"signal_lead": 600, "time": "5"}, "signal_lead", "that is 0:05:00", "--signal-lead"),
+        ({"signal_lead": 7200, "partition": "gpu"}, "signal_lead", "that is 1:00:00", "--signal-lead"),
+    ],
+)  # fmt: skip
+def test_what_does_not(facts, given, code, message, fix):
+    assert [each for level, each in found(facts, **given) if level == "error"] == [code]
+    (finding,) = (each for each in check(SlurmSpec(**{"mem": "8G", **given}), facts) if each.level == "error")
+    assert message in finding.message
+    assert fix in finding.fix
+    assert finding.where.startswith("--")
+
+
+def test_a_node_outside_the_partition(facts):
+    assert ("error", "node_elsewhere") in found(facts, partition="gpu", nodelist="node4")
+
+
+def test_one_partition_that_fits_is_enough(facts):
+    levels = found(facts, partition="low,main", time="3-00:00:00")
+    assert levels == [("warning", "time_limit")]
+    assert ("error", "time_limit") in found(facts, partition="low,gpu", time="3-00:00:00")
+
+
+def test_nodes_that_are_down_are_a_warning(facts):
+    findings = check(SlurmSpec(nodelist="node4", mem="8G"), facts)
+    (warning,) = (each for each in findings if each.level == "warning")
+    assert warning.code == "slurm_nodes_down"
+    assert "node4: idle+drain, bad disk" in warning.message
+
+
+def test_gpus_of_no_type_where_there_are_several_kinds(facts):
+    findings = check(SlurmSpec(partition="gpu", gpus_per_node="4", mem="8G", time="60"), facts)
+    assert [(each.level, each.code) for each in findings] == [("warning", "slurm_gpu_kinds")]
+    assert "a100, rtx_2080_ti, 3g.20gb, 1g.5gb" in findings[0].message
+    assert "--gpus-per-node a100:N" in findings[0].fix
+    assert found(facts, partition="debug", gpus_per_node="4", time="5") == []
+
+
+def test_little_memory_and_the_partitions_own_time_are_told():
+    codes = {
+        each.code: each.message
+        for each in check(SlurmSpec(partition="gpu", gpus_per_node="a100:2"), recorded_facts())
+    }
+    assert codes == {"slurm_time_default": "without --time, partition gpu ends the job after 1:00:00"}
+    told = {
+        each.code: each.message
+        for each in check(SlurmSpec(gpus_per_node="a100:4", cpus_per_task=8), recorded_facts())
+    }
+    assert told == {"slurm_memory_default": "without --mem the job gets 7.8 GiB of each node for 4 workers"}
+
+
+def test_a_cluster_without_accounting_checks_no_accounts():
+    facts = recorded_facts(accounting=None)
+    assert found(facts, account="anything", qos="any") == []
+
+
+def test_a_user_without_any_account():
+    from dsrun.slurm.look import read_accounting
+
+    nobody = read_accounting(associations="", qualities="normal||", enforced="associations")
+    assert found(recorded_facts(accounting=nobody)) == [("error", "account_missing")]
+
+
+def test_groups():
+    closed = recorded("partitions").replace(
+        "PartitionName=main AllowGroups=ALL", "PartitionName=main AllowGroups=hpc,ml"
+    )
+    assert found(recorded_facts(partitions=closed)) == [("error", "group")]
+    assert found(recorded_facts(partitions=closed, groups=("ada", "hpc"))) == []
+
+
+def test_no_default_partition():
+    none = recorded("partitions").replace("Default=YES", "Default=NO")
+    assert found(recorded_facts(partitions=none)) == [("error", "partition_missing")]
+
+
+def test_every_finding_is_in_the_docs():
+    root = Path(__file__).parents[3]
+    source = "".join(
+        (root / "dsrun" / "slurm" / f"{name}.py").read_text() for name in ("check", "fit", "permission")
+    )
+    codes = set(re.findall(r'error\(\s*"(\w+)"', source)) | set(re.findall(r'code="slurm_(\w+)"', source))
+    codes |= {"gpus", "gres", "cores", "memory"}  # made from the kind of wish
+    assert len(codes) > 30
+    docs = "".join(path.read_text() for path in (root / "docs").glob("slurm*"))
+    assert {code for code in codes if f"`slurm_{code}`" not in docs} == set()

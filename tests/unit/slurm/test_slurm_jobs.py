@@ -1,0 +1,183 @@
+"""Jobs from recorded answers of squeue and sacct, and where their runs are."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import pytest
+
+from dsrun.slurm.jobs import _SACCT, _SQUEUE, Job, joined, merged, read_rows
+from dsrun.slurm.reasons import explained
+from dsrun.slurm.run_folder import job_variables, run_folder, shell_word
+from tests.slurm_recordings import recorded
+
+
+def queued() -> list[Job]:
+    rows = [tuple(row.split("\x1f")) for row in recorded("squeue").split("\x1e\n") if row]
+    assert {len(row) for row in rows} == {len(_SQUEUE)}
+    return read_rows(rows)
+
+
+def history() -> list[Job]:
+    rows = [tuple(line.split("\x1f")) for line in recorded("sacct").splitlines()]
+    return read_rows((row for row in rows if len(row) == len(_SACCT)), recorded=True)
+
+
+def by_id(jobs):
+    return {job.id: job for job in jobs}
+
+
+def test_the_queue():
+    jobs = by_id(queued())
+    running = jobs["62"]
+    assert (running.name, running.state, running.partition, running.nodes) == (
+        "t5 large",
+        "RUNNING",
+        "gpu",
+        "node2",
+    )
+    assert (running.node_count, running.time_limit, running.reason, running.ended) == (1, "1:00:00", "", "")
+    assert running.work_dir == "/home/ada/work"
+    assert jobs["64"].name == "odd | name, with\nbreaks JobState=FAILED"
+    assert jobs["64"].state == "RUNNING"
+    assert jobs["68"].reason == "DependencyNeverSatisfied"
+    assert (
+        jobs["23"].reason
+        == "Job's account not permitted to use this partition (low denies phys including phys)"
+    )
+    assert jobs["66_3"].number == "66"
+    assert jobs["67"].ended == "2026-11-21T09:08:55"
+
+
+def test_the_accounting():
+    jobs = by_id(history())
+    assert jobs["67"].state == "FAILED"
+    assert jobs["69"].state == "CANCELLED"  # "CANCELLED by 0"
+    assert jobs["62"].ended == ""
+    assert (jobs["60_1"].elapsed, jobs["60_1"].node_count) == ("00:00:03", 1)
+    assert jobs["58"].reason == ""  # it had waited for its BeginTime, before it ran and failed
+
+
+def test_each_job_once_running_ones_first_then_the_last_to_end():
+    jobs = merged(queued(), history())
+    assert len({job.id for job in jobs}) == len(jobs)
+    states = [job.state for job in jobs]
+    assert states[: states.count("RUNNING")] == ["RUNNING"] * states.count("RUNNING")
+    assert [job.id for job in jobs if job.state == "RUNNING"] == ["62", "63", "64", "65", "66_2", "66_3"]
+    over = [job.ended for job in jobs if job.is_final]
+    assert over == sorted(over, reverse=True)
+    # The queue's word counts: it has the elapsed time in its own form.
+    assert by_id(jobs)["60_1"].elapsed == "0:03"
+
+
+def test_old_jobs_are_left_out_and_active_ones_never():
+    jobs = by_id(merged(queued(), history(), since=datetime(2026, 11, 21, 9, 5)))
+    assert "8" not in jobs
+    assert {"62", "67", "68"} <= jobs.keys()
+    assert {job.state for job in merged(queued(), [], since=datetime(2027, 1, 1))} == {"RUNNING", "PENDING"}
+
+
+def job(tmp_path, **changes):
+    row = dict(
+        zip(
+            Job.__dataclass_fields__,
+            ("7", "7", "RUNNING", "", "gpu", "n1", 1, "1:00", "", "", "", ""),
+            strict=False,
+        )
+    )
+    return Job(**{**row, "work_dir": str(tmp_path), "name": "t5", **changes})
+
+
+def write_run(folder, *records, finished=False):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    if finished:
+        (folder / "FINISHED").touch()
+
+
+def test_the_usual_run_folder_needs_no_look_into_the_script(tmp_path):
+    write_run(tmp_path / "runs" / "t5-7", {"step": 3, "loss": 2.5, "epoch": 0.5}, finished=True)
+    (found,) = joined([job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}"))
+    assert found.run == str(tmp_path / "runs" / "t5-7")
+    assert (found.progress.step, found.progress.loss, found.finished) == (3, 2.5, True)
+
+
+def test_a_run_folder_named_in_the_script(tmp_path):
+    write_run(tmp_path / "out" / "big", {"step": 9, "loss": 1.0})
+    script = "#!/bin/bash\nexport DSRUN_OUTPUT=\"$PWD\"/out/'big'\n"
+    (found,) = joined([job(tmp_path)], {"7": script}.get)
+    assert found.run == str(tmp_path / "out" / "big")
+    assert found.progress.step == 9
+    assert not found.finished
+
+
+def test_tasks_of_an_array_share_a_script_and_have_their_own_folders(tmp_path):
+    asked = []
+
+    def script_of(number):
+        asked.append(number)
+        return recorded("script")
+
+    tasks = [job(tmp_path, id=f"66_{task}", number=number) for task, number in ((1, "72"), (3, "66"))]
+    found = joined(tasks, script_of)
+    assert [each.run for each in found] == [str(tmp_path / "runs" / f"t5 large-66_{task}") for task in (1, 3)]
+    assert set(asked) == {"66"}
+    (waiting,) = joined([job(tmp_path, id="66_[4-9]")], script_of)
+    assert waiting.run is None
+
+
+def test_a_job_that_was_cancelled_before_it_began_has_no_run(tmp_path):
+    (found,) = joined(
+        [job(tmp_path, state="CANCELLED", nodes="")],
+        lambda number: pytest.fail(f"asked for the script of {number}"),
+    )
+    assert found.run is None
+
+
+def test_a_job_whose_script_says_nothing(tmp_path):
+    (found,) = joined([job(tmp_path)], lambda number: None)
+    assert (found.run, found.progress) == (None, None)
+
+
+VARIABLES = job_variables(label="66_3", number="72", name="my job") | {"HOME": "/home/ada"}
+
+
+@pytest.mark.parametrize(
+    ("line", "folder"),
+    [
+        ("export DSRUN_OUTPUT=/data/run", "/data/run"),
+        ("export DSRUN_OUTPUT='/data/it'\"'\"'s a run'", "/data/it's a run"),
+        ('export DSRUN_OUTPUT="$PWD"/runs/t5-"$job"', "/w/runs/t5-66_3"),
+        ('export DSRUN_OUTPUT="runs/x-$SLURM_JOB_ID"', "/w/runs/x-72"),
+        ("export DSRUN_OUTPUT=\"$PWD\"/$'a\\nb\\x41'", "/w/a\nbA"),
+        ("export DSRUN_OUTPUT='$job'", "/w/$job"),
+        ("dsrun train --output ${HOME}/r --model x", "/home/ada/r"),
+        ("srun python -m dsrun train --output_dir=out\\ 1 &", "/w/out 1"),
+        ("python x.py --output-dir out; echo", "/w/out"),
+        ("export DSRUN_OUTPUT=$(date +%F)", None),
+        ("export DSRUN_OUTPUT=${OUT:-x}", None),
+        ("export DSRUN_OUTPUT=$UNKNOWN/x", None),
+        ("#SBATCH --output slurm.log", None),
+        ("# dsrun train --output old", None),
+        ("echo hello", None),
+    ],
+)
+def test_what_scripts_say(line, folder):
+    assert run_folder(f"#!/bin/bash\n{line}\n", work_dir="/w", variables=VARIABLES) == folder
+
+
+def test_what_bash_makes_of_the_same_words():
+    import subprocess
+
+    for text in ("a\\ b'c d'\"e\\\"f\"$'g\\n'", '"$PWD"/x', "'it'\"'\"'s'", "a;b"):
+        said = subprocess.run(
+            ["bash", "-c", f"PWD=/w; printf %s {text}"], capture_output=True, text=True, check=False
+        )
+        assert shell_word(text, {"PWD": "/w"}) == said.stdout
+
+
+def test_reasons_in_plain_words():
+    assert "other jobs" in explained("Priority")
+    assert explained("ReqNodeNotAvail, UnavailableNodes:node3") == explained("ReqNodeNotAvail")
+    assert explained("None") is None
