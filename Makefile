@@ -15,9 +15,10 @@ demo: $(VENV)/.train
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The tests on a real SLURM cluster come with `dsrun render-slurm`; there is nothing to run yet.
+# Brings clusters of namespaces up on this machine. As root it installs the Debian packages it needs; exit code 4 where
+# it may not, or where no namespaces can be made.
 test-slurm: $(VENV)/.test
-	@echo "no SLURM tests yet"
+	$(BIN)/python -m tests.slurm
 
 # A CUDA wheel without a GPU: several gigabytes of packages and some minutes. Not part of `make test`.
 test-cuda-wheel: $(VENV)/.test $(CUDA_VENV)/.ready
@@ -36,6 +37,7 @@ docs: $(VENV)/.train
 	$(BIN)/python -m dsrun.recipe.reference docs/train.md
 	$(BIN)/python -m dsrun.zero.reference docs/config.md
 	$(BIN)/python -m dsrun.zero.lint.codes docs/config-check.md
+	$(BIN)/python -m dsrun.slurm.reference docs/slurm.md
 	$(BIN)/python -m dsrun.zero.shipped ds_configs
 	$(BIN)/python -m dsrun.wheel.reference docs/wheels.md
 

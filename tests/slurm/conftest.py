@@ -1,0 +1,109 @@
+"""A cluster for the whole session, users on it, and tiny models and data for their jobs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dsrun.runs.folder import RunFolder
+from tests.integration.conftest import make_model, phrase
+from tests.slurm.cluster import Cluster
+from tests.slurm.configuration import Options
+from tests.slurm.jobs import Person, Training
+from tests.slurm.packages import missing
+
+GRACE_S = 120
+PARTITIONS = (
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    f"PartitionName=back Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S}",
+    f"PartitionName=doomed Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}",
+    "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF",
+    "PartitionName=brief Nodes=ALL MaxTime=10",
+)
+STEPS = 30
+"""Of a run that is to be interrupted; long enough for a look at it every tenth of a second."""
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Four nodes with two GPUs each, all of them in each of several partitions."""
+    yield from _cluster(Options(nodes=4, gpus=("a100:2",), lines=PARTITIONS))
+
+
+@pytest.fixture(scope="session")
+def accounting():
+    """Two nodes, and a database that knows what has run."""
+    yield from _cluster(Options(nodes=2, gpus=("a100:4", "none"), accounting=True))
+
+
+def _cluster(options: Options):
+    if reason := missing():
+        pytest.exit(f"the tests on SLURM cannot run: {reason}", returncode=4)
+    # Not in pytest's own folder, which other users may not pass.
+    root = Path(tempfile.mkdtemp(prefix="slurm-"))
+    root.chmod(0o755)
+    cluster = Cluster(root)
+    try:
+        cluster.up(options)
+        yield cluster
+    finally:
+        cluster.down()
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def ada(cluster):
+    """A normal user."""
+    return Person(cluster, "ada", cluster.root / "home" / "ada")
+
+
+@pytest.fixture
+def place(ada, request):
+    """A folder of ada's for this test."""
+    return ada.folder("".join(c if c.isalnum() else "-" for c in request.node.name))
+
+
+@pytest.fixture(scope="session")
+def tiny(ada):
+    """The flags of `dsrun train` that name a tiny model and its data, to be trained in fp32."""
+    folder = ada.folder("tiny")
+    make_model(folder / "t5", "t5")
+    rows = [(phrase(i, 2 + i % 9), phrase(3 * i, 2 + i % 7)) for i in range(600)]
+    lines = (json.dumps({"source": source, "target": target}) + "\n" for source, target in rows)
+    (folder / "train.jsonl").write_text("".join(lines))
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return [
+        "--model", folder / "t5", "--train-file", folder / "train.jsonl", "--bf16", "false", "--learning-rate", "0.01",
+        "--global-batch-size", "32", "--micro-batch-size", "2", "--logging-steps", "1",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def start(ada, tiny):
+    """Starts a training on two nodes, one rank each: `start(folder, "--partition", "back", train=["--zero", "3"])`."""
+
+    def training(cwd: Path, *options: object, train: list[object] = ()) -> Training:
+        flags = ["--zero", "2", "--max-steps", STEPS, "--save-steps", 7, *train]
+        program = ["train", *tiny, *flags, "--output", cwd / "run"]
+        job = ada.submit(
+            "--nodes", "2", "--gpus-per-node", "0", "--nproc", "1", *options, program=program, cwd=cwd
+        )
+        return Training(job, RunFolder(cwd / "run"))
+
+    return training
+
+
+@pytest.fixture(scope="session")
+def undisturbed(ada, start):
+    """The losses of a run that nothing interrupts."""
+    training = start(ada.folder("undisturbed"))
+    training.job.wait_for("COMPLETED")
+    losses = training.losses
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    return losses

@@ -1,0 +1,67 @@
+"""The test tool itself: machines that differ where real ones do, and a cluster that is known to be ready."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.slurm.cluster import CHECKOUT
+from tests.slurm.jobs import Person
+
+
+def test_each_machine_is_one_of_its_own_and_jobs_belong_to_a_normal_user(ada, place):
+    look = 'echo "$(hostname) $(id -u) $(ps -e | wc -l)"; echo "$(hostname)" >/tmp/mine; cat /tmp/mine >>"$1"'
+    done = ada.run("srun", "--nodes=4", "bash", "-c", look, "look", place / "all", cwd=place)
+    names, users, processes = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert sorted(names) == ["node1", "node2", "node3", "node4"]
+    assert set(users) == {"20001"}
+    # Those of the host are not among them.
+    assert all(int(number) < 20 for number in processes)
+    disks = ada.cluster.root / "disk"
+    assert {name: (disks / name / "tmp" / "mine").read_text().strip() for name in names} == {
+        n: n for n in names
+    }
+    assert sorted((place / "all").read_text().split()) == sorted(names)
+
+
+def test_users_see_this_checkout_and_its_python_wherever_they_lie(ada):
+    where = ada.run("srun", sys.executable, "-c", "import dsrun, yaml; print(dsrun.__file__)").stdout
+    assert where.strip() == str(CHECKOUT / "dsrun" / "__init__.py")
+
+
+def test_a_cluster_with_several_partitions_is_ready_until_a_node_is_off(cluster):
+    listed = subprocess.run(
+        ["sinfo", "-hN"], env=cluster.env, capture_output=True, text=True, check=True
+    ).stdout
+    assert len(listed.splitlines()) > len(cluster.node_states()) == 4
+    assert cluster.ready()
+    cluster.machines["node4"].power_off()
+    assert not cluster.ready()
+    cluster.machines["node4"].power_on()
+    cluster.wait_until_ready()
+
+
+def test_finished_jobs_are_in_the_database(accounting):
+    ada = Person(accounting, "ada", accounting.root / "home" / "ada")
+    ada.run("srun", "--job-name=remember me", "--gpus-per-node=a100:2", "true")
+    columns = "--format=JobName%30,State,AllocTRES%80"
+    said = ""
+    # The controller tells the database when it finds the time.
+    end = time.monotonic() + 60
+    while "COMPLETED" not in said and time.monotonic() < end:
+        time.sleep(0.2)
+        said = ada.run("sacct", "--noheader", "--parsable2", "--allocations", columns).stdout
+    assert "remember me|COMPLETED|" in said
+    assert "gres/gpu=2" in said
+
+
+@pytest.mark.parametrize(
+    "command", [["tests.slurm.cluster", "--dir", "cluster", "up"], ["tests.slurm"]], ids=["cluster", "tests"]
+)
+def test_who_may_not_make_one_is_told_so(ada, command):
+    done = ada.run(sys.executable, "-m", *command, check=False, cwd=CHECKOUT)
+    assert done.returncode == 4
+    assert "needs root" in done.stderr

@@ -1,0 +1,144 @@
+"""Whatever ends a job before its training has ended: a checkpoint, back into the queue, and the losses of an
+undisturbed run. What the user cancels stays cancelled."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+
+def finishes(training, undisturbed):
+    """The interrupted job finishes in its second start, and nothing shows that it had two."""
+    job = training.job
+    job.wait_for("COMPLETED")
+    assert job.restarts == 1
+    assert training.folder.finished.exists()
+    assert training.events.count("resume") == 1
+    assert training.events[-1] == "end"
+    # Bit for bit, each step once.
+    assert training.losses == undisturbed
+
+
+def saved(training) -> None:
+    """All ranks agreed on a checkpoint before they left: the second start went on from there."""
+    assert "signal" in training.events
+
+
+@pytest.fixture
+def at_work(start, place):
+    """Starts a training and halts it in the middle: `at_work("--partition", "back")`."""
+
+    def begin(*options, train=()):
+        training = start(place, *options, train=train)
+        training.freeze_at(3)
+        return training
+
+    return begin
+
+
+def test_the_time_limit_announces_itself_and_the_job_goes_on_afterwards(at_work, undisturbed):
+    training = at_work("--time", "20", "--signal-lead", "60")
+    job = training.job
+    # slurmctld looks at limits every 30 s.
+    job.update(EndTime="now+70")
+    job.until(lambda: "got USR1" in job.log, "told of its end")
+    training.thaw()
+    job.wait_for_restart()
+    # The limit that was moved is that of the next start as well.
+    job.update(TimeLimit="20")
+    finishes(training, undisturbed)
+    saved(training)
+
+
+@pytest.mark.parametrize("target", [("--batch",), ()], ids=["batch", "steps"])
+def test_a_signal_to_the_batch_script_or_to_the_steps_saves_and_requeues(ada, at_work, undisturbed, target):
+    training = at_work()
+    ada.run("scancel", "--signal=USR1", *target, training.job.id)
+    training.thaw()
+    training.job.wait_for_restart()
+    finishes(training, undisturbed)
+    saved(training)
+
+
+def test_what_is_cancelled_stays_cancelled(ada, at_work):
+    training = at_work()
+    ada.run("scancel", training.job.id)
+    training.job.wait_for("CANCELLED")
+    training.job.until(lambda: not training.workers(), "without workers")
+    assert training.job.restarts == 0
+    assert not training.folder.finished.exists()
+
+
+def test_scontrol_requeue_starts_it_again_once(ada, at_work, undisturbed):
+    training = at_work()
+    ada.run("scontrol", "requeue", training.job.id)
+    training.job.wait_for_restart()
+    finishes(training, undisturbed)
+
+
+@pytest.mark.parametrize("partition", ["back", "doomed"])
+def test_a_preempted_job_saves_in_its_grace_time_and_requeues_itself(ada, at_work, undisturbed, partition):
+    """SLURM alone would not put it back: not one that ends within its grace time, nor where the mode is CANCEL."""
+    training = at_work("--partition", partition, "--exclusive")
+    nodes = ",".join(training.job.machines())
+    urgent = ada.sbatch(
+        "#!/bin/bash\nsleep 1\n", "--partition=urgent", "--exclusive", f"--nodelist={nodes}", "--nodes=2"
+    )
+    # Preemption itself wakes the halted workers.
+    training.job.wait_for_restart()
+    urgent.wait_for("COMPLETED")
+    finishes(training, undisturbed)
+    saved(training)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["batch host", "other node"])
+def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
+    cluster, start, place, undisturbed, which
+):
+    training = start(place)
+    training.freeze_at(8)
+    lost = training.job.machines()[which]
+    cluster.machines[lost].power_off()
+    try:
+        training.thaw()
+        training.job.wait_for_restart()
+        assert lost not in training.job.wait_for("RUNNING").machines()
+        finishes(training, undisturbed)
+    finally:
+        cluster.machines[lost].power_on()
+        cluster.wait_until_ready()
+
+
+def test_a_controller_that_is_restarted_does_not_disturb_a_job(cluster, at_work, undisturbed):
+    training = at_work()
+    cluster.stop_controller()
+    try:
+        training.thaw()
+        # It has to train on while nobody answers.
+        end = time.monotonic() + 60
+        while max(training.losses) < 6 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert max(training.losses) >= 6
+    finally:
+        cluster.start_controller()
+        cluster.wait_until_ready()
+    training.job.wait_for("COMPLETED")
+    assert training.job.restarts == 0
+    assert training.losses == undisturbed
+
+
+def test_it_gives_up_after_so_many_requeues(ada, at_work):
+    training = at_work("--max-requeues", "1")
+    job = training.job
+    ada.run("scancel", "--signal=USR1", "--batch", job.id)
+    training.thaw()
+    job.wait_for_restart()
+    reached = max(training.losses)
+    training.freeze_at(reached + 1)
+    ada.run("scancel", "--signal=USR1", "--batch", job.id)
+    training.thaw()
+    job.wait_for("FAILED")
+    assert job.restarts == 1
+    assert "not finished after 1 requeue" in job.log
+    assert not training.folder.finished.exists()

@@ -1,0 +1,204 @@
+"""What a job runs, and how: any program with exactly its words, one task a node, and what SLURM gives it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SHOW = """\
+import json, os, socket, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID", "MY_VALUE")
+facts = {name: os.environ.get(name) for name in names}
+facts |= {"argv": sys.argv[1:], "host": socket.gethostname(), "cwd": os.getcwd(), "uid": os.getuid()}
+facts["output"] = os.environ["DSRUN_OUTPUT"]
+with open(f"rank-{os.environ.get('SLURM_ARRAY_TASK_ID', '')}-{os.environ['RANK']}.json", "w") as file:
+    json.dump(facts, file)
+"""
+ODD = ["it's", 'a "b"', "$(touch pwned)", "`id`", "two\nlines", "", "--d", "$HOME", "ă ț", "*", "a\\b"]
+
+MEET = """\
+import os, pathlib, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path(f"{sys.argv[1]}-{os.environ['RANK']}").touch()
+end = time.monotonic() + 200
+while len(list(pathlib.Path().glob("job[12]-*"))) < 4 and time.monotonic() < end:
+    time.sleep(0.05)
+assert time.monotonic() < end, "the other job never ran beside this one"
+total = torch.tensor([float(sys.argv[1][-1])])
+dist.all_reduce(total)
+if os.environ["RANK"] == "0":
+    pathlib.Path(f"{sys.argv[1]}.sum").write_text(str(total.item()))
+dist.destroy_process_group()
+"""
+
+
+def results(folder: Path) -> dict[str, dict]:
+    return {file.stem: json.loads(file.read_text()) for file in folder.glob("rank-*.json")}
+
+
+@pytest.fixture(scope="module")
+def odd(ada):
+    """A job whose name, folder, script, environment and arguments hold blanks, quotes and more: its facts by rank."""
+    folder = ada.folder('it\'s a "folder" of $HOME')
+    (folder / "my show.py").write_text(SHOW)
+    options = [
+        "--nodes",
+        2,
+        "--gpus-per-node",
+        "a100:2",
+        "--job-name",
+        'it\'s "mine"',
+        "--log",
+        "my log %j.txt",
+    ]
+    job = ada.submit(
+        *options, "--env", "MY_VALUE=a 'b' $c", program=["python", "my show.py", "--x", "1", *ODD], cwd=folder
+    )
+    job.wait_for("COMPLETED")
+    return folder, job, results(folder)
+
+
+def test_a_script_runs_once_on_each_gpu_of_each_node(odd):
+    _, job, ranks = odd
+    assert sorted(ranks) == [f"rank--{rank}" for rank in range(4)]
+    facts = [ranks[f"rank--{rank}"] for rank in range(4)]
+    assert [(f["RANK"], f["LOCAL_RANK"], f["WORLD_SIZE"], f["LOCAL_WORLD_SIZE"]) for f in facts] == [
+        ("0", "0", "4", "2"), ("1", "1", "4", "2"), ("2", "0", "4", "2"), ("3", "1", "4", "2"),
+    ]  # fmt: skip
+    # Ranks follow the nodes' order, and rank 0 is where the rendezvous is.
+    assert [f["host"] for f in facts] == [host for host in job.machines() for _ in range(2)]
+    # One task a node: torch.distributed.run starts the ranks, SLURM does not.
+    assert {f["SLURM_PROCID"] for f in facts} == {"0", "1"}
+
+
+def test_the_program_gets_its_words_exactly(odd):
+    folder, _, ranks = odd
+    assert all(facts["argv"] == ["--x", "1", *ODD] for facts in ranks.values())
+    assert not (folder / "pwned").exists()
+
+
+def test_names_with_quotes_and_blanks_reach_what_they_name(odd):
+    folder, job, ranks = odd
+    assert 'JobName=it\'s "mine"' in job.record()
+    assert (folder / f"my log {job.id}.txt").exists()
+    assert {facts["cwd"] for facts in ranks.values()} == {str(folder)}
+    assert {facts["MY_VALUE"] for facts in ranks.values()} == {"a 'b' $c"}
+    assert {Path(facts["output"]).parent for facts in ranks.values()} == {folder / "runs"}
+
+
+def test_gpus_are_those_that_slurm_sets(odd):
+    _, job, ranks = odd
+    assert {facts["CUDA_VISIBLE_DEVICES"] for facts in ranks.values()} == {"0,1"}
+    assert job.fact("TresPerNode").endswith("gpu:a100:2")
+
+
+def test_processes_belong_to_who_submitted(odd):
+    _, _, ranks = odd
+    assert {facts["uid"] for facts in ranks.values()} == {20001}
+
+
+def test_an_array_runs_once_for_each_number_in_folders_of_its_own(ada, place):
+    (place / "show.py").write_text(SHOW)
+    job = ada.submit(
+        "--gpus-per-node",
+        "0",
+        "--array",
+        "3,5",
+        "--array-flag",
+        "--seed",
+        program=["python", "show.py"],
+        cwd=place,
+    )
+    for task in (3, 5):
+        job.task_of(task).wait_for("COMPLETED")
+    ranks = results(place)
+    assert {name: facts["argv"] for name, facts in ranks.items()} == {
+        "rank-3-0": ["--seed", "3"], "rank-5-0": ["--seed", "5"],
+    }  # fmt: skip
+    assert len({facts["output"] for facts in ranks.values()}) == 2
+
+
+def test_a_job_waits_for_the_one_it_depends_on(ada, place):
+    plain = ["--gpus-per-node", "0"]
+    first = ada.submit(*plain, program=["bash", "-c", "until [ -e go ]; do sleep 0.1; done"], cwd=place)
+    second = ada.submit(*plain, "--dependency", f"afterok:{first.id}", program=["touch", "second"], cwd=place)
+    first.wait_for("RUNNING")
+    second.wait_for("PENDING")
+    assert second.fact("Reason") == "Dependency"
+    (place / "go").touch()
+    second.wait_for("COMPLETED")
+    assert first.state == "COMPLETED"
+    assert (place / "second").exists()
+
+
+IMPOSSIBLE = {
+    "nodes": ["--nodes", "5"],
+    "gpus": ["--gpus-per-node", "3"],
+    "gpu type": ["--gpus-per-node", "h100:1"],
+    "partition": ["--partition", "nowhere"],
+    "memory": ["--mem", "1T"],
+    "time": ["--partition", "brief", "--time", "1:00:00"],
+}
+# With these sbatch puts the job into the queue, where it would wait without end.
+ACCEPTED = {"nodes": "PartitionConfig", "time": "PartitionTimeLimit"}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_what_the_cluster_cannot_give_is_said_before_the_queue(ada, what, place):
+    done = ada.dsrun("render-slurm", *IMPOSSIBLE[what], "--", "true", cwd=place, check=False)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ""
+    forced = ada.render("--force", *IMPOSSIBLE[what], program=["true"], cwd=place)
+    if what in ACCEPTED:
+        job = ada.sbatch(forced, cwd=place).wait_for("PENDING")
+        job.until(lambda: job.fact("Reason") == ACCEPTED[what], ACCEPTED[what], seconds=60)
+        ada.run("scancel", job.id)
+    else:
+        refused = ada.run("sbatch", input=forced, cwd=place, check=False)
+        assert refused.returncode == 1
+        assert "error" in refused.stderr
+
+
+def test_an_exit_code_of_a_program_makes_a_failed_job_that_stays_so(ada, place):
+    job = ada.submit("--gpus-per-node", "0", "--nodes", 2, program=["bash", "-c", "exit 7"], cwd=place)
+    job.wait_for("FAILED")
+    assert job.exit_code == 7
+    assert job.restarts == 0
+
+
+def test_two_jobs_of_one_user_share_a_node_without_meeting(ada, place):
+    (place / "meet.py").write_text(MEET)
+    options = ["--nodelist", "node1", "--gpus-per-node", "0", "--nproc", 2]
+    jobs = [ada.submit(*options, program=["python", "meet.py", name], cwd=place) for name in ("job1", "job2")]
+    for job in jobs:
+        job.wait_for("COMPLETED")
+    # Each summed over its own two ranks.
+    assert [(place / f"{name}.sum").read_text() for name in ("job1", "job2")] == ["2.0", "4.0"]
+
+
+def test_a_job_leaves_nothing_running(ada, place, cluster):
+    job = ada.submit("--gpus-per-node", "0", "--nodes", 2, program=["sleep", "1000"], cwd=place)
+    job.wait_for("RUNNING")
+    machines = job.machines()
+
+    def sleepers() -> list[str]:
+        lists = (
+            subprocess.run(
+                cluster.command(["ps", "-eo", "args"], machine=name),
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.splitlines()
+            for name in machines
+        )
+        return [line for lines in lists for line in lines if line == "sleep 1000"]
+
+    job.until(lambda: len(sleepers()) == 2, "with its program on both nodes")
+    ada.run("scancel", job.id)
+    job.wait_for("CANCELLED")
+    job.until(lambda: not sleepers(), "without processes")

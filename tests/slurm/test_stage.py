@@ -1,0 +1,68 @@
+"""--stage: what is copied runs from each node's own disk, and is gone from there afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+LOOK = """\
+import json, os, socket, staged_here
+with open(f"{socket.gethostname()}.json", "w") as file:
+    json.dump({"module": staged_here.__file__, "data": staged_here.DATA}, file)
+"""
+MODULE = "DATA = 'staged'\n"
+
+
+def wheel(folder: Path) -> Path:
+    """A wheel of one module."""
+    path = folder / "staged_here-1.0-py3-none-any.whl"
+    facts = "staged_here-1.0.dist-info/"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("staged_here.py", MODULE)
+        file.writestr(facts + "METADATA", "Metadata-Version: 2.1\nName: staged-here\nVersion: 1.0\n")
+        file.writestr(
+            facts + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(facts + "RECORD", "")
+    return path
+
+
+def environment(folder: Path) -> Path:
+    """A virtual environment that has the module itself, and borrows torch and the rest from the tests' own."""
+    path = folder / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    packages = next(path.glob("lib/python*/site-packages"))
+    (packages / "staged_here.py").write_text(MODULE)
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return path
+
+
+def tar(folder: Path) -> Path:
+    path = folder / "env.tar.gz"
+    subprocess.run(["tar", "-C", environment(folder), "-czf", path, "."], check=True)
+    return path
+
+
+@pytest.mark.parametrize("make", [wheel, tar, environment])
+def test_every_node_runs_from_its_own_disk(ada, place, cluster, make):
+    staged = make(place)
+    (place / "look.py").write_text(LOOK)
+    job = ada.submit(
+        "--nodes", 2, "--gpus-per-node", "0", "--stage", staged.name, program=["python", "look.py"], cwd=place
+    )
+    job.wait_for("COMPLETED")
+    nodes = job.machines()
+    assert len(nodes) == 2
+    for node in nodes:
+        facts = json.loads((place / f"{node}.json").read_text())
+        assert facts["data"] == "staged"
+        # /tmp is each machine's own.
+        assert facts["module"].startswith("/tmp/dsrun-20001-")
+        left = list((cluster.root / "disk" / node / "tmp").glob("dsrun-20001-*"))
+        assert left == []
