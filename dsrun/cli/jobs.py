@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.errors import UsageError
+
 if TYPE_CHECKING:
     from dsrun.slurm.jobs import Job
 
 FORMAT_VERSION = 1
+# A century; dates further back end somewhere before the calendar does.
+MOST_HOURS = 1_000_000
 
 
 @click.command(name="jobs", context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,7 +24,7 @@ FORMAT_VERSION = 1
 @click.option("--follow", is_flag=True, help="Show the job's log to the end and pass its result on.")
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0),
+    type=float,
     default=24,
     show_default=True,
     help="How long ended jobs are listed.",
@@ -33,7 +37,11 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     With ID (a job, an array, or a task such as 12_3) that one at length.
     """
     del debug  # main() looks for it
-    _refuse_odd(job_id, follow=follow)
+    _refuse_odd(job_id, follow=follow, hours=hours)
+    if follow and form == "json":
+        raise UsageError(
+            "--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away"
+        )
     if follow and job_id:
         from dsrun.cli.slurm_follow import follow as to_the_end
 
@@ -50,15 +58,15 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     return 0
 
 
-def _refuse_odd(job_id: str | None, *, follow: bool) -> None:
+def _refuse_odd(job_id: str | None, *, follow: bool, hours: float) -> None:
     import re
 
-    from dsrun.errors import UsageError
-
-    if job_id is not None and not re.fullmatch(r"\d+(_\d+)?", job_id):
+    if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
         raise UsageError(
             f"{job_id!r} is no number of a job", fix="such as 1234, or 1234_5 for a task of an array"
         )
+    if not 0 <= hours <= MOST_HOURS:  # refuses nan, too
+        raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
     if follow and job_id is None:
         raise UsageError("--follow of which job?", fix="dsrun jobs ID --follow")
 

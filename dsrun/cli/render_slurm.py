@@ -99,11 +99,22 @@ def run(**values: Any) -> int:
     if values["show_template"]:
         click.echo(template_text(), nl=False)
         return 0
+    _refuse_odd(values)
     script, sound = _script(values, Path.cwd())
     if not sound and not values["force"]:
         complain("not rendered; --force does it all the same")
         return EXIT_FINDINGS
     return _deliver(script, values)
+
+
+def _refuse_odd(values: dict[str, Any]) -> None:
+    for name in ("output", "config", "template"):
+        if values[name] == "":
+            raise UsageError(f"--{name} is empty", fix="name a file, or leave it away")
+    if values["test_only"] and (values["submit"] or values["follow"]):
+        raise UsageError(
+            "--test-only starts nothing, and --submit and --follow do", fix="leave one of them away"
+        )
 
 
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
@@ -120,7 +131,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     spec = completed(given, job.program, site)
     if job.recipe is not None:
         check_training(job.recipe, spec)
-    for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, cwd)):
+    for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, job.program, cwd)):
         remark(line)
     return script, facts is None or not judge(spec, facts)
 
@@ -153,16 +164,17 @@ def _read(name: str) -> str:
 
 def _deliver(script: str, values: dict[str, Any]) -> int:
     """To stdout, into a file, or to sbatch."""
+    if values["output"] is not None:
+        write_script(Path(values["output"]), script, force=values["force"])
     if values["test_only"]:
         from dsrun.slurm.submit import test_only
 
         click.echo(test_only(script))
         return 0
-    if values["output"] is not None:
-        write_script(Path(values["output"]), script, force=values["force"])
     if values["submit"] or values["follow"]:
         return _submit(script, follow=values["follow"])
-    if values["output"] is None:
+    # None where stdout is closed: click.echo is silent then, too.
+    if values["output"] is None and sys.stdout is not None:
         sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))
     return 0
 

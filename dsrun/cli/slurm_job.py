@@ -38,6 +38,8 @@ class Job:
 def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     """What runs: the words after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
     here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
+    if tuple(words[:2]) == ("dsrun", "train"):
+        words = words[1:]
     if words and words[0] == "train":
         return _train(words[1:], config or here, cwd)
     if words:
@@ -64,7 +66,8 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     if recipe.spec.explain or recipe.spec.dry_run:
         raise UsageError("--explain and --dry-run of dsrun train start nothing that could be a job")
     for notice in recipe.notices:
-        remark(notice)
+        if "launch.max_restarts" not in notice:  # here it has its effect
+            remark(notice)
     name = recipe.spec.model or recipe.spec.model_type or "train"
     program = train_program(
         words,

@@ -52,7 +52,7 @@ def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> 
         yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
 
 
-def missing(spec: SlurmSpec, cwd: Path) -> Iterator[str]:
+def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
     """What the job will look for and this machine does not have; a compute node may."""
     files = [("--setup-file", each) for each in spec.setup_file]
     files += [("--stage", spec.stage)] if spec.stage else []
@@ -61,9 +61,13 @@ def missing(spec: SlurmSpec, cwd: Path) -> Iterator[str]:
         (flag, image) for flag, image in _images(spec) if image and image.startswith(("/", "./"))
     ):
         files.append((flag, name))
+    if not any(image for _, image in _images(spec)) and program.file:
+        files.append(("--", program.file))
     for flag, name in files:
         if not (cwd / name).exists():
-            yield f"{flag}: {name} is not on this machine; the job needs it on the compute nodes"
+            shown = name if name.isprintable() else repr(name)
+            where = f"behind --: {shown}" if flag == "--" else f"{flag}: {shown}"
+            yield f"{where} is not on this machine; the job needs it on the compute nodes"
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
         yield f"--log: SLURM makes no folders, and without {folder} the job has no log: mkdir -p {folder}"

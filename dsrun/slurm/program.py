@@ -11,6 +11,11 @@ from dsrun.errors import UsageError
 
 WORKER = "dsrun.train"
 _PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
+# What starts workers itself: as programs, and as Python's modules.
+LAUNCHERS = frozenset(
+    {"torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "sbatch", "torch.distributed.run"}
+    | {"torch.distributed.launch", "deepspeed.launcher.runner", "accelerate.commands.launch"}
+)
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -44,6 +49,13 @@ class Program:
         entry = self.entry if "--no-python" in self.mode else _through_macros(self.entry)
         return (*self.mode, "--", entry, *map(_through_macros, self.words))
 
+    @property
+    def file(self) -> str | None:
+        """The file that it starts; None for a module, and for a program that is looked for on PATH."""
+        if "--module" in self.mode or ("--no-python" in self.mode and "/" not in self.entry):
+            return None
+        return self.entry
+
 
 def _through_macros(word: str) -> str:
     return word.replace("$", "$$")
@@ -69,7 +81,18 @@ def any_program(words: Sequence[str]) -> Program:
     first, *rest = words
     if not first:
         raise UsageError("the program after -- is an empty word")
+    if first.startswith("-"):
+        raise UsageError(
+            f"-- {first}: a program comes first", fix="-- train --model …, or -- python my_train.py …"
+        )
     base = PurePosixPath(first).name
+    if base in LAUNCHERS or (
+        _PYTHON.fullmatch(base) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS
+    ):
+        raise UsageError(
+            f"-- {first}: the script starts one worker per GPU itself, and each would start all of them again",
+            fix="-- python my_train.py …",
+        )
     if not _PYTHON.fullmatch(base):
         return Program(entry=first, words=tuple(rest), mode=("--no-python",), name=slug(base))
     interpreter = first if "/" in first else None
@@ -82,6 +105,8 @@ def any_program(words: Sequence[str]) -> Program:
             name=slug(module),
             interpreter=interpreter,
         )
+    if rest == ["-m"]:
+        raise UsageError(f"-- {first} -m: no module is named", fix="-- python -m package.module --flag value")
     if rest and not rest[0].startswith("-"):
         return Program(
             entry=rest[0],

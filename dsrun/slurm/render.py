@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePosixPath
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE = "job.sh.j2"
+# With --export=NONE or a list SLURM 22.05 starts jobs without even a HOME; its --get-user-env is ignored there.
+WHO = ("HOME", "USER", "LOGNAME", "SHELL")
 # Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
 MISLEADING = (
     "ACCELERATE_USE_CPU",
@@ -93,7 +96,17 @@ def render(spec: SlurmSpec, program: Program, site: Site, template: str | None =
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"the template, line {error.lineno}: {error.message}") from None
     except jinja2.UndefinedError as error:
-        raise UsageError(f"the template: {error.message}", fix="slurm/README.md lists the names") from None
+        raise UsageError(f"{_place(error)}: {error.message}", fix="slurm/README.md lists the names") from None
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UsageError(
+            f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names"
+        ) from None
+
+
+def _place(error: Exception) -> str:
+    """The line of the template that Jinja2 was at; it puts the template's own lines into the traceback."""
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
+    return f"the template, line {lines[-1]}" if lines else "the template"
 
 
 @cache
@@ -133,12 +146,12 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "version": __version__,
         "directives": directives(spec, program),
         "modules": spec.module,
-        "setup_files": spec.setup_file,
+        "setup_files": [_as_path(each) for each in spec.setup_file],
         "conda": spec.conda,
-        "venv": spec.venv,
+        "venv": _as_path(spec.venv) if spec.venv else None,
         "needed": [entry for entry in spec.env if "=" not in entry],
         "variables": list(exported.items()),
-        "defaults": [each for each in preset_variables(spec.network).items() if each[0] not in exported],
+        "defaults": [each for each in _defaults(spec, program).items() if each[0] not in exported],
         "unset": MISLEADING if program.trains else (),
         "path_first": str(PurePosixPath(python).parent) if _is_own(spec, python, staged) else None,
         "name": slug(spec.job_name) if spec.job_name else program.name,
@@ -157,6 +170,11 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "array_flag": spec.array_flag,
         "program": " ".join(map(shell_quote, program.argv)),
     }
+
+
+def _as_path(text: str) -> str:
+    """`text` with a slash in it: bash's `source` looks for bare names on PATH before it looks here."""
+    return text if "/" in text and not text.startswith("-") else f"./{text}"
 
 
 def directives(spec: SlurmSpec, program: Program) -> list[str]:
@@ -185,25 +203,32 @@ def _last_directives(spec: SlurmSpec) -> Iterator[str]:
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
     if spec.clean_env:
-        yield f"--export={','.join(entry for entry in spec.env if '=' not in entry) or 'NONE'}"
+        names = (*WHO, *(entry for entry in spec.env if "=" not in entry))
+        yield f"--export={','.join(dict.fromkeys(names))}"
     for entry in spec.sbatch:
         key, value = sbatch_entry(entry, "--sbatch")
         yield f"--{key}" if value is None else f"--{key}={value}"
 
 
 def variables(spec: SlurmSpec, program: Program) -> dict[str, str]:
-    """What the script exports: what training needs, then the user's NAME=VALUE."""
+    """What the script exports: what the spec means for all libraries, then the user's NAME=VALUE."""
     found: dict[str, str] = {}
     if gpus_of(spec) == 0:
         # Where GPUs are not fenced off, a job that asked for none would see them all the same.
         found |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    found |= interface_variables(spec.interface)
+    found |= {name: value for name, equals, value in (each.partition("=") for each in spec.env) if equals}
+    return found
+
+
+def _defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
+    """What the script exports where sbatch was called with nothing of that name: training's, and the network's."""
+    found: dict[str, str] = {}
     if program.trains:
         found["TOKENIZERS_PARALLELISM"] = "false"
         if gpus_of(spec):
             found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    found |= interface_variables(spec.interface)
-    found |= {name: value for name, equals, value in (each.partition("=") for each in spec.env) if equals}
-    return found
+    return found | preset_variables(spec.network)
 
 
 def _python(spec: SlurmSpec, site: Site) -> str:
@@ -260,7 +285,7 @@ def _staged(staged: Stage | None, python: str) -> dict[str, Any] | None:
         return None
     return {
         "kind": staged.kind,
-        "path": staged.path,
+        "path": _as_path(staged.path) if staged.path.startswith("-") else staged.path,
         "file": staged.file,
         "local_dir": staged.local_dir,
         "python": None if staged.has_python else python,

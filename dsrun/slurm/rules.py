@@ -7,17 +7,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dsrun.errors import UsageError
+from dsrun.slurm.notation import check_notation
 from dsrun.slurm.quote import directive_value, shell_quote
-from dsrun.slurm.sizes import gpu_words, time_limit
+from dsrun.slurm.sizes import MOST, gpu_words, time_limit
 
 if TYPE_CHECKING:
     from dsrun.slurm.spec import SlurmSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEY = re.compile(r"[a-z][a-z0-9-]*")
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
-_INTERFACES = re.compile(r"[=^]?[\w.:@-]+(,[\w.:@-]+)*")
-_MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
+_KEY = re.compile(r"[a-z][a-z0-9-]+")
+# HF_TOKEN, but neither TOKENIZERS_PARALLELISM nor MAX_TOKENS.
+SECRET = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
+_INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
+_MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
+# What bash keeps to itself, and what the script or SLURM sets for every job.
+_TAKEN = re.compile(
+    r"UID|EUID|PPID|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL)"
+    r"|SLURM_(JOB|JOBID|ARRAY|RESTART|NODEID|PROCID|LOCALID|NTASKS|NNODES)(_.*)?"
+)
+# Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
+_UNDASHED = ("module", "conda", "container_image", "apptainer")
 # Options of sbatch that would undo what the script relies on.
 OWN = {
     "ntasks": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
@@ -32,6 +41,10 @@ OWN = {
     "het-group": "heterogeneous jobs are not rendered",
     "gpus": "GPUs must be the same on every node: --gpus-per-node",
     "gpus-per-task": "a node has one task: --gpus-per-node",
+    "export-file": "write --env NAME, and --clean-env to pass on nothing else",
+    "test-only": "write dsrun render-slurm --test-only",
+    "wait": "write dsrun render-slurm --follow",
+    "parsable": "--submit prints the number alone",
 }
 
 
@@ -58,6 +71,7 @@ def _directives(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         value = getattr(spec, name)
         if each.metadata["sbatch"] and isinstance(value, str):
             directive_value(value, _at(name, where))
+            check_notation(name, value, _at(name, where))
 
 
 def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
@@ -67,7 +81,10 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
     key, equals, value = entry.partition("=")
     key = key.strip().removeprefix("--")
     if not _KEY.fullmatch(key):
-        raise UsageError(f"{where}: {entry!r} is not key=value", fix='such as --sbatch "switches=1"')
+        raise UsageError(
+            f"{where}: {entry!r} is not key=value with a long option's name",
+            fix='such as --sbatch "switches=1"',
+        )
     known = {each.metadata["sbatch"]: name for name, each in options().items() if each.metadata["sbatch"]}
     if key in known:
         raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
@@ -77,7 +94,8 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
 
 
 def _resources(spec: SlurmSpec, where: Mapping[str, str]) -> None:
-    if spec.gpus_per_node is not None and gpu_words(spec.gpus_per_node) is None:
+    found = gpu_words(spec.gpus_per_node) if spec.gpus_per_node is not None else (None, 0)
+    if found is None or found[0] == "gpu" or found[1] > MOST:
         raise UsageError(
             f"{_at('gpus_per_node', where)}: {spec.gpus_per_node!r} is no number of GPUs",
             fix="write 4, or a100:4",
@@ -92,6 +110,10 @@ def _resources(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         raise UsageError(
             f"{_at('time', where)}: {spec.time!r} is no time limit",
             fix="minutes, 20:00:00, 2-00 or 2-00:00:00",
+        )
+    if spec.time is not None and (time_limit(spec.time) or 0) > MOST:
+        raise UsageError(
+            f"{_at('time', where)}: {spec.time} is more than SLURM can count", fix="UNLIMITED is no limit"
         )
     if spec.mem is not None and not _MEMORY.fullmatch(spec.mem):
         raise UsageError(f"{_at('mem', where)}: {spec.mem!r} is no memory size", fix="such as 200G; 0 is all")
@@ -129,12 +151,26 @@ def _environment(spec: SlurmSpec, where: Mapping[str, str]) -> None:
             f"{_at('interface', where)}: {spec.interface!r} names no interface",
             fix="such as ib0, or ^docker0,lo",
         )
+    for name in _UNDASHED:
+        value = getattr(spec, name)
+        for word in value if isinstance(value, tuple) else (value or "",):
+            if word.startswith("-"):
+                raise UsageError(
+                    f"{_at(name, where)}: {word!r} begins with a dash, like an option of its program"
+                )
+    if not spec.local_dir.startswith("/"):
+        raise UsageError(
+            f"{_at('local_dir', where)}: {spec.local_dir!r} is no absolute path",
+            fix="such as /tmp or /local/scratch",
+        )
     if spec.conda is not None and spec.venv is not None:
         raise UsageError(f"{_at('conda', where)} and {_at('venv', where)} exclude each other")
     for entry in spec.env:
         name, equals, value = entry.partition("=")
         if not _NAME.fullmatch(name):
             raise UsageError(f"{_at('env', where)}: {name!r} is no name of a variable")
+        if equals and _TAKEN.fullmatch(name):
+            raise UsageError(f"{_at('env', where)}: {name} is set by bash, by SLURM or by the script")
         if equals and SECRET.search(name):
             raise UsageError(
                 f"{_at('env', where)}: {name} looks like a secret, and everybody can read a job's script",
@@ -160,6 +196,10 @@ def _container(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         if "," in mount:
             raise UsageError(
                 f"{_at('container_mounts', where)}: {mount!r}: neither tool takes a comma in a path"
+            )
+        if "" in mount.split(":"):
+            raise UsageError(
+                f"{_at('container_mounts', where)}: {mount!r} leaves out a folder", fix="DIR or DIR:INSIDE"
             )
     if image and (spec.venv or spec.conda):
         raise UsageError(

@@ -58,7 +58,9 @@ class EnvironmentOptions:
         metavar="NAME",
     )
     clean_env: bool = option(
-        False, "start from a login's environment; of yours only --env NAME is passed on", group="environment"
+        False,
+        "pass on nothing of your environment but HOME, USER, LOGNAME, SHELL and --env NAME",
+        group="environment",
     )
     stage: str | None = option(
         None,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 
-_GPUS = re.compile(r"(?:(?P<type>[A-Za-z][\w.-]*):)?(?P<count>\d+)")
+# The type of a MIG slice begins with a digit: 3g.20gb.
+_GPUS = re.compile(r"(?:(?P<type>[\w.-]*[A-Za-z_][\w.-]*):)?(?P<count>\d+)", re.ASCII)
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+))?(?::(?P<seconds>\d+))?"
-    r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))"
+    r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))",
+    re.ASCII,
 )
+# SLURM keeps numbers and seconds in 32 bits; longer ones come out as others, without a word.
+MOST = 2**31 - 1
 UNLIMITED = ("unlimited", "infinite", "-1")
 
 

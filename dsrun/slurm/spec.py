@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.slurm.job_options import JobOptions, QueueOptions, ResourceOptions
 from dsrun.slurm.run_options import ContainerOptions, EnvironmentOptions, InterruptionOptions, NetworkOptions
+from dsrun.slurm.sizes import MOST
 
 __all__ = ["TITLES", "Given", "SlurmSpec", "flag_of", "key_of", "make_spec", "options", "read"]
 
@@ -26,6 +28,7 @@ TITLES = {
 }
 YES = frozenset({"true", "yes", "on", "1"})
 NO = frozenset({"false", "no", "off", "0"})
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,8 @@ def make_spec(*places: Iterable[Given]) -> SlurmSpec:
 def value_of(each: Field[Any], given: Given) -> Any:
     """The typed value of an option's words."""
     kind, words = kind_of(each), given.words
+    if "" in words:
+        raise UsageError(f"{given.where}: is empty", fix="give it a value, or leave it away")
     if kind == "list":
         return words
     if len(words) != 1:
@@ -135,10 +140,12 @@ def _truth(word: str, where: str) -> bool:
 
 
 def _number(word: str, meta: Mapping[str, Any], where: str) -> int:
-    try:
-        number = int(word)
-    except ValueError:
-        raise UsageError(f"{where}: {word!r} is not a whole number") from None
+    # int() also takes 1_000, digits of other scripts, and blanks around them.
+    if not _WHOLE.fullmatch(word):
+        raise UsageError(f"{where}: {word!r} is not a whole number")
+    number = int(word)
     if meta["least"] is not None and number < meta["least"]:
         raise UsageError(f"{where}: {number} is less than {meta['least']}")
+    if number > MOST:
+        raise UsageError(f"{where}: {word} is more than SLURM can count")
     return number

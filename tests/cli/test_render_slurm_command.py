@@ -212,7 +212,7 @@ def test_what_is_not_here_is_said(dsrun):
         (["--gpus-per-node", "many"], "no number of GPUs"),
         (["--gpus-per-node", "4", "--gres", "gpu:4"], "both ask for GPUs"),
         (["--gpus-per-node", "2", "--nproc", "4"], "each node has 2 GPUs"),
-        (["--gres", "gpu:a:b:c:4"], "no GRES"),
+        (["--gres", "gpu:a:b:c:4"], "no list of resources"),
         (["--time", "soon"], "is no time limit"),
         (["--mem", "lots"], "no memory size"),
         (["--signal-lead", "600", "--time", "5"], "before the start"),

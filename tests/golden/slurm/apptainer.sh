@@ -46,6 +46,8 @@ export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
 if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
 export PET_RDZV_CONF
 cache=${TMPDIR:-/tmp}/dsrun-$UID
+# What lies in a folder of that name may be run: it has to be of this user.
+mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
 # A build that was killed leaves a lock that torch waits for without end: one folder a job, without old locks.
@@ -94,6 +96,12 @@ if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
 fi
 # torch.distributed.run ends with 1 whatever its workers ended with; the code is in the report it leaves in the log.
 log=$(scontrol show job "$job" | sed -n 's/^ *StdErr=//p')
-worker=$(tail -n 500 -- "$log" 2>/dev/null | grep -oE '^ +exitcode +: [1-9][0-9]*' | tail -n 1)
-[ -z "$worker" ] || code=${worker##* }
+# The log of a requeued job has earlier reports, too: those from before this start do not count.
+worker=$(tail -n 500 -- "$log" 2>/dev/null | awk -v start="dsrun: job $job, start $((restart + 1))," '
+    index($0, start) { code = "" }
+    /^ +exitcode +: -?[1-9]/ { code = $3 }
+    END { print code }
+')
+# -9 stands there for signal 9, by which also the kernel ends what takes too much memory; shells say 137.
+[ -z "$worker" ] || code=$((worker < 0 ? 128 - worker : worker))
 exit "$code"

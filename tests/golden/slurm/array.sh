@@ -11,8 +11,8 @@
 # Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
 set -u -o pipefail
 
-export TOKENIZERS_PARALLELISM=false
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+[ -v TOKENIZERS_PARALLELISM ] || export TOKENIZERS_PARALLELISM=false
+[ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export PATH=/opt/dsrun/bin:"$PATH"
 # Accelerate reads these before anything else, and then drops DeepSpeed in silence.
 unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
@@ -61,6 +61,8 @@ export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
 if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
 export PET_RDZV_CONF
 cache=${TMPDIR:-/tmp}/dsrun-$UID
+# What lies in a folder of that name may be run: it has to be of this user.
+mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
 # One folder for each interpreter, kept from job to job; dsrun itself lets one process compile and clears stale locks.

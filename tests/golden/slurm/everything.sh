@@ -24,7 +24,7 @@
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --export=HF_TOKEN,WANDB_API_KEY
+#SBATCH --export=HOME,USER,LOGNAME,SHELL,HF_TOKEN,WANDB_API_KEY
 #SBATCH --switches=1@00:10:00
 #SBATCH --contiguous
 # Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
@@ -46,11 +46,11 @@ source '/shared/set up.sh' || exit 4
 eval "$(conda shell.bash hook)" && conda activate 'train env' || exit 4
 set -u
 
-export TOKENIZERS_PARALLELISM=false
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export NCCL_SOCKET_IFNAME='=eth0'
 export GLOO_SOCKET_IFNAME=eth0
 export GREETING=$'it\'s $5'
+[ -v TOKENIZERS_PARALLELISM ] || export TOKENIZERS_PARALLELISM=false
+[ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -v NCCL_NET ] || export NCCL_NET=Socket
 [ -v NCCL_IB_DISABLE ] || export NCCL_IB_DISABLE=1
 # Accelerate reads these before anything else, and then drops DeepSpeed in silence.
@@ -100,6 +100,8 @@ export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
 if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
 export PET_RDZV_CONF
 cache=${TMPDIR:-/tmp}/dsrun-$UID
+# What lies in a folder of that name may be run: it has to be of this user.
+mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
 # One folder for each interpreter, kept from job to job; dsrun itself lets one process compile and clears stale locks.

@@ -191,6 +191,17 @@ def test_the_code_of_any_other_program_is_read_from_the_report_of_torchrun(shell
     assert shell.run(other(shell)).code == 42
 
 
+def test_a_signal_that_ends_a_worker_of_any_other_program_is_128_and_its_number(shell):
+    shell.worker = 'printf "  exitcode  : -15 (pid: 1)\\n  exitcode  : -9 (pid: 2)\\n" >log.txt; exit 1'
+    assert shell.run(other(shell)).code == 137
+
+
+def test_a_report_from_before_a_requeue_is_not_read_again(shell):
+    shell.variables |= {"SLURM_RESTART_COUNT": "1"}
+    shell.worker = 'printf "  exitcode  : 42 (pid: 1)\\nx dsrun: job 12, start 2, on a\\n" >log.txt; exit 3'
+    assert shell.run(other(shell)).code == 3
+
+
 def test_an_array_task_never_speaks_for_the_whole_array(shell):
     # The last task of an array has the array's own number as its SLURM_JOB_ID.
     shell.variables |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}

@@ -1,0 +1,23 @@
+"""Whose folder the caches of a rendered script lie in. Run under the real bash."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from tests.unit.slurm.test_render_ends import training
+
+
+def test_caches_lie_in_a_folder_that_nobody_else_can_write_to(shell):
+    first = Path(shell.run(training(shell)).environment["TRITON_CACHE_DIR"]).parent
+    assert first.is_dir()
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+
+
+def test_no_cache_is_read_from_a_folder_of_somebody_else(shell):
+    # A link that leads to nothing is owned by nobody as far as bash can tell, and mkdir does not replace it.
+    (shell.tools / f"dsrun-{os.getuid()}").symlink_to("nowhere")
+    cache = Path(shell.run(training(shell)).environment["TRITON_CACHE_DIR"])
+    assert cache.parent.is_dir()
+    assert cache.parent.name != f"dsrun-{os.getuid()}"

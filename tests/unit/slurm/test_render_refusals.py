@@ -1,0 +1,221 @@
+"""What `dsrun render-slurm` refuses before sbatch would, or would not: with the option's name, and how to mend it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.cli.render_slurm import command
+from dsrun.cli.slurm_job import find_job
+from dsrun.cli.slurm_site import missing
+from dsrun.errors import UsageError
+from dsrun.slurm.program import any_program, train_program
+from dsrun.slurm.render import context, render
+from dsrun.slurm.site import Site
+from dsrun.slurm.sizes import gpu_words
+from dsrun.slurm.spec import Given, make_spec
+from tests.unit.slurm.stand_ins import spec_of
+
+SITE = Site()
+
+
+def made(name: str, *words: str, **others: str):
+    """The spec of one option as somebody wrote it."""
+    given = [Given(name=name, words=words, where=f"--{name}")]
+    given += [Given(name=key, words=(value,), where=f"--{key}") for key, value in others.items()]
+    return make_spec(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("nodes", ["2", "+2"], ["1_000", "١", " 3 ", "1\n", "99999999999", "", "9" * 5000]),
+        ("nproc", ["8"], ["9" * 20, "1_0"]),
+        ("time", ["20:00:00", "99999:99:99", "5:90"], ["١٢", "９９", "99999999999999", "4294967295"]),
+        ("mem", ["200G", "0"], ["٣", "1.5T"]),
+        (
+            "gpus_per_node",
+            ["4", "a100:4", "3g.20gb:2", "nvidia_a100_1g.10gb:1"],
+            ["gpu:4", "١", "4:4", "99999999999"],
+        ),
+        (
+            "gres",
+            ["gpu", "gpu:4", "gpu:a100:4,nvme:1", "gpu:3g.20gb:2", "gres:gpu:2", "none", "lustre:1T"],
+            ["gpu:", "gpu:-1", ",,", "a b", "(null)", "gpu:4(S:0-1)", "gpu=1", "gpu:ü:2", "gpu,"],
+        ),
+        (
+            "array",
+            ["0-9", "1,3,7", "0-99%4", "0-9:2", "[0-3]", "0-9%4,20"],
+            ["9-0", "a-b", "-1", "0-9:0", "%4", "1-", "1,2,", "0-9 %4", "2026-01-01", "$(id)"],
+        ),
+        (
+            "dependency",
+            ["afterok:1", "afterany:1:2", "singleton", "afterok:1,afterany:2", "after:1+5?aftercorr:12_3"],
+            ["afterok", "afterok:", "afterok:x", "foo:1", "x", "1234"],
+        ),
+        ("mail_type", ["END", "end,fail", "TIME_LIMIT_80", "NONE"], ["FOO", "END;FAIL", "END,"]),
+        (
+            "nodelist",
+            ["gpu[01-02]", "a,b", "./hosts"],
+            ["gpu[01-02", "gpu[2-1]", "gpu[x]", "[", "$(id)", "-x"],
+        ),
+        ("exclude", ["node7"], ["node[7"]),
+        ("module", ["cuda/13.0"], ["", "-x"]),
+        ("conda", ["base"], ["", "-x"]),
+        ("venv", ["env"], [""]),
+        ("stage", ["env.tar"], [""]),
+        ("setup_file", ["env.sh"], [""]),
+        ("container_image", ["x.sqsh"], ["", "-x"]),
+        ("apptainer", ["x.sif"], ["", "-x"]),
+        ("local_dir", ["/local"], ["", "rel", "$TMPDIR"]),
+        ("interface", ["ib0", "^docker0,lo", "=ib0"], ["", "-x", "ü"]),
+        (
+            "env",
+            ["A=1", "A", "A=", "SLURM_JOB_ID", "TOKENIZERS_PARALLELISM=true", "MAX_TOKENS=9"],
+            ["HF_TOKEN=x", "MYTOKEN=x", "HF_TOKEN_X=x", "UID=3", "SLURM_JOB_ID=3", "DSRUN_OUTPUT=/x", ""],
+        ),
+        (
+            "sbatch",
+            ["switches=1", "hold"],
+            ["n=8", "c=2", "wait", "parsable", "test-only", "export-file=x", ""],
+        ),
+    ],
+)
+def test_only_what_slurm_or_a_shell_can_read_is_taken(name, good, bad):
+    for word in good:
+        made(name, word)
+    for word in bad:
+        with pytest.raises(UsageError) as refused:
+            made(name, word)
+        assert f"--{name}" in str(refused.value)
+
+
+@pytest.mark.parametrize("mount", ["", "a:", ":b", "/a::ro"])
+def test_a_mount_names_both_of_its_folders(mount):
+    made("container_mounts", "/a:/b:ro", apptainer="x.sif")
+    with pytest.raises(UsageError, match="container_mounts"):
+        made("container_mounts", mount, apptainer="x.sif")
+
+
+def test_a_mig_slice_has_a_type_that_begins_with_a_digit():
+    assert gpu_words("3g.20gb:2") == ("3g.20gb", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--model", "t5"], "a program comes first"),
+        (["--", "x"], "a program comes first"),
+        (["torchrun", "x.py"], "one worker per GPU"),
+        (["/opt/bin/deepspeed", "x.py"], "one worker per GPU"),
+        (["python", "-m", "torch.distributed.run", "x.py"], "one worker per GPU"),
+        (["python", "-m"], "no module"),
+    ],
+)
+def test_programs_that_would_start_workers_of_their_own_or_nothing(words, why):
+    with pytest.raises(UsageError, match=why):
+        any_program(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["python", "x.py"], "x.py"),
+        (["./x"], "./x"),
+        (["x"], None),
+        (["python", "-m", "x"], None),
+        (["python", "-c", "x"], None),
+    ],
+)
+def test_the_file_a_program_starts(words, file):
+    assert any_program(words).file == file
+
+
+def test_sourced_files_are_not_looked_for_on_the_path():
+    blanks = context(spec_of(setup_file=["env.sh", "/etc/x", "-a/b"], venv="env"), any_program(["x"]), SITE)
+    assert (blanks["setup_files"], blanks["venv"]) == (["./env.sh", "/etc/x", "./-a/b"], "./env")
+
+
+def test_what_training_wants_gives_way_to_what_the_user_has_set():
+    script = render(spec_of(), train_program([]), SITE)
+    assert "[ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=" in script
+    script = render(spec_of(env=["TOKENIZERS_PARALLELISM=true"]), train_program([]), SITE)
+    assert "export TOKENIZERS_PARALLELISM=true" in script
+    assert "TOKENIZERS_PARALLELISM=false" not in script
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("a\nb\n{{ nope }}", "line 3: 'nope' is undefined"),
+        ("a\n{{ name + 1 }}", "line 2 cannot be filled"),
+        ("{{ 1 / 0 }}", "cannot be filled"),
+        ("{{ name | q(3) }}", "cannot be filled"),
+        ("{% include 'x' %}", "cannot be filled"),
+        ("a\n{% if %}", "line 2"),
+    ],
+)
+def test_a_wrong_template_is_one_line_with_its_place(template, says):
+    with pytest.raises(UsageError, match="the template") as refused:
+        render(spec_of(), any_program(["x"]), SITE, template)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-o", ""],
+        ["--template", ""],
+        ["--config", ""],
+        ["--test-only", "--submit"],
+        ["--test-only", "--follow"],
+    ],
+)
+def test_odd_ways_of_delivery_are_refused(words):
+    with pytest.raises(UsageError):
+        command.main([*words, "--", "true"], standalone_mode=False)
+
+
+def test_a_job_with_a_clean_environment_still_knows_who_it_belongs_to():
+    spec = spec_of(clean_env="true", env=["HF_TOKEN", "USER", "A=1"])
+    assert "#SBATCH --export=HOME,USER,LOGNAME,SHELL,HF_TOKEN\n" in render(spec, any_program(["x"]), SITE)
+
+
+def test_dsrun_train_behind_the_dashes_is_a_training(tmp_path):
+    words = ["train", "--model", "demo-t5"]
+    assert find_job(["dsrun", *words], None, tmp_path).program == find_job(words, None, tmp_path).program
+
+
+def test_restarts_of_a_run_file_are_not_said_to_be_set_aside(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("train: {model: demo-t5}\nlaunch: {max_restarts: 2}\n")
+    find_job((), None, tmp_path)
+    assert "max_restarts" not in capsys.readouterr().err
+
+
+def test_a_script_that_is_not_here_is_mentioned_unless_an_image_may_have_it(tmp_path):
+    program = any_program(["python", "x.py"])
+    (line,) = missing(spec_of(), program, tmp_path)
+    assert "x.py is not on this machine" in line
+    assert list(missing(spec_of(container_image="docker://x"), program, tmp_path)) == []
+    (tmp_path / "x.py").touch()
+    assert list(missing(spec_of(), program, tmp_path)) == []
+
+
+def test_a_name_with_a_line_break_stays_on_one_line(tmp_path):
+    (line,) = missing(spec_of(setup_file=["a\nb"]), any_program(["x"]), tmp_path)
+    assert "\n" not in line
+
+
+def test_a_closed_stdout_is_no_traceback(tmp_path):
+    words = [sys.executable, "-m", "dsrun", "render-slurm", "--", "true"]
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$@" >&-', "x", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
