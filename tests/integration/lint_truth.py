@@ -107,6 +107,7 @@ def _as_the_trainer(path: str, args: Any) -> None:
     import deepspeed
     import torch
     from accelerate import Accelerator
+    from accelerate import accelerator as stock
     from accelerate.utils import DeepSpeedPlugin, DummyOptim, DummyScheduler
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, deepspeed_optim_sched
 
@@ -126,12 +127,15 @@ def _as_the_trainer(path: str, args: Any) -> None:
         gradient_accumulation_steps=plugin.get_value("gradient_accumulation_steps"), num_processes=1,
         device=torch.device("cpu"), state=SimpleNamespace(),
     )  # fmt: skip
-    whole = deepspeed.initialize
+    whole, on_cpu = deepspeed.initialize, stock.map_pytorch_optim_to_deepspeed
     deepspeed.initialize = _read_only
+    # It would compile CPU Adam: whether this machine can is no verdict on the configuration.
+    stock.map_pytorch_optim_to_deepspeed = lambda optimizer: optimizer
     try:
         Accelerator._prepare_deepspeed(accelerator, model, *[each for each in (optimizer, scheduler) if each])
     finally:
         deepspeed.initialize = whole
+        stock.map_pytorch_optim_to_deepspeed = on_cpu
 
 
 def _read_only(config_params: dict[str, Any], **_: Any) -> None:
