@@ -26,7 +26,7 @@ def cluster(programs, here):
     stand_in_cluster(programs)
     for name in ("squeue", "scontrol", "sacct"):
         path = programs / name
-        path.write_text(path.read_text().replace("/home/ada/work", str(here)))
+        path.write_text(path.read_text().replace("/home/ada/jobs", str(here)))
     run = here / "runs" / "t5 large-62"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text(
@@ -128,7 +128,7 @@ def test_without_slurm(dsrun, environ):
 def test_following_passes_the_result_on(dsrun, programs, here):
     log = here / "job.log"
     log.write_text("step 1  loss 2.0\n")
-    text = recorded("job-failed").replace("/home/ada/work/slurm-67.out", str(log))
+    text = recorded("job-failed").replace("/home/ada/jobs/slurm-67.out", str(log))
     stand_in(programs, "scontrol", ("show job 67", text))
     done = dsrun("jobs", "67", "--follow")
     assert done.returncode == 3
@@ -141,7 +141,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_cancel(programs, here, en
 
     log = here / "job.log"
     log.write_text("working\n")
-    text = recorded("job").replace("/home/ada/work/slurm-62.out", str(log))
+    text = recorded("job").replace("/home/ada/jobs/slurm-62.out", str(log))
     stand_in(programs, "scontrol", ("show job 62", text))
     command = [sys.executable, "-m", "dsrun", "jobs", "62", "--follow"]
     child = subprocess.Popen(

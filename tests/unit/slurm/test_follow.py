@@ -157,7 +157,7 @@ def test_all_tasks_of_an_array(monkeypatch, tmp_path):
     logs = {label: tmp_path / f"{label}.log" for label in ("66_0", "66_1", "66_2", "66_3")}
     for label, path in logs.items():
         path.write_text(f"{label} speaks\n")
-        done = done.replace(f"/home/ada/work/sweep-{label}.log", str(path))
+        done = done.replace(f"/home/ada/jobs/sweep-{label}.log", str(path))
     failed = done.replace("JobState=COMPLETED", "JobState=FAILED", 1).replace(
         "ExitCode=0:0", "ExitCode=5:0", 1
     )
@@ -179,7 +179,7 @@ def test_recorded_jobs():
         "62",
         "RUNNING",
         "node2",
-        "/home/ada/work/slurm-62.out",
+        "/home/ada/jobs/slurm-62.out",
     )
     (waiting,) = read_jobs(recorded("job-waiting"))
     assert (waiting.state, waiting.reason, waiting.nodes) == ("PENDING", "DependencyNeverSatisfied", "")
@@ -204,7 +204,7 @@ def test_tasks_that_have_not_started_have_no_log():
 
 def test_patterns_that_slurm_left_in_a_logs_name():
     text = re.sub(r"StdOut=.*", "StdOut=logs/%x-%5j-%N-%%.log", recorded("job"))
-    assert read_jobs(text)[0].log == "/home/ada/work/logs/t5 large-00062-node2-%.log"
+    assert read_jobs(text)[0].log == "/home/ada/jobs/logs/t5 large-00062-node2-%.log"
 
 
 def test_accounting_rows():

@@ -38,7 +38,7 @@ def test_the_queue():
         "node2",
     )
     assert (running.node_count, running.time_limit, running.reason, running.ended) == (1, "1:00:00", "", "")
-    assert running.work_dir == "/home/ada/work"
+    assert running.work_dir == "/home/ada/jobs"
     assert jobs["64"].name == "odd | name, with\nbreaks JobState=FAILED"
     assert jobs["64"].state == "RUNNING"
     assert jobs["68"].reason == "DependencyNeverSatisfied"
