@@ -45,11 +45,6 @@ def torch_minor() -> str:
     return ".".join(importlib.metadata.version("torch").split(".")[:2])
 
 
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="no torch to load an operation with"
-)
-
-
 def cuda_wheel(folder: Path) -> Path:
     section = container(entry(SASS, 80), entry(SASS, 90))
     library = compiled(folder / "c", FINE, section=section)
@@ -136,7 +131,6 @@ def test_a_missing_library_is_found_before_anything_is_loaded(dsrun, here):
 # --- loading ---
 
 
-@needs_torch
 def test_each_operation_is_loaded_in_a_process_of_its_own(dsrun, here):
     libraries = {"tiny": compiled(here / "a", FINE), "other": compiled(here / "b", CRASH)}
     path = fake_deepspeed(here, libraries, torch_minor())
@@ -151,7 +145,6 @@ def test_each_operation_is_loaded_in_a_process_of_its_own(dsrun, here):
     ]
 
 
-@needs_torch
 def test_an_operation_that_would_be_compiled_is_a_failure(dsrun, here):
     library = compiled(here / "b", FINE)
     path = make_wheel(
@@ -174,7 +167,6 @@ def test_an_operation_that_would_be_compiled_is_a_failure(dsrun, here):
     assert "tiny: DeepSpeed would compile it now: the one in the wheel is not used [op_fails]" in done.stdout
 
 
-@needs_torch
 def test_an_import_that_fails_is_said(dsrun, here):
     library = compiled(here / "c", FINE)
     files = {
@@ -245,7 +237,6 @@ def push(dsrun, path: Path, *args: str):
     return done
 
 
-@needs_torch
 def test_push_installs_and_proves_on_every_node(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     pushed = [add_node(nodes, name) for name in ("n1", "n2")]
@@ -262,7 +253,6 @@ def test_push_installs_and_proves_on_every_node(dsrun, here, nodes):
     assert "already there, 1 loaded" in push(dsrun, path, "--nodes", "n1").stdout
 
 
-@needs_torch
 def test_a_node_that_fails_does_not_hide_the_others(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     good = add_node(nodes, "n1")
@@ -279,7 +269,6 @@ def test_a_node_that_fails_does_not_hide_the_others(dsrun, here, nodes):
     assert told["findings"] == []
 
 
-@needs_torch
 def test_nodes_that_differ_are_an_error(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     add_node(nodes, "n1")
@@ -364,7 +353,6 @@ def test_which_nodes_must_be_clear(dsrun, here, nodes, args, said):
     assert done.stderr.count("\n") == 1
 
 
-@needs_torch
 def test_verify_on_nodes_leaves_nothing_there(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     node = add_node(nodes, "n1")

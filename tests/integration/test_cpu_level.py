@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
@@ -20,7 +19,6 @@ from dsrun.wheel.ops import choose_ops, links
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for x86-64"),
     pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump"),
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),
 ]
 # DeepSpeed's own flags and include folders for cpu_adam, as its builder gives them on this machine.
 _ASK = """
@@ -77,8 +75,6 @@ def test_only_async_io_is_linked_with_libaio(tmp_path, ninja):
     cxx = find_cxx(os.environ)
     if not has_function(cxx, "io_submit", "aio"):
         pytest.skip("libaio is not installed")
-    if ninja and shutil.which("ninja", path=str(Path(sys.executable).parent)) is None:
-        pytest.skip("ninja is not installed")
     (tmp_path / "setup.py").write_text(_SETUP.replace("NINJA", str(ninja)))
     for name in ("async_io_op", "cpu_adam_op"):
         (tmp_path / f"{name}.cpp").write_text(

@@ -326,9 +326,7 @@ sys.path[:] = [p for p in sys.path if p]
 from torch.utils import cpp_extension as e
 print(e.check_compiler_ok_for_platform({str(wrapper)!r}), e.check_compiler_is_gcc({str(wrapper)!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if "No module named" in done.stderr:
-        pytest.skip("torch is not installed")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]
     assert cpu.PORTABLE == "x86-64-v3"
 

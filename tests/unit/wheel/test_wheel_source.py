@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import io
 import os
 import shutil
@@ -74,12 +73,6 @@ def index(tmp_path, monkeypatch):
     return folder
 
 
-needs_pip = pytest.mark.skipif(
-    not (importlib.util.find_spec("pip") and importlib.util.find_spec("setuptools")),
-    reason="pip and setuptools are not installed",
-)
-
-
 # --- releases --------------------------------------------------------------------------------------------
 
 
@@ -108,7 +101,6 @@ def test_a_version_without_a_hash_is_refused():
         identify_source(f"{LOCKED}#sha256=" + "ab" * 32)
 
 
-@needs_pip
 def test_a_file_with_the_wrong_hash_is_never_run(index, tmp_path):
     archive(index / f"deepspeed-{LOCKED}.tar.gz", content(LOCKED))
     with pytest.raises(ToolError, match=r"nothing of it was run") as raised:
@@ -121,7 +113,6 @@ def test_a_file_with_the_wrong_hash_is_never_run(index, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-@needs_pip
 def test_a_release_is_fetched_verified_and_kept(index, tmp_path):
     path = archive(index / "deepspeed-9.1.0.tar.gz", content("9.1.0"))
     text = f"9.1.0#sha256={sha256(path)}"
@@ -141,14 +132,12 @@ def test_a_release_is_fetched_verified_and_kept(index, tmp_path):
         resolve_source(text, tmp_path / "third", cache=tmp_path / "cache")
 
 
-@needs_pip
 def test_without_a_cache_nothing_is_kept(index, tmp_path):
     path = archive(index / "deepspeed-9.1.0.tar.gz", content("9.1.0"))
     resolve_source(f"9.1.0#sha256={sha256(path)}", tmp_path / "into")
     assert [entry.name for entry in (tmp_path / "into").iterdir()] == ["deepspeed"]
 
 
-@needs_pip
 def test_pip_finds_nothing(index, tmp_path):
     with pytest.raises(ToolError, match=rf"could not fetch the sources of DeepSpeed {LOCKED}") as raised:
         resolve_source(LOCKED, tmp_path / "into")
