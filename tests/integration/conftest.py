@@ -15,6 +15,8 @@ from dsrun.launch.topology import Topology
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
 
+FP32 = ["--bf16", "false"]
+SHORT = [*FP32, "--global-batch-size", "8", "--logging-steps", "1", "--learning-rate", "0.01"]
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(61))]
 
 
@@ -143,3 +145,7 @@ def many_runs(runs: list[list[str]], *, ranks: int, scratch: Path) -> None:
     done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
     worker, agent, table = done.stderr.partition("torch/distributed/elastic")
     assert done.returncode == 0, f"{worker[-5000:]}{agent}{table[-1500:]}"
+
+
+def records(folder: Path, key: str) -> list[float]:
+    return [row[key] for row in read_records(folder / "metrics.jsonl") if key in row]

@@ -17,11 +17,9 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
-from tests.integration.conftest import dsrun
+from tests.integration.conftest import SHORT, dsrun
 
 pytestmark = pytest.mark.train
-
-SHORT = ["--bf16", "false", "--global-batch-size", "8", "--logging-steps", "1", "--learning-rate", "0.01"]
 
 
 def losses(folder):
