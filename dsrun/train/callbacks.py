@@ -204,11 +204,10 @@ class Profiler(TrainerCallback):
 
 def memory() -> dict[str, int]:
     """Bytes: this rank's resident memory now and at most, and the same on its GPU."""
-    figures = {
-        "host_memory": psutil.Process().memory_info().rss,
-        # Linux counts ru_maxrss in KiB (getrusage(2)).
-        "host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    resident = psutil.Process().memory_info().rss
+    # Linux counts ru_maxrss in KiB (getrusage(2)), and brings it up to date only now and then.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    figures = {"host_memory": resident, "host_memory_peak": max(peak, resident)}
     if torch.cuda.is_available():
         figures |= {
             "gpu_memory": torch.cuda.memory_reserved(),

@@ -114,13 +114,15 @@ def quiet() -> Iterator[None]:
 def _tokenizer_threads(processes: int) -> Iterator[None]:
     """Off in several processes, where Rust's threads would fight for the cores and warn about forking."""
     name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
+    environ, before = os.environ, os.environ.get(name)
     if processes > 1:
-        os.environ[name] = "false"
+        environ[name] = "false"
     try:
         yield
     finally:
+        # `datasets` leaves a copy in its place (Dataset.map with num_proc): who holds the old one would see no change.
+        os.environ = environ  # noqa: B003
         if before is None:
-            os.environ.pop(name, None)
+            environ.pop(name, None)
         else:
-            os.environ[name] = before
+            environ[name] = before

@@ -1,6 +1,7 @@
 """The whole way from files to rows."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -91,6 +92,15 @@ def test_processes_count_together(seq2seq, prepare, jsonl):
     assert [len(row["input_ids"]) for row in data.train.select(range(7))] == [2, 3, 4, 5, 5, 5, 5]
     assert data.truncation["train"].cut == sum(i % 7 + 1 > 4 for i in range(2500))
     assert seen[-1] == ("train", 2500, 2500)
+
+
+def test_the_environment_stays_the_one_everybody_holds(causal, prepare, jsonl, monkeypatch):
+    """`datasets` replaces os.environ by a copy when it starts processes."""
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    before = os.environ
+    prepare(causal, "causal-lm", train_file=jsonl([{"text": "a"}] * 40), num_proc=2, **NO_HOLD_OUT)
+    assert os.environ is before
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
 def test_an_error_in_a_process_arrives_whole(causal, prepare, jsonl):

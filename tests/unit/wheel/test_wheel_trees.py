@@ -1,0 +1,191 @@
+"""Which DeepSpeed is built, from folders and git: what counts as a change, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.wheel.source import identify_source, resolve_source
+from dsrun.wheel.tree import tree_digest, tree_files
+from tests.deepspeed_trees import WHEN, content
+
+# --- folders ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "my deepspeed"
+    for name, data in content("0.19.9").items():
+        path = root / Path(name).relative_to("deepspeed-0.19.9")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (root / "deepspeed/ops").mkdir(parents=True)
+    (root / "deepspeed/ops/op_builder").symlink_to("../../op_builder")
+    (root / "bin").mkdir()
+    (root / "bin/ds").write_text("#!/bin/sh\n")
+    (root / "bin/ds").chmod(0o755)
+    return root
+
+
+def test_a_folder_is_named_as_patched_by_its_content(tree, tmp_path):
+    identity = identify_source(str(tree))
+    short = identity.digest.removeprefix("sha256:")[:8]
+    assert (identity.kind, identity.version, identity.label) == ("tree", "0.19.9", f"patched.{short}")
+    source = resolve_source(str(tree), tmp_path / "into")
+    assert source.digest == identity.digest
+    assert (source.folder / "deepspeed/ops/op_builder").readlink() == Path("../../op_builder")
+    assert os.access(source.folder / "bin/ds", os.X_OK)
+    assert source.epoch == 315532800
+    (source.folder / "setup.py").write_text("changed by the build")
+    assert identify_source(str(tree)) == identity
+
+
+def test_what_builds_leave_behind_does_not_count(tree, tmp_path):
+    before = identify_source(str(tree))
+    for name in ("build/x.o", "deepspeed/__pycache__/a.pyc", "dist/d.whl", "deepspeed.egg-info/PKG-INFO"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("left over")
+    (tree / "deepspeed/ops/cpu_adam_op.so").write_text("built in place")
+    (tree / "build.txt").write_text("+local")
+    (tree / "deepspeed/git_version_info_installed.py").write_text("version='1'")
+    assert identify_source(str(tree)) == before
+    source = resolve_source(str(tree), tmp_path / "into")
+    left = {path.relative_to(source.folder).as_posix() for path in source.folder.rglob("*")}
+    assert not left & {"build", "dist", "build.txt", "deepspeed/ops/cpu_adam_op.so", "deepspeed.egg-info"}
+
+
+def test_every_kind_of_change_counts(tree):
+    digests = {identify_source(str(tree)).digest}
+    (tree / "bin/ds").chmod(0o644)
+    digests.add(identify_source(str(tree)).digest)
+    (tree / "new.cpp").write_text("")
+    digests.add(identify_source(str(tree)).digest)
+    (tree / "new.cpp").rename(tree / "other.cpp")
+    digests.add(identify_source(str(tree)).digest)
+    (tree / "deepspeed/ops/op_builder").unlink()
+    (tree / "deepspeed/ops/op_builder").symlink_to("../op_builder")
+    digests.add(identify_source(str(tree)).digest)
+    assert len(digests) == 5
+    os.utime(tree / "setup.py", (1, 1))
+    assert identify_source(str(tree)).digest in digests
+    assert tree_digest(tree, tree_files(tree)) in digests
+
+
+def test_a_link_out_of_the_tree_is_refused(tree, tmp_path):
+    (tmp_path / "secret").write_text("x")
+    (tree / "csrc").symlink_to(tmp_path / "secret")
+    with pytest.raises(UsageError, match="leads out of the source tree"):
+        resolve_source(str(tree), tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_a_pipe_is_refused(tree):
+    os.mkfifo(tree / "pipe")
+    with pytest.raises(UsageError, match="neither a file nor a folder"):
+        identify_source(str(tree))
+
+
+def test_an_existing_target_is_not_touched(tree, tmp_path):
+    (tmp_path / "into/deepspeed").mkdir(parents=True)
+    with pytest.raises(UsageError, match="exists already"):
+        resolve_source(str(tree), tmp_path / "into")
+    assert (tmp_path / "into/deepspeed").is_dir()
+
+
+# --- git -------------------------------------------------------------------------------------------------
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def git(*words: object, cwd: Path) -> str:
+    who = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    when = {"GIT_AUTHOR_DATE": f"{WHEN} +0000", "GIT_COMMITTER_DATE": f"{WHEN} +0000"}
+    environ = {**os.environ, **who, **when, "GIT_CONFIG_GLOBAL": os.devnull}
+    done = subprocess.run(
+        ["git", *map(str, words)], cwd=cwd, env=environ, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tree):
+    git("init", "--quiet", "--initial-branch=master", cwd=tree)
+    (tree / ".gitignore").write_text("*.o\n")
+    git("add", ".", cwd=tree)
+    git("commit", "--quiet", "-m", "one", cwd=tree)
+    git("tag", "-a", "-m", "annotated", "v0.19.9", cwd=tree)
+    return tree
+
+
+@needs_git
+def test_a_clean_checkout_is_its_commit(repository, tmp_path):
+    commit = git("rev-parse", "HEAD", cwd=repository)
+    (repository / "ignored.o").write_text("")
+    source = resolve_source(str(repository), tmp_path / "into")
+    assert (source.kind, source.version, source.label) == ("git", "0.19.9", f"git.{commit[:8]}")
+    assert (source.digest, source.epoch) == (f"git:{commit}", WHEN)
+    assert not (source.folder / ".git").exists()
+    assert not (source.folder / "ignored.o").exists()
+    assert (source.folder / "deepspeed/ops/op_builder").is_symlink()
+
+
+@needs_git
+@pytest.mark.parametrize("change", ["edit", "new file", "deletion"])
+def test_a_changed_checkout_is_patched(repository, tmp_path, change):
+    if change == "edit":
+        (repository / "setup.py").write_text("# mine\n")
+    elif change == "new file":
+        (repository / "new.cpp").write_text("")
+    else:
+        (repository / "bin/ds").unlink()
+    source = resolve_source(str(repository), tmp_path / "into")
+    assert source.kind == "tree"
+    assert source.label == f"patched.{source.digest.removeprefix('sha256:')[:8]}"
+    assert (source.folder / "new.cpp").exists() == (change == "new file")
+    assert (source.folder / "bin/ds").exists() == (change != "deletion")
+
+
+@needs_git
+@pytest.mark.parametrize("ref", ["@v0.19.9", "@master", "", "@COMMIT"])
+def test_a_repository_elsewhere(repository, tmp_path, ref):
+    commit = git("rev-parse", "HEAD", cwd=repository)
+    bare = tmp_path / "bare.git"
+    git("clone", "--quiet", "--bare", repository, bare, cwd=tmp_path)
+    text = f"git+file://{bare}{ref.replace('COMMIT', commit)}"
+    identity = identify_source(text)
+    assert (identity.digest, identity.label) == (f"git:{commit}", f"git.{commit[:8]}")
+    source = resolve_source(text, tmp_path / "into")
+    assert (source.version, source.digest, source.epoch) == ("0.19.9", f"git:{commit}", WHEN)
+    assert not (source.folder / ".git").exists()
+    assert (source.folder / "setup.py").exists()
+
+
+@needs_git
+def test_what_the_repository_does_not_have(repository, tmp_path):
+    with pytest.raises(UsageError, match="no branch or tag 'v1'"):
+        identify_source(f"git+file://{repository}@v1")
+    with pytest.raises(ToolError, match=r"has no commit|cannot fetch"):
+        resolve_source(f"git+file://{repository}@{'ab' * 20}", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+    with pytest.raises(ToolError, match="cannot reach"):
+        identify_source(f"git+file://{tmp_path}/nowhere.git@v1")
+
+
+@needs_git
+def test_a_repository_with_a_link_out_is_refused(repository, tmp_path):
+    (repository / "csrc").symlink_to("../../../../etc/passwd")
+    git("add", ".", cwd=repository)
+    git("commit", "--quiet", "-m", "two", cwd=repository)
+    with pytest.raises(UsageError, match="leads out of the source tree"):
+        resolve_source(f"git+file://{repository}", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
