@@ -6,6 +6,8 @@ EXIT_TOOL_FAILED = 1
 EXIT_USAGE = 2
 EXIT_FINDINGS = 3
 EXIT_MISSING = 4
+# EX_TEMPFAIL of <sysexits.h>: saved and not finished; the same command goes on from there.
+EXIT_RESUME = 75
 EXIT_INTERRUPTED = 130
 
 

@@ -66,8 +66,7 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     if recipe.spec.explain or recipe.spec.dry_run:
         raise UsageError("--explain and --dry-run of dsrun train start nothing that could be a job")
     for notice in recipe.notices:
-        if "launch.max_restarts" not in notice:  # here it has its effect
-            remark(notice)
+        remark(notice)
     name = recipe.spec.model or recipe.spec.model_type or "train"
     program = train_program(
         words,

@@ -11,7 +11,6 @@ FIXED: dict[str, Any] = {
     "logging_first_step": True,
     # The stock filter logs the average of earlier losses in place of NaN: a dead run looks healthy.
     "logging_nan_inf_filter": False,
-    "save_total_limit": 3,
     "log_level": "info",
     "ddp_find_unused_parameters": False,
     "report_to": ["none"],

@@ -19,7 +19,7 @@ from dsrun.recipe.spec import TrainSpec
 Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 
 # Training arguments that TrainSpec speaks for: their names are aliases of ours there.
-OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint"})
+OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint", "save_total_limit"})
 # TrainingArguments.debug is a list of debug options, ours a switch; the former is `trainer_debug` in every
 # table, and `--debug underflow_overflow` still reaches it (dsrun.recipe.parser).
 RENAMED = {"debug": "trainer_debug"}

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dsrun.docpage import GeneratedPart, table
 from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.given import shown_value
+from dsrun.recipe.option import GROUPS
 from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
-from dsrun.recipe.spec import GROUPS
 
 TITLES = {
     "model": "Model",
@@ -22,6 +22,7 @@ TITLES = {
     "batch": "Batch",
     "data": "Data",
     "lora": "LoRA",
+    "survive": "Checkpoints and restarts",
     "run": "Run",
 }
 HELP_COLUMN = 30

@@ -54,22 +54,9 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     if config is not None:
         from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
 
-        layers.append(_layer(_of_this_run(read_run_file(cwd / config, config), notices), notices))
+        layers.append(_layer(read_run_file(cwd / config, config), notices))
     recipe = _recipe(_merge(layers, notices), notices)
     return replace(recipe, notices=(*recipe.notices, *validate(recipe)))
-
-
-def _of_this_run(given: Iterable[Given], notices: list[str]) -> list[Given]:
-    """Set aside what run.yaml says to a supervisor of runs."""
-    kept = []
-    for each in given:
-        if each.name != "max_restarts":
-            kept.append(each)
-        elif each.value < 0:
-            raise UsageError(f"{each.where}: {each.value} is not at least 0")
-        elif each.value > 0:
-            notices.append(f"{each.where} is left to the supervisor: `dsrun train` starts its workers once")
-    return kept
 
 
 def _layer(given: Iterable[Given], notices: list[str]) -> dict[str, Given]:

@@ -20,16 +20,6 @@ from dsrun.recipe.flags import Flag, nearest, normalise
 from dsrun.recipe.given import Given, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
-# launch.max_restarts is no option of one training run; resolve() says so.
-MAX_RESTARTS = Flag(
-    name="max_restarts",
-    owner="dsrun",
-    key="max_restarts",
-    kind="int",
-    default=None,
-    optional=True,
-    group="run",
-)
 NULL_TAG = "tag:yaml.org,2002:null"
 FLOAT_TAG = "tag:yaml.org,2002:float"
 
@@ -45,8 +35,17 @@ def sections() -> dict[str, Mapping[str, Flag]]:
     """The flags by the keys that each section of run.yaml has; an empty one is left to another command."""
     known = vocabulary()
     zero = {"stage": known["zero"], "offload": known["offload"], "nvme_path": known["nvme_path"]}
-    names = ("nproc", "nproc_per_node", "master_port", "find_port")
-    launch = {name: known[name] for name in names} | {"max_restarts": MAX_RESTARTS}
+    names = (
+        "nproc",
+        "nproc_per_node",
+        "master_port",
+        "find_port",
+        "max_restarts",
+        "hang_timeout",
+        "remedy",
+        "warm",
+    )
+    launch = {name: known[name] for name in names}
     return {"train": known, "zero": zero, "launch": launch, "slurm": {}}
 
 

@@ -63,6 +63,7 @@ class Event(Stamped):
     exit_code: NotRequired[int]
     world_size: NotRequired[int]
     attempt: NotRequired[int]
+    rank: NotRequired[int]
 
 
 class Run(TypedDict):

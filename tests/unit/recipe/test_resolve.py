@@ -145,7 +145,7 @@ def test_defaults_must_name_flags(tmp_path):
 
 def test_explain_shows_dsruns_defaults_and_not_those_it_overrules(tmp_path):
     rows = {name: value for name, value, _ in explain(resolve(["--model", "m", "--bf16", "false"], tmp_path))}
-    assert rows["save_total_limit"] == 3
+    assert rows["keep"] == 3
     assert rows["zero"].startswith("2")
     assert rows["predict_with_generate"] == "for seq2seq"
     assert rows["bf16"] is False

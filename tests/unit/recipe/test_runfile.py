@@ -166,11 +166,10 @@ def test_removed_flags_are_translated_there_too(tmp_path):
     )
 
 
-def test_restarts_are_said_to_be_the_supervisors(tmp_path):
-    (tmp_path / "run.yaml").write_text("train: {model: x}\nlaunch: {max_restarts: 3}\n")
-    assert "starts its workers once" in resolve(["--config", "run.yaml"], tmp_path).notices[0]
-    (tmp_path / "run.yaml").write_text("train: {model: x}\nlaunch: {max_restarts: 0}\n")
-    assert resolve(["--config", "run.yaml"], tmp_path).notices == ()
+def test_restarts_of_the_launch_section_are_an_option_of_training(tmp_path):
+    (tmp_path / "run.yaml").write_text("train: {model: x}\nlaunch: {max_restarts: 5, hang_timeout: 30}\n")
+    recipe = resolve(["--config", "run.yaml"], tmp_path)
+    assert (recipe.spec.max_restarts, recipe.spec.hang_timeout) == (5, 30.0)
     (tmp_path / "run.yaml").write_text("train: {model: x}\nlaunch: {max_restarts: -1}\n")
-    with pytest.raises(UsageError, match=r"run\.yaml:2: launch\.max_restarts: -1 is not at least 0"):
+    with pytest.raises(UsageError, match=r"run\.yaml:2: max_restarts: -1 is not at least 0"):
         resolve(["--config", "run.yaml"], tmp_path)

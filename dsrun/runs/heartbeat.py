@@ -1,0 +1,117 @@
+"""Signs of life: one small file per rank, rewritten at every step, that the supervisor reads.
+
+A file and not a collective, so that a rank that hangs in one is seen from outside; in a folder of the machine's own,
+so that no shared file system can make it hang.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+FOLDER_VARIABLE = "DSRUN_HEARTBEAT"
+"""Where the ranks of this machine leave their signs of life; unset where no supervisor looks."""
+
+Phase = Literal[
+    "starting",
+    "loading",
+    "tokenising",
+    "training",
+    "evaluating",
+    "generating",
+    "saving",
+    "exporting",
+    "ending",
+]
+
+_WIDTH = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a rank last said of itself.
+
+    `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
+    machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step.
+    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log.
+    """
+
+    rank: int
+    pid: int
+    beats: int
+    time: float
+    phase: Phase
+    step: int
+    slowest_step: float
+    answers: bool
+
+
+class Heart:
+    """This rank's side. Without a folder every method does nothing."""
+
+    def __init__(self, folder: Path | None, rank: int, *, answers: bool = False) -> None:
+        self._fd = -1
+        self._beat = Beat(
+            rank=rank, pid=os.getpid(), beats=0, time=time.monotonic(), phase="starting", step=0,
+            slowest_step=0.0, answers=answers,
+        )  # fmt: skip
+        self._stepped: float | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._write({})
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], rank: int, *, answers: bool = False) -> Self:
+        """The heart of this rank, which beats where DSRUN_HEARTBEAT says."""
+        folder = environ.get(FOLDER_VARIABLE)
+        return cls(Path(folder) if folder else None, rank, answers=answers)
+
+    @property
+    def phase(self) -> Phase:
+        return self._beat.phase
+
+    def enter(self, phase: Phase) -> None:
+        """A new phase begins. Time spent outside training does not count as a step's."""
+        self._stepped = None
+        self._write({"phase": phase})
+
+    def beat(self) -> None:
+        """Still alive, in the same phase: a batch evaluated, a shard written, rows tokenised."""
+        self._write({})
+
+    def step(self, step: int) -> None:
+        """Optimizer step `step` is done."""
+        now = time.monotonic()
+        slowest = self._beat.slowest_step
+        if self._stepped is not None:
+            slowest = max(slowest, now - self._stepped)
+        self._stepped = now
+        self._write({"phase": "training", "step": step, "slowest_step": slowest})
+
+    def _write(self, changes: dict[str, object]) -> None:
+        said = asdict(self._beat) | changes | {"beats": self._beat.beats + 1, "time": time.monotonic()}
+        self._beat = Beat(**said)
+        if self._fd >= 0:
+            # One write of one block: a reader sees the old beat or the new one.
+            os.pwrite(self._fd, json.dumps(said).encode().ljust(_WIDTH), 0)
+
+
+def read_beats(folder: Path) -> dict[int, Beat]:
+    """The last beat of every rank that has a file in `folder`, by rank; a file that cannot be read is left out."""
+    beats = {}
+    for file in folder.glob("rank-*"):
+        with suppress(OSError, ValueError, TypeError):
+            beat = Beat(**json.loads(file.read_bytes()))
+            beats[beat.rank] = beat
+    return dict(sorted(beats.items()))
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"
