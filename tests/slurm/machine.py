@@ -113,7 +113,9 @@ class Machine:
         variables = {"PATH": SYSTEM_PATH, **(env or {})}
         return [
             "nsenter", "--target", str(children[0]), "--net", "--uts", "--mount", "--root", "--ipc", "--pid",
-            *become, "env", "-i", f"--chdir={cwd}", *(f"{name}={value}" for name, value in variables.items()), *words,
+            # A shell ignores Ctrl-C for what it starts in the background, `make test-slurm &` for one.
+            *become, "env", "-i", "--default-signal=INT", f"--chdir={cwd}",
+            *(f"{name}={value}" for name, value in variables.items()), *words,
         ]  # fmt: skip
 
 
