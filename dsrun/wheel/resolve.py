@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.errors import UsageError
 from dsrun.system import host
@@ -27,9 +26,6 @@ from dsrun.wheel.needs import Probe
 from dsrun.wheel.ops import Op, choose_ops, missing, op_table
 from dsrun.wheel.request import Request
 from dsrun.wheel.source import Identity, identify_source, resolve_source
-
-if TYPE_CHECKING:
-    pass
 
 # Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (CUDAOpBuilder.builder() and the uses
 # of the macro under csrc/ and deepspeed/inference/v2/).

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from dsrun.launch.command import agent_argv, worker_environment
 from dsrun.launch.topology import Topology
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
+from dsrun.wheel.sdist import fetch_sdist, read_lock
+from tests.integration.builder import Builder
+from tests.integration.wheel_sources import tiny_tree
 
 FP32 = ["--bf16", "false"]
 SHORT = [*FP32, "--global-batch-size", "8", "--logging-steps", "1", "--learning-rate", "0.01"]
@@ -149,3 +153,27 @@ def many_runs(runs: list[list[str]], *, ranks: int, scratch: Path) -> None:
 
 def records(folder: Path, key: str) -> list[float]:
     return [row[key] for row in read_records(folder / "metrics.jsonl") if key in row]
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory):
+    """The source of the DeepSpeed that is installed here, kept in the user's cache."""
+    into = tmp_path_factory.mktemp("sdist")
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return fetch_sdist(
+        version("deepspeed"),
+        read_lock().sdists[version("deepspeed")],
+        into,
+        cache=Path(root) / "dsrun-tests/sdists",
+    )
+
+
+@pytest.fixture(scope="session")
+def tree(sdist, tmp_path_factory):
+    """A DeepSpeed whose only operation compiles in a second."""
+    return tiny_tree(sdist, tmp_path_factory.mktemp("tree"))
+
+
+@pytest.fixture
+def builder(tmp_path):
+    return Builder(tmp_path)

@@ -1,0 +1,192 @@
+"""What `dsrun build-wheel` does around the compiler: many builds of a tiny operation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsrun.wheel.record import sha256_of
+from tests.integration.builder import Builder, small
+from tests.integration.wheel_sources import tiny_tree
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="session")
+def made(tree, tmp_path_factory):
+    """A wheel of the tiny operation: who built it, the wheel, what was said."""
+    builder = Builder(tmp_path_factory.mktemp("made"))
+    code, out, err = builder.run(*small(tree, "--cpu", "x86-64-v2", "--keep"))
+    assert code == 0, err
+    return builder, Path(out.strip()), err
+
+
+def library_in(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(next(name for name in archive.namelist() if "cpu_lion_op" in name))
+
+
+def test_a_patched_tree_says_so_and_the_cpu_level_is_honoured(made):
+    _, wheel, _ = made
+    assert re.search(r"\+cputorch\d+\.\d+\.x8664v2\.patched\.[0-9a-f]{8}-cp3", wheel.name)
+    library = library_in(wheel)
+    assert b"scalar" in library
+    assert b"avx" not in library
+
+
+def test_the_record_says_what_went_in(made):
+    _, wheel, _ = made
+    record = json.loads((wheel.parent / "WHEEL.json").read_text())
+    inputs = record["inputs"]
+    assert inputs["torch"].split("+")[0] == version("torch").split("+")[0]
+    assert inputs["python"] == f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert (inputs["ops"], inputs["cpu"]) == (["cpu_lion"], "x86-64-v2")
+    assert wheel.parent.name == record["key"]
+
+
+def test_the_folder_is_kept_when_asked(made):
+    builder, _, said = made
+    (folder,) = builder.scratch.iterdir()
+    assert f"compiled in {folder}, which is kept" in said
+    assert (folder / "trees/cpu_lion/csrc/lion/cpu_lion.cpp").is_file()
+
+
+def test_a_damaged_wheel_is_built_again_with_the_same_bytes(made, tree, tmp_path):
+    """In another temporary folder, with another umask and time zone, with other means that may not matter.
+
+    setuptools takes the compiler's path apart at spaces, so a TMPDIR with one must not be used.
+    """
+    before, wheel, _ = made
+    shutil.copytree(before.cache, tmp_path / "cache")
+    damaged = tmp_path / "cache" / wheel.relative_to(before.cache)
+    digest = sha256_of(damaged)
+    with damaged.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\0\0\0\0")
+    assert sha256_of(damaged) != digest
+    builder = Builder(tmp_path)
+    (tmp_path / "a longer name").mkdir()
+    mask = os.umask(0o077)
+    try:
+        code, out, err = builder.run(
+            *small(tree, "--cpu", "x86-64-v2", "--jobs", "1", "-o", "dist"),
+            TMPDIR=str(tmp_path / "a longer name"),
+            TZ="Asia/Tokyo",
+        )
+    finally:
+        os.umask(mask)
+    assert (code, out) == (0, f"dist/{wheel.name}\n"), err
+    assert "the stored wheel is damaged and is built again" in err
+    assert sha256_of(damaged) == sha256_of(tmp_path / "dist" / wheel.name) == digest
+    assert sorted(path.suffix for path in (tmp_path / "dist").iterdir()) == [".json", ".log", ".whl"]
+    library = library_in(damaged)
+    assert b"./csrc/lion/cpu_lion.cpp" in library
+    assert b"dsrun-wheel" not in library
+    assert list(Path("/tmp").glob(f"dsrun-wheel-{damaged.parent.name}*")) == []
+
+
+def nothing_left(builder):
+    """No wheel, no half of one, no build folder."""
+    assert [name for name in builder.stored if not name.endswith(".failed.log")] == []
+    assert list(builder.scratch.iterdir()) == []
+
+
+def test_the_first_error_of_the_compiler_is_the_message(builder, sdist, tmp_path):
+    broken = tiny_tree(sdist, tmp_path / "broken", module="int x = 1;\nint y = undeclared;\n")
+    code, out, err = builder.run(*small(broken))
+    assert (code, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(
+        "error: cpu_lion: csrc/lion/cpu_lion.cpp:2: 'undeclared' was not declared in this scope"
+    )
+    log = Path(re.search(r"the whole output: (\S+\.failed\.log)", last)[1])
+    assert "undeclared" in log.read_text()
+    assert len(err.splitlines()) < 10
+    nothing_left(builder)
+
+
+def test_an_operation_that_deepspeed_skips_is_an_error(builder, sdist, tmp_path):
+    """With a warning among a thousand lines, and exit code 0."""
+    skipping = tiny_tree(sdist, tmp_path / "skipping")
+    builder_file = skipping / "op_builder/cpu/cpu_lion.py"
+    builder_file.write_text(
+        builder_file.read_text() + "\n    def is_compatible(self, verbose=False):\n        return False\n"
+    )
+    code, out, err = builder.run(*small(skipping))
+    assert (code, out) == (1, "")
+    assert "cpu_lion is not in it" in err.splitlines()[-1]
+    nothing_left(builder)
+
+
+def compiler(folder, when_compiling):
+    """A C++ compiler that does `when_compiling` (shell) when it meets one of the operation's files."""
+    folder.mkdir()
+    script = folder / "g++"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in\n*csrc/lion/*.cpp*) {when_compiling} ;;\nesac\nexec /usr/bin/env g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_a_compiler_killed_for_memory_is_said(builder, tree, tmp_path):
+    """The kernel kills the compiler proper, and g++ reports that."""
+    deadly = compiler(tmp_path / "bin", "kill -9 $$")
+    code, out, err = builder.run(*small(tree, "--cxx", deadly))
+    assert (code, out) == (1, "")
+    assert re.search(
+        r"error: the compiler of cpu_lion was killed, out of memory .*--jobs 1", err.splitlines()[-1]
+    )
+    nothing_left(builder)
+
+
+def test_a_full_disk_is_said(builder, tree, tmp_path):
+    full = compiler(tmp_path / "bin", "exec /usr/bin/env g++ -E -x c++ /dev/null > /dev/full")
+    code, out, err = builder.run(*small(tree, "--cxx", full))
+    assert (code, out) == (1, "")
+    assert "no space left on the disk" in err.splitlines()[-1]
+    assert "TMPDIR" in err.splitlines()[-1]
+    nothing_left(builder)
+
+
+def test_ctrl_c_ends_the_compilers_and_leaves_nothing(builder, tree, tmp_path):
+    slow = compiler(tmp_path / "bin", f"echo $$ >> {tmp_path}/pids; sleep 600")
+    process = builder.start(*small(tree, "--cxx", slow))
+    pids = tmp_path / "pids"
+    until(lambda: pids.exists() and pids.read_text().endswith("\n"), process)
+    compilers = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "error: interrupted"
+    assert not [each for each in compilers if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert builder.stored == []
+    assert list(builder.scratch.iterdir()) == []
+
+
+def until(condition, process):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_sdist_that_is_not_the_one_in_the_lock(builder, sdist, tmp_path):
+    bent = tmp_path / sdist.name
+    bent.write_bytes(sdist.read_bytes() + b"\0")
+    code, out, err = builder.run("--ops", "cpu_lion", "--deepspeed", bent)
+    assert (code, out) == (2, "")
+    assert "SHA-256" in err.splitlines()[-1]
+    assert builder.stored == []
