@@ -1,0 +1,264 @@
+"""What to do after an attempt has failed: start again, with less memory, or stop. Pure: nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self
+
+from dsrun.causes.rules import UNKNOWN, Cause, cause_named
+from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE, UsageError
+
+Offload = Literal["none", "cpu"]
+
+REMEDY_VERSION = 1
+LONGEST_WAIT = 60.0
+# Restarts that may follow one another without a new checkpoint in between.
+STALLED = 2
+# Times a run goes back to a checkpoint because it asks for it (--on-nan rollback); the run itself asks no more often.
+ROLLBACKS = 10
+# dsrun's own words for "not like this": usage, findings, something missing. 2 is argparse's and click's as well.
+CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How one attempt failed, said of the rank that failed first.
+
+    `cause` is a code of docs/diagnose.md, "" where nobody knows; `exit_code` as the process ended, negative for a
+    signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
+    failed; `detected_s` the seconds from the failure to its being noticed; `rollback` that the rank asks to go on from
+    the newest checkpoint, and will then leave out what has failed.
+    """
+
+    cause: str
+    rank: int | None = None
+    node: int = 0
+    exit_code: int = EXIT_TOOL_FAILED
+    message: str = ""
+    step: int | None = None
+    trace: str | None = None
+    detected_s: float | None = None
+    log: str | None = None
+    rollback: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user allows: restarts after transient failures, and changes that make the run need less memory."""
+
+    max_restarts: int = 3
+    remedy: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """remedy.json: how the run differs from its recipe, so that it fits into memory; the global batch never differs."""
+
+    halvings: int = 0
+    recompute: bool = False
+    offload: Offload = "none"
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Self:
+        """The remedy of a remedy.json. Raises UsageError where the file is of another make."""
+        match found:
+            case {
+                "version": 1,
+                "halvings": int(times),
+                "recompute": bool(again),
+                "offload": "none" | "cpu" as to,
+            } if times >= 0:
+                return cls(halvings=times, recompute=again, offload=to)
+        raise UsageError("remedy.json is not what this dsrun writes", fix="delete it, or use --resume never")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of remedy.json."""
+        return {"version": REMEDY_VERSION, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
+
+    `cause` is the last failure's, or deterministic_crash where its history tells so.
+    """
+
+    action: Literal["restart", "stop"]
+    exit_code: int
+    wait_s: float
+    why: str
+    remedy: Remedy
+    cause: str = ""
+
+
+def decide(
+    history: Sequence[Failure],
+    limits: Limits,
+    *,
+    progress: Sequence[int | None],
+    remedy: Remedy,
+    micro_batch: int | None = None,
+) -> Decision:
+    """The answer to the last failure of `history`, which holds all failures of this run so far, the first one first.
+
+    `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
+    attempt would begin from; None where nobody can know, as with a script of the user's own: then only `max_restarts`
+    is the limit. `remedy` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
+    `shrink`), None where unknown. Raises ValueError for an empty history.
+    """
+    if not history:
+        raise ValueError("no failure to decide about")
+    last = history[-1]
+    decision = _rolled_back(history, progress, remedy) or _settled(history, remedy)
+    if decision is None and _cause(last).then == "shrink":
+        decision = _shrunk(last, limits, remedy, micro_batch)
+    if decision is None:
+        decision = _restarted(history, limits, progress, remedy)
+    return decision if decision.cause else replace(decision, cause=last.cause)
+
+
+def _rolled_back(
+    history: Sequence[Failure], progress: Sequence[int | None], remedy: Remedy
+) -> Decision | None:
+    """What a rank asks for that wants to go back and leave something out. No chance failure, so no restart counts."""
+    last = history[-1]
+    if not last.rollback or sum(failure.rollback for failure in history) > ROLLBACKS:
+        return None
+    why = f"{_title(last)}: {_beginning(progress)}, without what failed"
+    return Decision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
+
+
+def _settled(history: Sequence[Failure], remedy: Remedy) -> Decision | None:
+    """The decision where another attempt would end like this one, or is not ours to make."""
+    last = history[-1]
+    cause = _cause(last)
+    if cause.then == "resume":
+        return _stop(f"{cause.title}: the same command goes on from here", remedy, EXIT_RESUME)
+    if cause.then == "stop":
+        return _stop(f"{cause.title}; not restarted, it would end the same way: {cause.fix}", remedy, last)
+    if last.exit_code in CONFIGURATION and cause.then != "shrink":
+        return _stop("configuration or usage error; not restarted, it would end the same way", remedy, last)
+    if cause is UNKNOWN and last.trace and any(_same(last, earlier) for earlier in history[:-1]):
+        at = "before training began" if last.step is None else f"after step {last.step}"
+        why = f"the same crash twice {at}, so a restart does not help: {last.message}"
+        return replace(_stop(why, remedy, last), cause="deterministic_crash")
+    return None
+
+
+def _cause(failure: Failure) -> Cause:
+    """What is known of it; neither "none" nor "unknown" is a reason for a failure."""
+    return UNKNOWN if failure.cause in ("none", "unknown") else cause_named(failure.cause)
+
+
+def _title(failure: Failure) -> str:
+    cause = _cause(failure)
+    return f"{cause.title}: {failure.message}" if cause is UNKNOWN and failure.message else cause.title
+
+
+def _same(one: Failure, other: Failure) -> bool:
+    return one.trace == other.trace and one.step == other.step
+
+
+def _shrunk(last: Failure, limits: Limits, remedy: Remedy, micro_batch: int | None) -> Decision:
+    """Out of memory: the next remedy, in the order of what it costs in speed."""
+    title = cause_named(last.cause).title
+    if not limits.remedy:
+        return _stop(f"{title}, and no remedy is allowed: {cause_named(last.cause).fix}", remedy, last)
+    if micro_batch is not None and micro_batch > 1:
+        change = replace(remedy, halvings=remedy.halvings + 1)
+        what = "half the micro batch and more accumulation, the global batch stays"
+    elif not remedy.recompute:
+        change, what = replace(remedy, recompute=True), "activations recomputed (gradient checkpointing)"
+    elif remedy.offload == "none" and last.cause != "host_oom_killed":  # which offloading would make worse
+        change, what = replace(remedy, offload="cpu"), "the optimizer offloaded to the CPU"
+    else:
+        return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", remedy, last)
+    return Decision(
+        action="restart",
+        exit_code=exit_code(last),
+        wait_s=0.0,
+        why=f"{title}: again with {what}",
+        remedy=change,
+    )
+
+
+def _restarted(
+    history: Sequence[Failure], limits: Limits, progress: Sequence[int | None], remedy: Remedy
+) -> Decision:
+    """Another attempt, as long as restarts are left and the run gets on."""
+    last = history[-1]
+    title = _title(last)
+    done = sum(_counts(failure) for failure in history[:-1])
+    if done >= limits.max_restarts:
+        return _stop(f"{title}; {_times(done)} of --max-restarts {limits.max_restarts}", remedy, last)
+    stalled = _since_progress(history, progress)
+    if stalled > STALLED and _newest(progress) is not None:
+        return _stop(
+            f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last
+        )
+    wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
+    order = f"restart {done + 1} of at most {limits.max_restarts}"
+    why = f"{title}: {_beginning(progress)} in {wait:.0f} s ({order})"
+    return Decision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, remedy=remedy)
+
+
+def _counts(failure: Failure) -> bool:
+    """Whether the restart after it was one of --max-restarts; remedies and rollbacks have bounds of their own."""
+    return _cause(failure).then != "shrink" and not failure.rollback
+
+
+def _since_progress(history: Sequence[Failure], progress: Sequence[int | None]) -> int:
+    """How many failures, this one included, have come since the newest checkpoint last moved on; 1 at least."""
+    count = 0
+    for index in range(len(history) - 1, -1, -1):
+        count += _counts(history[index])
+        if _moved(progress, index):
+            break
+    return max(count, 1)
+
+
+def _moved(progress: Sequence[int | None], attempt: int) -> bool:
+    """Whether attempt number `attempt` left a newer checkpoint than it found."""
+    before, after = (progress[at] if at < len(progress) else None for at in (attempt, attempt + 1))
+    return before is not None and after is not None and after > before
+
+
+def _newest(progress: Sequence[int | None]) -> int | None:
+    return progress[-1] if progress else None
+
+
+def _beginning(progress: Sequence[int | None]) -> str:
+    begin = _newest(progress)
+    if begin is None:
+        return "again"
+    return f"again from step {begin}" if begin else "again from the beginning"
+
+
+def _times(count: int) -> str:
+    return "restarted once" if count == 1 else f"restarted {count} times" if count else "not restarted"
+
+
+def _stop(why: str, remedy: Remedy, code: Failure | int) -> Decision:
+    number = code if isinstance(code, int) else exit_code(code)
+    return Decision(action="stop", exit_code=number, wait_s=0.0, why=why, remedy=remedy)
+
+
+def exit_code(failure: Failure) -> int:
+    """The code to end with: the worker's own, 128 + n for signal n, never 0 for a failure."""
+    code = failure.exit_code
+    return 128 - code if code < 0 else code or EXIT_TOOL_FAILED
+
+
+def shrink(micro_batch: int, accumulation: int, halvings: int) -> tuple[int, int]:
+    """Micro batch and accumulation steps after `halvings` halvings; their product never changes.
+
+    Each halving takes the largest micro batch of at most half the rows (at least 1) that divides the rank's share of
+    the global batch: 8 × 1 becomes 4 × 2, 5 × 4 becomes 2 × 10, 3 × 1 becomes 1 × 3.
+    """
+    rows = micro_batch * accumulation
+    for _ in range(halvings):
+        if micro_batch == 1:
+            break
+        micro_batch = next(size for size in range(micro_batch // 2, 0, -1) if rows % size == 0)
+    return micro_batch, rows // micro_batch

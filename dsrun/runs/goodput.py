@@ -1,0 +1,206 @@
+"""Where a run's time went, from its own ledger: training that counts, and everything else.
+
+Goodput is the share of the wall time, from the first event to the last, that went into steps the run has kept. The
+word and the idea are those of ML Productivity Goodput, Google Cloud, 2024.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Literal
+
+Use = Literal["training", "restart", "saving", "evaluating", "idle"]
+
+# What an attempt does after each event; other kinds change nothing.
+_AFTER: Mapping[str, Use] = {
+    "start": "restart",
+    "resume": "restart",
+    "training": "training",
+    "progress": "training",
+    "checkpoint_begin": "saving",
+    "checkpoint_end": "training",
+    "evaluate": "training",
+    "failure": "restart",
+    "remedy": "restart",
+    "restart": "restart",
+    "signal": "idle",
+    "end": "idle",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Seconds of wall time by what they were used for; they add up to `total`.
+
+    `productive`: training whose steps the run has kept; `lost`: training that had to be done again; `restart`:
+    starting, loading and resuming, the first time as well; `saving` and `evaluating`: training waited for it; `idle`:
+    nobody worked on the run, as between a requeued job's parts, or nobody knows.
+    """
+
+    productive: float
+    restart: float
+    lost: float
+    saving: float
+    evaluating: float
+    idle: float
+
+    @property
+    def total(self) -> float:
+        """Seconds from the first event to the last."""
+        return math.fsum(asdict(self).values())
+
+    @property
+    def share(self) -> float:
+        """The goodput, from 0 to 1; 0 for a run without any time."""
+        return self.productive / self.total if self.total else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """All figures, for JSON."""
+        return asdict(self) | {"total": self.total, "goodput": self.share}
+
+
+@dataclass
+class _Span:
+    """A time between two events in milliseconds, with the steps done at its beginning and, where known, at its end."""
+
+    use: Use
+    length: int
+    begin: int
+    end: int | None = None
+    lost: int = 0
+
+    def lose(self, step: int) -> None:
+        """Training went back to `step`: what was done beyond it does not count."""
+        if self.use != "training" or (self.end is not None and self.end <= step):
+            return
+        if step <= self.begin:
+            self.lost = self.length
+        elif self.end is not None:
+            self.lost = max(self.lost, self.length * (self.end - step) // (self.end - self.begin))
+
+
+def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
+    """The ledger of a run from its events.jsonl, in the file's order.
+
+    Events without a time or of an unknown kind are passed over, and a clock that goes back stands still. Where an
+    attempt ended without a word (killed together with its supervisor), the time from its last event to the next start
+    counts as idle; while an attempt trains, it writes an event at least every minute or so.
+    """
+    spans = _spans([event for event in events if _time(event) is not None])
+    sums = dict.fromkeys(("productive", "restart", "lost", "saving", "evaluating", "idle"), 0)
+    for span in spans:
+        sums["productive" if span.use == "training" else span.use] += span.length - span.lost
+        sums["lost"] += span.lost
+    return Goodput(**{name: length / 1000 for name, length in sums.items()})
+
+
+def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
+    spans: list[_Span] = []
+    before: Mapping[str, Any] = {}
+    use: Use = "idle"
+    step = saved = now = 0
+    waits = _waits(events)
+    for event in events:
+        kind = event.get("kind")
+        at = max(now, _time(event) or 0)
+        reached = _step(event)
+        if before:
+            spans += _between(before, event, use, _Span(use, at - now, step, reached), waits)
+        now, before = at, event
+        use = _AFTER.get(str(kind), use)
+        step = step if reached is None else reached
+        if kind == "checkpoint_end":
+            saved = step
+        elif kind == "training":
+            _go_back(spans, step)
+    if before.get("kind") == "failure":
+        _go_back(spans, saved)
+    return spans
+
+
+def _between(
+    before: Mapping[str, Any], event: Mapping[str, Any], use: Use, span: _Span, waits: Mapping[int, int]
+) -> list[_Span]:
+    """What the time between two events was used for; some tell how long a part of it took."""
+    kind = event.get("kind")
+    if kind == "start":
+        again = before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0
+        return [replace(span, use="restart" if again else "idle")]
+    if use == "saving":
+        # A save in the background lets training go on before it is complete.
+        taken = min(span.length, waits.get(id(before), span.length))
+        return [replace(span, length=taken), replace(span, use="training", length=span.length - taken)]
+    if kind == "evaluate" and use == "training":
+        taken = min(span.length, _milliseconds(event))
+        return [replace(span, length=span.length - taken), replace(span, use="evaluating", length=taken)]
+    return [span]
+
+
+def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
+    """How long training waited for each save that was completed, in milliseconds by the id of its beginning."""
+    found: dict[int, int] = {}
+    ends: dict[Any, int] = {}
+    for event in reversed(events):
+        if event.get("kind") == "checkpoint_end" and "seconds" in event:
+            ends[event.get("step")] = _milliseconds(event)
+        elif event.get("kind") == "checkpoint_begin" and event.get("step") in ends:
+            found[id(event)] = ends.pop(event.get("step"))
+    return found
+
+
+def _go_back(spans: Iterable[_Span], step: int) -> None:
+    for span in spans:
+        span.lose(step)
+
+
+def _time(event: Mapping[str, Any]) -> int | None:
+    """The event's time in milliseconds since the epoch."""
+    try:
+        return round(datetime.fromisoformat(str(event.get("time"))).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _step(event: Mapping[str, Any]) -> int | None:
+    step = event.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+def _milliseconds(event: Mapping[str, Any]) -> int:
+    return max(0, round(1000 * _number(event.get("seconds"))))
+
+
+_WORDS = (
+    ("productive", "training"),
+    ("restart", "starting"),
+    ("lost", "lost work"),
+    ("saving", "saving"),
+    ("evaluating", "evaluating"),
+    ("idle", "idle"),
+)
+
+
+def words(ledger: Goodput) -> str:
+    """The ledger in a few words: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
+    parts = [
+        f"{duration(seconds)} {word}"
+        for name, word in _WORDS
+        if (seconds := getattr(ledger, name)) >= max(0.5, ledger.total / 1000) or name == "productive"
+    ]
+    return f"goodput {ledger.share:.1%}: {', '.join(parts)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 45 s, 12 min, 3.4 h, 2.1 days."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

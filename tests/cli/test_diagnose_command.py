@@ -1,0 +1,92 @@
+"""`dsrun diagnose` as a user calls it."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Dsrun
+
+CORPUS = Path(__file__).parents[1] / "data" / "causes"
+OOM = CORPUS / "cuda_oom" / "tr-oom.txt"
+
+
+def test_a_failed_run_is_told_with_its_line_and_fix_and_exit_code_3(dsrun: Dsrun) -> None:
+    done = dsrun("diagnose", str(OOM))
+    assert done.returncode == 3
+    assert done.stderr == ""
+    told = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert told["cause"] == "cuda_oom: GPU memory exhausted"
+    assert told["rank"] == "1"
+    assert told["where"] == f"{OOM}:8"
+    assert told["line"].startswith("[rank1]: torch.OutOfMemoryError: CUDA out of memory.")
+    assert "--micro-batch-size" in told["fix"]
+
+
+def test_a_healthy_log_is_none_and_exit_code_0(dsrun: Dsrun) -> None:
+    done = dsrun("diagnose", str(CORPUS / "none" / "warnings.txt"))
+    assert (done.returncode, done.stdout) == (0, "none: the log tells of no failure\n")
+
+
+def test_json_is_one_object_with_the_findings(dsrun: Dsrun) -> None:
+    done = dsrun(
+        "diagnose", "--format", "json", str(CORPUS / "nccl_network" / "gloo-peer-lost.txt"), str(OOM)
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert (answer["version"], answer["cause"], answer["rank"]) == (1, "cuda_oom", 1)
+    assert answer["where"] == f"{OOM}:8"
+    assert [found["code"] for found in answer["findings"]] == ["cuda_oom", "nccl_network"]
+    assert set(answer["findings"][0]) == {"level", "code", "message", "fix", "where"}
+
+
+def test_json_of_a_healthy_run_says_none(dsrun: Dsrun) -> None:
+    done = dsrun("diagnose", "--format", "json", str(CORPUS / "none" / "empty.txt"))
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (answer["cause"], answer["rank"], answer["findings"]) == ("none", None, [])
+
+
+def test_standard_input_and_gzip(here: Path, environ: dict[str, str]) -> None:
+    (here / "a.log.gz").write_bytes(gzip.compress(OOM.read_bytes()))
+    for words, text in ((["-"], OOM.read_bytes()), (["a.log.gz"], b"")):
+        done = subprocess.run(
+            [sys.executable, "-m", "dsrun", "diagnose", *words],
+            input=text,
+            capture_output=True,
+            cwd=here,
+            env=environ,
+            check=False,
+        )
+        assert done.returncode == 3
+        assert done.stdout.startswith(b"cause    cuda_oom: ")
+
+
+def test_a_run_folder(dsrun: Dsrun, here: Path) -> None:
+    logs = here / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-1.attempt-0.log").write_text("OSError: [Errno 28] No space left on device\n")
+    done = dsrun("diagnose", "run")
+    assert done.returncode == 3
+    assert "where    run/logs/rank-1.attempt-0.log:1\n" in done.stdout
+    assert "rank     1\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.log"], "error: none.log cannot be read: No such file or directory\n"),
+        (["."], "error: . holds no logs (give log files, or the --output of a dsrun train)\n"),
+        (
+            [".", "a.log"],
+            "error: . is a folder, and there are other logs (one run at a time, or files only)\n",
+        ),
+        ([], "error: Missing argument 'LOG...|RUN|-'.\n"),
+    ],
+)
+def test_wrong_usage_is_one_line(dsrun: Dsrun, words: list[str], message: str) -> None:
+    done = dsrun("diagnose", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

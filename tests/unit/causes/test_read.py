@@ -1,0 +1,68 @@
+"""Logs of every size and packing are read, and a line keeps its number when the middle is left out."""
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from dsrun.causes import read
+from dsrun.causes.classify import diagnosis
+from dsrun.causes.read import scan_file, scan_stream, scan_text
+from dsrun.errors import UsageError
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+def test_a_compressed_log_is_read_like_any_other(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.log", tmp_path / "b.log"
+    plain.write_text(f"x\n{OOM}\n")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert scan_file(packed)[0].hits == scan_file(plain)[0].hits
+    assert [hit.line for hit in scan_file(plain)[0].hits] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["none.log", "torn.gz", "."])
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
+    with pytest.raises(UsageError, match="cannot be read"):
+        scan_file(tmp_path / name)
+
+
+def test_of_a_large_log_the_beginning_and_the_end_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("CHUNK", 100), ("HEAD", 1000), ("TAIL", 2000)):
+        monkeypatch.setattr(read, name, size)
+    lines = ["quiet"] * 3000
+    lines[20], lines[1500], lines[2990] = FULL, OOM, FULL
+    scan, _ = scan_text("\n".join(lines))
+    assert [hit.line for hit in scan.hits if hit.cause.code == "disk_full"] == [21, 2991]
+    assert not [hit for hit in scan.hits if hit.cause.code == "cuda_oom"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    text = f"2026-11-21 12:00:01 x\n{{'loss': 1}}\n{OOM}\n\n{{'loss': 2}}\n{FULL}\nend"
+    whole, _ = scan_text(text)
+    monkeypatch.setattr(read, "CHUNK", size)
+    pieces, _ = scan_text(text)
+    assert [(hit.line, hit.text, hit.steps, hit.time) for hit in pieces.hits] == [
+        (hit.line, hit.text, hit.steps, hit.time) for hit in whole.hits
+    ]
+    assert (pieces.steps, pieces.lines) == (whole.steps, whole.lines) == (2, 7)
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "CHUNK", 1000)
+    monkeypatch.setattr(read, "LONGEST", 1000)
+    found = diagnosis(*scan_stream(io.BytesIO(b"." * 10_000 + b"\r" + OOM.encode())))
+    assert found is not None
+    assert found.cause == "cuda_oom"
+
+
+def test_the_table_of_the_launcher_is_found_at_the_end() -> None:
+    table = (
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026\n  rank      : 5 (local_rank: 1)\n"
+    )
+    assert scan_text("x\n" * 5000 + table)[1] == 5
+    assert scan_text("x\n")[1] is None

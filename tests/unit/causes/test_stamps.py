@@ -1,0 +1,48 @@
+"""Times and ranks in the notations of logging, glog, NCCL, SLURM and torch.distributed.run."""
+
+import pytest
+
+from dsrun.causes.stamps import last_time, rank_of, time_of
+
+NOON = ((11 * 31 + 21) * 24 + 12) * 3600
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("2026-11-21 12:00:01,500 ERROR x: failed", NOON + 1.5),
+        ('{"time": "2026-11-21T12:00:02.250Z"}', NOON + 2.25),
+        ("[rank1]:[E1121 12:00:03.123456789 ProcessGroupNCCL.cpp:616] [Rank 1]", NOON + 3.123456789),
+        ("  time      : 2026-11-21_12:00:04", NOON + 4.0),
+        ("*** JOB 7 ON n CANCELLED AT 2026-11-21T12:00:05 DUE TO TIME LIMIT ***", NOON + 5.0),
+        ("[rank1]:[E626 12:00:00.5 P.cpp:1]", ((6 * 31 + 26) * 24 + 12) * 3600 + 0.5),
+    ],
+)
+def test_times(line: str, seconds: float) -> None:
+    assert time_of(line) == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize("line", ["", "step 12:00", "12:00:01", "E11 12:00:03", "1.2026-11-21"])
+def test_no_time(line: str) -> None:
+    assert time_of(line) is None
+
+
+def test_the_last_time_of_a_text_counts() -> None:
+    assert last_time("2026-11-21 11:00:00 a\n2026-11-21 12:00:00 b\nno time\n") == NOON
+    assert last_time("no time\n") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[rank3]: KeyError", 3),
+        ("[rank1]:[E626 06:24:44.9 P.cpp:616] [Rank 1] Watchdog", 1),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 12] Exception", 12),
+        ("  7: Traceback", 7),
+        ("2026-11-21 ERROR x: rank 4 failed", 4),
+        ("nothing", None),
+        ("10:20:30 nothing", None),
+    ],
+)
+def test_ranks(line: str, rank: int | None) -> None:
+    assert rank_of(line) == rank
