@@ -18,7 +18,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # name -> (module, one line for --help)
 COMMANDS = {
     "train": ("dsrun.cli.train", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
+    "launch": ("dsrun.cli.launch", "Run any training script on any machines, and watch over it."),
+    "diagnose": ("dsrun.cli.diagnose", "Why a run stopped, from its logs."),
     "plan": ("dsrun.cli.plan", "What fits where: memory and speed of every ZeRO strategy."),
+    "export": ("dsrun.cli.export", "A run or checkpoint as a Hugging Face folder, proved."),
+    "checkpoint": ("dsrun.cli.checkpoint", "List, verify and inspect a run's checkpoints."),
     "prepare": ("dsrun.cli.prepare", "Tokenise a run's data ahead of the job."),
     "render-slurm": ("dsrun.cli.render_slurm", "Write the sbatch script of a job, or submit it."),
     "jobs": ("dsrun.cli.jobs", "Your SLURM jobs, with the step and loss each has reached."),

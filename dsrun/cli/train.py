@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsrun.cli.words import complain, remark
+from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
+    from dsrun.launch.job import Job, Outcome
     from dsrun.launch.topology import Topology
     from dsrun.recipe.resolve import Recipe
+    from dsrun.runs.folder import RunFolder
 
 WORKER = "dsrun.train"
-OUTPUT_VARIABLE = "DSRUN_OUTPUT"
 
 
 class TrainCommand(click.Command):
@@ -41,13 +46,12 @@ class TrainCommand(click.Command):
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
     from dsrun.launch.packages import require_training_packages
-    from dsrun.recipe.resolve import resolve
     from dsrun.system.env import worker_from_env
 
     if worker_from_env(os.environ) is not None:
         require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
-    recipe = resolve(args, Path.cwd())
+    recipe = checked_recipe(args)
     if recipe.spec.explain:
         _explain(recipe)
         return 0
@@ -55,72 +59,154 @@ def command(args: list[str]) -> int:
 
 
 def _launch(recipe: Recipe, args: list[str]) -> int:
-    from dsrun.launch.agent import run_agent
-    from dsrun.launch.command import agent_argv, worker_environment
+    from dsrun.launch.command import run_arguments, run_command
+    from dsrun.launch.council import Alone
+    from dsrun.launch.environment import has_libuv, launch_environment
     from dsrun.launch.packages import require_training_packages
-    from dsrun.recipe.files import check_files
-    from dsrun.recipe.trackers import check_packages
+    from dsrun.launch.supervise import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
+    from dsrun.system.net import free_port
 
-    for notice in recipe.notices:
-        remark(notice)
-    check_files(recipe.spec)
-    check_packages(recipe)
-    topology = _topology(recipe)
-    folder = RunFolder(Path(recipe.spec.output or _default_output(recipe)))
+    topology = topology_of(recipe)
+    folder = RunFolder(Path(recipe.spec.output or default_output(recipe)))
     refuse_unfit(folder.path, force=recipe.spec.force)
-    argv = agent_argv(topology, port=_port(recipe), module=WORKER, args=args)
-    changes = worker_environment(topology, os.environ, debug=recipe.spec.debug) | {
-        OUTPUT_VARIABLE: str(folder.path)
-    }
+    changes = launch_environment(
+        topology, os.environ, run=folder.path, foreign=False, debug=recipe.spec.debug, libuv=has_libuv()
+    )
+    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    job = training_job(recipe, args, topology=topology, run=folder.path, env=env, port=_port(recipe))
     if recipe.spec.dry_run:
-        _show([word for word in argv if word.replace("_", "-") != "--dry-run"], changes)
+        show(run_command(run_arguments(job, attempt=0, port=job.port or free_port())), changes)
         return 0
     require_training_packages()
-    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
     RunFolder.create(folder.path, force=recipe.spec.force)
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    log = folder.logs / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
-    outcome = run_agent(argv, env, log, terminal_width=width, echo=recipe.spec.debug)
-    if outcome.message:
-        complain(outcome.message)
-        if outcome.log and outcome.exit_code == 1:
-            click.echo(f"       the whole story is in {outcome.log}", err=True)
-    elif outcome.exit_code == 0:
-        click.echo(folder.model if folder.model.is_dir() else folder.path)
-    return outcome.exit_code
+    outcome = supervise(job, Alone(), remark)
+    account(folder)
+    return report(outcome, folder)
 
 
-def _topology(recipe: Recipe) -> Topology:
-    """The workers of this machine; the batch must divide among them."""
+def checked_recipe(args: list[str]) -> Recipe:
+    """What the flags mean, with all that can be seen to be wrong before a worker starts raised as UsageError."""
+    from dsrun.recipe.files import check_files
+    from dsrun.recipe.resolve import resolve
+    from dsrun.recipe.trackers import check_packages
+
+    recipe = resolve(args, Path.cwd())
+    if not recipe.spec.explain:
+        for notice in recipe.notices:
+            remark(notice)
+        check_files(recipe.spec)
+        check_packages(recipe)
+    return recipe
+
+
+def topology_of(recipe: Recipe, *, nproc: int | None = None) -> Topology:
+    """The workers of this machine; `nproc` comes before the recipe's."""
     from dsrun.launch.topology import decide
-    from dsrun.recipe.batch import batch_plan
     from dsrun.system.gpus import gpu_count
     from dsrun.system.host import cores
 
-    spec = recipe.spec
-    topology = decide(
-        nproc=spec.nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=bool(recipe.hf.get("use_cpu"))
+    return decide(
+        nproc=nproc or recipe.spec.nproc,
+        visible_gpus=gpu_count(),
+        cores=cores(),
+        use_cpu=bool(recipe.hf.get("use_cpu")),
     )
-    batch_plan(
+
+
+def training_job(
+    recipe: Recipe,
+    args: list[str],
+    *,
+    topology: Topology,
+    run: Path,
+    env: Mapping[str, str],
+    nnodes: int = 1,
+    **more: Any,
+) -> Job:
+    """The job of dsrun's own workers, after `recipe`; `more` are fields of Job, and come before the recipe.
+
+    Raises UsageError where the batch does not divide among the workers of all nodes.
+    """
+    from dsrun.launch.job import Job
+    from dsrun.launch.policy import Limits
+    from dsrun.recipe.batch import batch_plan
+
+    spec = recipe.spec
+    batch = batch_plan(
         global_batch_size=spec.global_batch_size,
         micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
         accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        world_size=topology.workers,
+        world_size=nnodes * topology.workers,
         default_micro=8,
     )
-    return topology
+    fields: dict[str, Any] = {
+        "program": ["--module", WORKER, *(word for word in args if word.replace("_", "-") != "--dry-run")],
+        "limits": Limits(max_restarts=spec.max_restarts, remedy=spec.remedy),
+        "hang_timeout": spec.hang_timeout,
+        "warm": spec.warm,
+        "terminal_width": shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
+        "echo": spec.debug,
+        "micro_batch": batch.micro_batch,
+        "accumulation": batch.accumulation,
+        "imports": late_imports(recipe),
+    }
+    return Job(topology=topology, run=run, env=env, nnodes=nnodes, **{**fields, **more})
 
 
-def _port(recipe: Recipe) -> int:
-    from dsrun.system.net import claim_port, free_port
+def late_imports(recipe: Recipe) -> list[str]:
+    """What a worker of this recipe loads only when it needs it."""
+    spec = recipe.spec
+    # original_muon loads torch's compiler, whatever the optimizer: a second and a half.
+    names = (
+        ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if spec.zero != "0" else []
+    )
+    kind = spec.model_type or _model_type(spec.model)
+    return [*names, f"transformers.models.{kind}.modeling_{kind}"] if kind else names
+
+
+def _model_type(model: str | None) -> str | None:
+    """As the config.json of a local model says."""
+    with suppress(OSError, ValueError, AttributeError):
+        found = json.loads(Path(model or "", "config.json").read_text()).get("model_type")
+        return str(found).replace("-", "_") if found else None
+    return None
+
+
+def account(folder: RunFolder) -> None:
+    """Say where the time of the run went, all its attempts and earlier starts together."""
+    from dsrun.runs.goodput import goodput, words
+    from dsrun.runs.records import iter_records
+
+    ledger = goodput(iter_records(folder.events))
+    if ledger.productive:
+        click.echo(f"  {words(ledger)}", err=True)
+
+
+def report(outcome: Outcome, folder: RunFolder, *, foreign: bool = False) -> int:
+    """Say how the run ended; returns the exit code."""
+    if outcome.exit_code == 0:
+        click.echo(folder.model if folder.model.is_dir() and not foreign else folder.path)
+    elif outcome.exit_code == EXIT_RESUME and outcome.message:
+        remark(outcome.message)
+    elif outcome.message:
+        complain(outcome.message)
+        if outcome.log and outcome.exit_code == EXIT_TOOL_FAILED:
+            click.echo(f"       the whole story is in {outcome.log}", err=True)
+    return outcome.exit_code
+
+
+def _port(recipe: Recipe) -> int | None:
+    """The port that the user wants; None for a free one, found for every attempt anew."""
+    from dsrun.system.net import claim_port
 
     if recipe.spec.master_port is None:
-        return free_port()
+        return None
     return claim_port(recipe.spec.master_port, find=recipe.spec.find_port)
 
 
-def _default_output(recipe: Recipe) -> str:
+def default_output(recipe: Recipe) -> str:
+    """The run folder where --output was not given."""
     from dsrun.runs.folder import default_name
 
     return default_name(recipe.spec.model or recipe.spec.model_type or "model", datetime.now())
@@ -135,7 +221,8 @@ def _explain(recipe: Recipe) -> None:
         click.echo(f"{name.ljust(widths[0])}  {value.ljust(widths[1])}  {source}")
 
 
-def _show(argv: list[str], changes: dict[str, str | None]) -> None:
+def show(argv: Sequence[str], changes: Mapping[str, str | None]) -> None:
+    """--dry-run: what would be set, and the command that would be run."""
     for name, value in sorted(changes.items()):
         click.echo(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(argv))

@@ -1,62 +1,169 @@
-"""Starting the workers and staying with them: their voice, their end, and why they failed."""
+"""The agent of an attempt, seen from its supervisor: how it is started, warm or cold, and the voice of rank 0."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
+import socket
+import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
-from dsrun.launch.failures import first_failure
-from dsrun.system.proc import run_foreground
+from dsrun.system.tether import tethered
 
 CONSOLE_VARIABLE = "DSRUN_CONSOLE"
 TERMINAL_VARIABLE = "DSRUN_TERMINAL"
 FAILURES_VARIABLE = "DSRUN_FAILURES"
+STOP_FILE_VARIABLE = "DSRUN_STOP_FILE"
+SAVE_ON_VARIABLE = "DSRUN_SAVE_ON"
+ATTEMPT_VARIABLE = "DSRUN_ATTEMPT"
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-# The last table that torch.distributed.run prints names each failed worker's exit code.
-EXIT_CODES = re.compile(r"exitcode\s*:\s*(-?\d+)")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the workers ended: the exit code to pass on, and one line where they failed."""
-
-    exit_code: int
-    message: str | None = None
-    log: str | None = None
+AGENT_IMPORTS = ("torch.distributed.run",)
+# What every worker of dsrun.train imports sooner or later.
+WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.demos")
 
 
-def run_agent(
-    argv: Sequence[str], env: Mapping[str, str], log: Path, *, terminal_width: int | None, echo: bool = False
-) -> Outcome:
-    """Run torch.distributed.run to its end.
+class Agent(Protocol):
+    """A running torch.distributed.run."""
 
-    Rank 0 speaks to the user through a named pipe. The agent's own output, which repeats every failure as a table and
-    a traceback, goes to `log`, and with `echo` (--debug) to stderr as well. The exit code is that of the worker that
-    failed first, as the agent's is always 1.
+    def pid(self) -> int | None:
+        """Its process id, None while it is not there yet."""
+
+    def poll(self) -> int | None:
+        """Its return code as Popen gives it, None while it runs."""
+
+
+class Starter(Protocol):
+    """Starts agents, one at a time."""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
+        """Start torch.distributed.run with `argv` for `ranks` ranks in the environment `env`."""
+
+    def spared(self) -> set[int]:
+        """Processes that outlive an attempt."""
+
+
+class Cold:
+    """A new interpreter for every agent and every rank."""
+
+    def __init__(self, output: IO[bytes]) -> None:
+        self._output = output
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
+        command = [sys.executable, "-m", "dsrun.launch.agent_process", *argv]
+        return _Process(_tied(command, env, self._output))
+
+    def spared(self) -> set[int]:
+        return set()
+
+
+class _Process:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+
+class Warm:
+    """A process that has imported what agents need, and forks them. See `dsrun.launch.warm`.
+
+    Where it has imported `module` and `imports` as well, ranks that run `module` are forked too; without `module` they
+    are started as ever.
     """
-    with tempfile.TemporaryDirectory(prefix="dsrun-") as scratch:
-        pipe = Path(scratch, "console")
-        os.mkfifo(pipe)
-        variables = {CONSOLE_VARIABLE: str(pipe), FAILURES_VARIABLE: scratch}
-        if terminal_width:
-            variables[TERMINAL_VARIABLE] = str(terminal_width)
-        with _Relay(pipe), log.open("ab") as file, _echoed(file, Path(scratch, "output"), echo) as sink:
-            code = run_foreground(argv, {**env, **variables}, forward=STOPPING, stdout=sink, stderr=sink)
-        return _outcome(code, Path(scratch), log)
+
+    def __init__(
+        self, module: str | None, imports: Sequence[str], env: Mapping[str, str], output: IO[bytes]
+    ) -> None:
+        self._words = [module or "-", *AGENT_IMPORTS, *imports]
+        self._env = env
+        self._output = output
+        self._begin()
+
+    def _begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-u", "-m", "dsrun.launch.warm", str(theirs.fileno())]
+            self.process = _tied([*command, *self._words], self._env, self._output, keep=theirs.fileno())
+        ours.setblocking(False)
+        self._socket = ours
+        self._rest = b""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
+        code = self.process.poll()
+        if code is not None:
+            self._socket.close()
+            if code > 0:
+                # The imports themselves fail: ranks started cold say in their own logs how.
+                return Cold(self._output).start(argv, env, ranks=ranks)
+            self._begin()
+        request = {"argv": list(argv), "env": dict(env), "ranks": ranks}
+        with suppress(ConnectionError):  # it has just died, as `poll` will tell
+            self._socket.setblocking(True)
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.setblocking(False)
+        return _Forked(self)
+
+    def spared(self) -> set[int]:
+        return {self.process.pid}
+
+    def answers(self) -> Iterator[dict[str, int]]:
+        """What it has said since the last call."""
+        with suppress(BlockingIOError, ConnectionError):
+            while data := self._socket.recv(65536):
+                self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            yield json.loads(line)
 
 
-class _Relay:
+class _Forked:
+    """An agent that is a child of the warm process."""
+
+    def __init__(self, warm: Warm) -> None:
+        self._warm = warm
+        self._pid: int | None = None
+        self._code: int | None = None
+
+    def pid(self) -> int | None:
+        self._hear()
+        return self._pid
+
+    def poll(self) -> int | None:
+        # In this order: an answer may lie in the socket of a process that has died since.
+        dead = self._warm.process.poll()
+        self._hear()
+        return dead if self._code is None else self._code
+
+    def _hear(self) -> None:
+        for answer in self._warm.answers():
+            self._pid = answer.get("agent", self._pid)
+            self._code = answer.get("ended", self._code)
+
+
+def _tied(
+    argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], *, keep: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `argv` in a session of its own, to be killed by the kernel when this process dies."""
+    return subprocess.Popen(
+        tethered(argv, os.getpid(), signal.SIGKILL),
+        env=env,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        pass_fds=() if keep is None else (keep,),
+    )
+
+
+class Relay:
     """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive."""
 
     def __init__(self, pipe: Path, copy: IO[bytes] | None = None) -> None:
@@ -67,7 +174,7 @@ class _Relay:
         os.set_blocking(self._read, True)
         self._thread = threading.Thread(target=self._copy, name="console relay", daemon=True)
 
-    def __enter__(self) -> _Relay:
+    def __enter__(self) -> Relay:
         self._thread.start()
         return self
 
@@ -79,39 +186,19 @@ class _Relay:
     def _copy(self) -> None:
         sys.stderr.flush()
         while data := os.read(self._read, 65536):
-            os.write(2, data)
+            with suppress(OSError):  # the terminal is gone; who writes here must not be held up by that
+                os.write(2, data)
             if self._other:
                 self._other.write(data)
                 self._other.flush()
 
 
 @contextmanager
-def _echoed(file: IO[bytes], pipe: Path, echo: bool) -> Iterator[IO[bytes]]:
+def echoed(file: IO[bytes], pipe: Path, echo: bool) -> Iterator[IO[bytes]]:
     """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and to stderr."""
     if not echo:
         yield file
         return
     os.mkfifo(pipe)
-    with _Relay(pipe, file), pipe.open("wb", buffering=0) as sink:
+    with Relay(pipe, file), pipe.open("wb", buffering=0) as sink:
         yield sink
-
-
-def _outcome(code: int, scratch: Path, log: Path) -> Outcome:
-    if code == 0:
-        return Outcome(0)
-    killed = _killed_by(log)
-    first = first_failure(scratch, only_expected=killed is not None)
-    if first:
-        return Outcome(int(first["exit_code"]), str(first["message"]), first["log"])
-    if code > 128:
-        return Outcome(code)
-    if killed:
-        hint = " (out of host memory?)" if killed == signal.SIGKILL else ""
-        return Outcome(128 + killed, f"a worker was ended by {killed.name}{hint}", str(log))
-    return Outcome(code, "a worker failed without a word", str(log))
-
-
-def _killed_by(log: Path) -> signal.Signals | None:
-    """The signal that ended the first worker to go, from the agent's table; the others get SIGTERM from the agent."""
-    codes = [-int(found) for found in EXIT_CODES.findall(log.read_text(errors="replace"))]
-    return next((signal.Signals(code) for code in codes if code > 0 and code != signal.SIGTERM), None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
+from dsrun.launch.job import LOOPBACK, Job
 from dsrun.launch.topology import Topology
 from dsrun.system.search_path import own_programs_first
-
-LOOPBACK = "127.0.0.1"
 
 # Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
 MISLEADING = (
@@ -35,6 +35,40 @@ def agent_argv(topology: Topology, *, port: int, module: str, args: Sequence[str
         # torchrun substitutes $local_rank and the like in the words of the program (string.Template).
         *(word.replace("$", "$$") for word in args),
     ]
+
+
+# Options of torch.distributed.run that may stand at the head of a job's program.
+HEAD = ("--module", "-m", "--no-python")
+
+
+def run_arguments(job: Job, *, attempt: int, port: int) -> list[str]:
+    """The words for torch.distributed.run: one attempt of `job` on this machine, with the rendezvous at `port`.
+
+    Restarting is the supervisor's business. Each attempt has a rendezvous of its own name, so that a rank left over
+    from an earlier one, on a node that was cut off, meets nobody.
+    """
+    head = list(itertools.takewhile(lambda word: word in HEAD, job.program))
+    entry, *words = job.program[len(head) :]
+    return [
+        f"--nnodes={job.nnodes}",
+        f"--node-rank={job.node_rank}",
+        f"--nproc-per-node={job.topology.workers}",
+        f"--master-addr={job.host}",
+        f"--master-port={port}",
+        f"--rdzv-id=attempt-{attempt}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        *head,
+        "--",
+        # torchrun substitutes in what follows the interpreter, which without one is the program's own words only.
+        entry if "--no-python" in head else entry.replace("$", "$$"),
+        *(word.replace("$", "$$") for word in words),
+    ]
+
+
+def run_command(arguments: Sequence[str]) -> list[str]:
+    """The command of a new interpreter that runs torch.distributed.run."""
+    return [sys.executable, "-m", "torch.distributed.run", *arguments]
 
 
 def worker_environment(

@@ -1,27 +1,199 @@
-"""What failed workers left behind: one JSON file per rank, written by `dsrun.train.failure`."""
+"""Why an attempt failed: from what failed workers left behind, how they ended, and what stands in their logs.
+
+A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.failure`); of any other program only the end of the
+process and its output are known.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from dsrun.errors import EXIT_TOOL_FAILED
+from dsrun.launch.policy import Failure
+from dsrun.launch.watch import Hang
+
+INTERRUPTED_FILE = "interrupted.json"
+_LOG_TAIL = 1 << 18
+# No cause, or one that a rank also names when another one has failed.
+_UNTOLD = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
+_AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/agent_process")
+
+Classify = Callable[[str, int | None], str]
+"""The cause code that a log and an exit code show, "" for none."""
 
 
 def first_failure(folder: Path, *, only_expected: bool = False) -> dict[str, Any] | None:
     """The failure that began it, None where no worker wrote one.
 
     A rank that knows what is wrong says more than one that only lost its peers, however early; `only_expected` passes
-    over the latter. Keys: rank, exit_code, message, time, log, expected.
+    over the latter. Keys: rank, exit_code, message, time, log, expected; of newer workers also cause, trace, step.
     """
     failures = sorted(
-        (_read(file) for file in folder.glob("rank-*.json")), key=lambda each: float(each["time"])
+        (found for file in folder.glob("rank-*.json") if (found := _read(file))),
+        key=lambda each: float(each["time"]),
     )
-    known = [each for each in failures if each["expected"]]
+    known = [each for each in failures if each["expected"] or (each.get("cause") or "") not in _UNTOLD]
     if not known and not only_expected:
         known = failures
     return known[0] if known else None
 
 
-def _read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+def interruption(folder: Path) -> dict[str, Any] | None:
+    """What a rank wrote that left because it was told to: {"step", "path"}, None in both where nothing was saved."""
+    file = folder / INTERRUPTED_FILE
+    return (_read(file) or {}) if file.exists() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remains:
+    """What is left of an attempt that failed.
+
+    `ended` are the ranks that ended by themselves, in the order in which that was seen, with their return codes
+    (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `noticed_s`
+    the seconds between the last look that found all well and the one that did not; `steps` the optimizer steps that
+    each rank had done; `out_of_memory`: the kernel killed a process of this job for memory.
+    """
+
+    failures: Path
+    log: Path
+    ended: Mapping[int, int]
+    agent: int | None = None
+    hang: Hang | None = None
+    noticed_s: float | None = None
+    steps: Mapping[int, int]
+    out_of_memory: bool = False
+    node: int = 0
+
+
+def explain(remains: Remains, classify: Classify) -> Failure:
+    """The failure of the rank that failed first."""
+    hang = remains.hang
+    if hang is not None:
+        return _failure(
+            remains, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
+        )
+    killed = _killed(remains.ended)
+    said = first_failure(remains.failures, only_expected=killed is not None)
+    if said:
+        return _told(remains, said, classify)
+    if killed is not None:
+        return _death(remains, killed, classify)
+    failed = next(((rank, code) for rank, code in remains.ended.items() if code), None)
+    text = tail(remains.log)
+    if failed:
+        rank, code = failed
+        message = f"rank {rank} ended with exit code {code}"
+        found = _failure(remains, classify(text, code), rank, code, message)
+        return replace(found, trace=trace_of(text))
+    if remains.agent is not None and remains.agent < 0:
+        name = signal.Signals(-remains.agent).name
+        message = f"the agent of the ranks was killed ({name})"
+        return _failure(remains, "agent_killed", None, remains.agent, message)
+    message = _last_words(text) or "the ranks could not be started"
+    return _failure(remains, classify(text, remains.agent), None, remains.agent or EXIT_TOOL_FAILED, message)
+
+
+def _killed(ended: Mapping[int, int]) -> int | None:
+    """The first rank that died by a signal; the agent ends the others with SIGTERM."""
+    return next((rank for rank, code in ended.items() if code < 0 and code != -signal.SIGTERM), None)
+
+
+def _told(remains: Remains, said: Mapping[str, Any], classify: Classify) -> Failure:
+    """A worker wrote down why."""
+    code, log = int(said["exit_code"]), said["log"]
+    cause = said.get("cause")
+    if cause is None:
+        cause = (
+            "" if said["expected"] else classify(f"{said['message']}\n{tail(Path(log)) if log else ''}", code)
+        )
+    failure = _failure(remains, cause, int(said["rank"]), code, str(said["message"]))
+    step = said.get("step", failure.step)
+    rollback = bool(said.get("rollback", False))
+    return replace(failure, trace=said.get("trace"), log=log, step=step, rollback=rollback)
+
+
+def _death(remains: Remains, rank: int, classify: Classify) -> Failure:
+    """A rank died by a signal and could not say why."""
+    code = remains.ended[rank]
+    name = signal.Signals(-code).name
+    step = remains.steps.get(rank)
+    where = f" after step {step}" if step else ""
+    cause = "host_oom_killed" if remains.out_of_memory and code == -signal.SIGKILL else ""
+    if not cause and code != -signal.SIGKILL:
+        # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
+        cause = classify(tail(remains.log), code)
+    message = f"rank {rank} was killed ({name}){where}" + (
+        ", out of host memory" if remains.out_of_memory else ""
+    )
+    return _failure(remains, cause or "rank_killed", rank, code, message)
+
+
+def _failure(
+    remains: Remains,
+    cause: str,
+    rank: int | None,
+    code: int,
+    message: str,
+    *,
+    detected_s: float | None = None,
+) -> Failure:
+    return Failure(
+        cause=cause,
+        rank=rank,
+        node=remains.node,
+        exit_code=code,
+        message=message,
+        step=remains.steps.get(rank) if rank is not None else max(remains.steps.values(), default=None),
+        detected_s=remains.noticed_s if detected_s is None else detected_s,
+        log=str(remains.log),
+    )
+
+
+def tail(log: Path, size: int = _LOG_TAIL) -> str:
+    """The end of a log; "" where there is none."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - size))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def trace_of(text: str) -> str | None:
+    """A name for the last traceback in the output of a program: the same for the same place in the code.
+
+    Tracebacks of the agent, which end every log, do not count; addresses and messages do not either.
+    """
+    blocks = [
+        block
+        for block in re.findall(
+            r"^Traceback \(most recent call last\):\n((?:  .*\n)+)(?=(\w[\w.]*))", text, re.M
+        )
+        if not _AGENT.search(block[0])
+    ]
+    if not blocks:
+        return None
+    frames = re.findall(r'^  File "(.*)", line (\d+)', blocks[-1][0], re.M)
+    return hashlib.sha256(json.dumps([frames, blocks[-1][1]]).encode()).hexdigest()
+
+
+def _last_words(text: str) -> str:
+    """The line in which an uncaught exception names itself, which is the last one of a traceback."""
+    lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line and not line.startswith(("File ", "raise ", "[", "="))]
+    return named[-1][:300] if named else ""
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

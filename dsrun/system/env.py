@@ -11,8 +11,8 @@ from dsrun.errors import UsageError
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Below Linux's ephemeral ports (32768 and up), so that no outgoing connection sits on the port by chance.
-_SLURM_FIRST_PORT = 15000
-_SLURM_PORTS = 15000
+FIRST_PORT = 15000
+PORTS = 15000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Worker:
             local_rank=_integer(environ, "SLURM_LOCALID"),
             local_world_size=_slurm_local_world_size(environ, world_size),
             master_addr=address,
-            master_port=_integer(environ, "MASTER_PORT", _slurm_port(environ)),
+            master_port=_integer(environ, "MASTER_PORT", slurm_port(environ)),
             source="slurm",
         )
     )
@@ -140,10 +140,10 @@ def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     )
 
 
-def _slurm_port(environ: Mapping[str, str]) -> int:
+def slurm_port(environ: Mapping[str, str]) -> int:
     """A port that differs between jobs, and between steps of one job, which may share a node."""
     job = _integer(environ, "SLURM_JOB_ID", 0)
-    return _SLURM_FIRST_PORT + (job * 7 + _integer(environ, "SLURM_STEP_ID", 0)) % _SLURM_PORTS
+    return FIRST_PORT + (job * 7 + _integer(environ, "SLURM_STEP_ID", 0)) % PORTS
 
 
 def first_host(nodes: str) -> str | None:

@@ -68,6 +68,18 @@ def memory_total(root: Path = ROOT) -> int:
     return min([_meminfo(root, "MemTotal"), *limits])
 
 
+def oom_kills(root: Path = ROOT) -> int:
+    """How many processes the kernel has killed for memory, in this process's cgroups and on the whole machine.
+
+    Only differences mean something: a process is counted once in every folder it is below.
+    """
+    files = [root / "proc/vmstat"]
+    for folder in _cgroups(root, "memory"):
+        files += [folder / "memory.events", folder / "memory.oom_control"]
+    lines = (line.split() for file in files for line in _text(file).splitlines())
+    return sum(int(words[1]) for words in lines if len(words) == 2 and words[0] == "oom_kill")
+
+
 def disk_free(path: Path) -> int:
     """Free bytes for an ordinary user on the file system that holds, or would hold, `path`."""
     return shutil.disk_usage(nearest_existing(path)).free

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from dsrun.system.tether import tethered
+
 if TYPE_CHECKING:
     import psutil
 
@@ -24,7 +25,6 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Inherited by every descendant: finds those that left the process group, the session and the family tree.
 FAMILY_VARIABLE = "DSRUN_FAMILY"
-_TETHER = Path(__file__).with_name("tether.py")
 _POLL_S = 0.5
 _LOOK_S = 0.1
 _KILL_ROUNDS = 20
@@ -232,4 +232,4 @@ def _tethered(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> 
         found = shutil.which(program, path=env.get("PATH"))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no such program", program)
-    return [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *argv]
+    return tethered(argv, os.getpid())

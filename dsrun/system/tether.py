@@ -1,4 +1,4 @@
-"""Exec trampoline: `python -I -S tether.py PARENT argv…` becomes `argv`, tied to the life of process PARENT.
+"""Exec trampoline: `python -I -S tether.py PARENT[:SIGNAL] argv…` becomes `argv`, tied to the life of process PARENT.
 
 A file of its own and not a preexec_fn, because Python code between fork and exec may deadlock in a program
 with threads; the standard library only, because it runs before any environment of the child counts.
@@ -10,8 +10,11 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; survives execve (prctl(2))
+# <linux/prctl.h>, prctl(2)
+_PR_SET_PDEATHSIG = 1  # survives execve
+_PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
@@ -26,10 +29,22 @@ def die_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
             os.kill(os.getpid(), signum)
 
 
+def name_thread(name: str) -> None:
+    """What `ps -o comm` and `top` call the calling thread, cut to 15 bytes; no effect outside Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def tethered(argv: Sequence[str], parent: int, signum: int = signal.SIGTERM) -> list[str]:
+    """`argv` behind this trampoline: the kernel sends it `signum` when process `parent`, which starts it, dies."""
+    return [sys.executable, "-I", "-S", __file__, f"{parent}:{int(signum)}", *argv]
+
+
 def main(arguments: list[str]) -> None:
     """Tie this process to its parent and become the program."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would print a traceback
-    die_with_parent(int(arguments[0]))
+    parent, _, signum = arguments[0].partition(":")
+    die_with_parent(int(parent), int(signum or signal.SIGTERM))
     os.execvp(arguments[1], arguments[1:])
 
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.agent import run_agent
-from dsrun.launch.command import agent_argv, worker_environment
+from dsrun.launch.agent import Relay, echoed
+from dsrun.launch.command import agent_argv, run_arguments, worker_environment
+from dsrun.launch.job import Job
 from dsrun.launch.topology import Topology, decide
 
 
@@ -62,52 +64,39 @@ def test_debug_turns_the_distributed_logs_on():
     assert "NCCL_DEBUG" not in worker_environment(topology, {}, debug=False)
 
 
-def run_script(tmp_path, source, **options):
-    """An agent that is a small program; returns its outcome."""
-    script = tmp_path / "agent.py"
-    script.write_text("import json, os, signal, sys\n" + textwrap.dedent(source))
-    return run_agent(
-        [sys.executable, str(script)], os.environ, tmp_path / "agent.log", terminal_width=None, **options
-    )
-
-
-def test_rank_0_speaks_through_the_pipe_and_the_agent_into_the_log(tmp_path, capfd):
-    outcome = run_script(
-        tmp_path,
-        """
-        print("noise of the agent", file=sys.stderr)
-        with open(os.environ["DSRUN_CONSOLE"], "w") as console:
-            console.write("words for the user\\n")
-        """,
-    )
-    assert outcome.exit_code == 0
+def test_rank_0_speaks_to_the_user_through_a_pipe(tmp_path, capfd):
+    pipe = tmp_path / "console"
+    os.mkfifo(pipe)
+    with Relay(pipe):
+        pipe.write_text("words for the user\n")
     assert capfd.readouterr().err == "words for the user\n"
-    assert "noise of the agent" in (tmp_path / "agent.log").read_text()
 
 
-def test_debug_shows_the_agents_output_as_well(tmp_path, capfd):
-    run_script(tmp_path, "print('noise of the agent', file=sys.stderr)", echo=True)
-    assert "noise of the agent" in capfd.readouterr().err
-    assert "noise of the agent" in (tmp_path / "agent.log").read_text()
+@pytest.mark.parametrize("echo", [False, True])
+def test_the_agents_output_goes_to_the_log_and_with_debug_to_the_user_too(tmp_path, capfd, echo):
+    log = tmp_path / "agent.log"
+    with log.open("ab") as file, echoed(file, tmp_path / "output", echo) as sink:
+        subprocess.run([sys.executable, "-c", "print('noise of the agent')"], stdout=sink, check=True)
+    assert log.read_text() == "noise of the agent\n"
+    assert capfd.readouterr().err == ("noise of the agent\n" if echo else "")
 
 
-def test_the_first_rank_that_knows_why_gives_message_and_exit_code(tmp_path):
-    outcome = run_script(
-        tmp_path,
-        """
-        def fail(rank, time, expected, message, code):
-            facts = dict(rank=rank, time=time, expected=expected, message=message, exit_code=code, log=None)
-            with open(os.path.join(os.environ["DSRUN_FAILURES"], f"rank-{rank}.json"), "w") as file:
-                json.dump(facts, file)
-        fail(0, 1.0, False, "connection closed by peer", 1)
-        fail(1, 2.0, True, "no such column", 2)
-        sys.exit(1)
-        """,
+def job(*program: str, **more: Any) -> Job:
+    return Job(topology=Topology(2, "cpu", 2), run=Path("run"), program=program, env={}, **more)
+
+
+def test_an_attempt_is_torchs_own_agent_without_restarts_of_its_own():
+    words = run_arguments(
+        job("--module", "a.b", "--d", "$x", nnodes=3, node_rank=1, host="n0"), attempt=4, port=29501
     )
-    assert (outcome.exit_code, outcome.message) == (2, "no such column")
+    before, after = words[: words.index("--")], words[words.index("--") + 1 :]
+    assert "--max-restarts=0" in before
+    assert {"--nnodes=3", "--node-rank=1", "--master-addr=n0", "--master-port=29501"} <= set(before)
+    assert "--rdzv-id=attempt-4" in before
+    assert before[-1] == "--module"
+    assert after == ["a.b", "--d", "$$x"]
 
 
-def test_a_killed_worker_is_named_by_its_signal(tmp_path):
-    outcome = run_script(tmp_path, "print('  exitcode  : -9 (pid: 7)', file=sys.stderr); sys.exit(1)")
-    assert outcome.exit_code == 128 + 9
-    assert "SIGKILL" in outcome.message
+def test_dollars_are_doubled_in_what_torchrun_substitutes_only():
+    words = run_arguments(job("--no-python", "./$prog", "$x"), attempt=0, port=1)
+    assert words[words.index("--") + 1 :] == ["./$prog", "$$x"]

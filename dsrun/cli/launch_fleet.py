@@ -1,0 +1,156 @@
+"""The other machines' part of `dsrun launch`: supervisors started over ssh, or by srun."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from dsrun.cli.words import complain, remark
+from dsrun.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from dsrun.cli.launch import Options
+    from dsrun.launch.fleet import Crew
+    from dsrun.launch.hostfile import Host
+
+SELF = (sys.executable, "-m", "dsrun", "launch")
+
+
+def over_ssh(options: Options, program: tuple[str, ...]) -> int:
+    """One supervisor on each machine of the hostfile; the first node's exit code."""
+    from dsrun.launch.fleet import run_fleet
+
+    hosts = _hosts(options)
+    crews = _crews(options, hosts, program)
+    if options.dry_run:
+        return _show(options, hosts, crews)
+    if any(crew.argv[0] == "ssh" for crew in crews) and shutil.which("ssh") is None:
+        raise MissingError("there is no ssh here", fix="install it, or start each node by hand with --nodes")
+    restarts = 3 if options.max_restarts is None else options.max_restarts
+    return run_fleet(crews, max_restarts=restarts, say=complain)
+
+
+def _hosts(options: Options) -> tuple[Host, ...]:
+    from dsrun.launch.hostfile import excluded, included, parse_hostfile
+
+    file = options.hostfile or Path()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}", fix="name a hostfile") from None
+    hosts = parse_hostfile(text, str(file))
+    if options.include:
+        return included(hosts, options.include)
+    return excluded(hosts, options.exclude) if options.exclude else hosts
+
+
+def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) -> list[Crew]:
+    """The command of each machine's supervisor, and what it is told: the environment, and the run's secret."""
+    from dsrun.launch.context import DEFAULT_PORT
+    from dsrun.launch.environment import SECRET_VARIABLE
+    from dsrun.launch.fleet import Crew, remote_argv
+    from dsrun.launch.passing import passed_on
+    from dsrun.launch.tie import FLAG, greeting
+    from dsrun.system.interfaces import is_this_machine
+
+    address = options.master_addr or hosts[0].address
+    here = [is_this_machine(host.address) for host in hosts]
+    if len(hosts) > 1 and not options.master_addr and _is_loopback(address) and not all(here):
+        raise UsageError(
+            f"{options.hostfile}: {hosts[0].name} means another machine on each of them",
+            fix="write the name by which the others reach it, or --master-addr",
+        )
+    secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(16)}
+    variables = passed_on(os.environ, _environment_files()) | secret
+    crews = []
+    for node, host in enumerate(hosts):
+        nproc = len(host.slots) if options.nproc is None else min(options.nproc, len(host.slots))
+        where = _where(len(hosts), node, address, options.master_port or DEFAULT_PORT)
+        command = [*SELF, FLAG, *where, "--nproc", f"{nproc}", *options.words(), "--", *program]
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.slots))} if host.chosen else {}
+        argv = (
+            tuple(command)
+            if here[node]
+            else remote_argv(host.name, command, folder=str(Path.cwd()), environ=variables)
+        )
+        crews.append(Crew(name=host.name, argv=argv, greeting=greeting({**variables, **own})))
+    return crews
+
+
+def _where(nodes: int, node: int, address: str, port: int) -> list[str]:
+    if nodes == 1:
+        return []
+    return [f"--nodes={nodes}", f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
+
+
+def _environment_files() -> dict[str, str]:
+    """DeepSpeed's .deepspeed_env of the home folder, and that of this folder, which wins."""
+    from dsrun.launch.passing import ENVIRONMENT_FILE, parse_environment_file
+
+    found: dict[str, str] = {}
+    for folder in (Path.home(), Path.cwd()):
+        file = folder / ENVIRONMENT_FILE
+        if file.is_file():
+            found |= parse_environment_file(file.read_text(encoding="utf-8"), str(file))
+    return found
+
+
+def _show(options: Options, hosts: tuple[Host, ...], crews: list[Crew]) -> int:
+    """--dry-run: each machine's command, and by name what it is given over stdin."""
+    import json
+
+    remark(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
+    names: set[str] = set()
+    for crew in crews:
+        names |= set(json.loads(crew.greeting)["env"])
+        click.echo(shlex.join(crew.argv))
+    remark(f"passed on over stdin: {', '.join(sorted(names))}")
+    return 0
+
+
+def through_srun(options: Options, nodes: int, program: tuple[str, ...]) -> int:
+    """Become an srun that starts one supervisor on each of the allocation's nodes."""
+    from dsrun.launch.environment import SECRET_VARIABLE
+
+    master = {
+        "--master-addr": options.master_addr,
+        "--master-port": options.master_port,
+        "--nproc": options.nproc,
+    }
+    words = [word for flag, value in master.items() if value is not None for word in (flag, f"{value}")]
+    argv = [*_srun(nodes, os.environ), *SELF, *words, *options.words(), "--", *program]
+    if not options.dry_run:
+        secret = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(16)
+        _become(argv, {**os.environ, SECRET_VARIABLE: secret})
+    remark(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
+    click.echo(shlex.join(argv))
+    return 0
+
+
+def _become(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
+    if shutil.which(argv[0]) is None:
+        raise MissingError(
+            f"inside a SLURM job, but there is no {argv[0]}", fix="--nodes 1 for this machine alone"
+        )
+    os.execvpe(argv[0], argv, environ)
+
+
+def _srun(nodes: int, environ: Mapping[str, str]) -> list[str]:
+    """srun once per node, with all processors that the job has there; one task would have one of them."""
+    from dsrun.system.env import expand_counts
+
+    argv = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
+    counts = expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return [*argv, f"--cpus-per-task={min(counts)}"] if counts else argv

@@ -1,0 +1,236 @@
+"""This machine's part of `dsrun launch`: what runs, with which environment, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.cli.train import checked_recipe, default_output, report, show, topology_of, training_job
+from dsrun.cli.words import complain, remark
+from dsrun.errors import EXIT_RESUME, MissingError, UsageError
+
+if TYPE_CHECKING:
+    from dsrun.cli.launch import Options
+    from dsrun.launch.context import Here
+    from dsrun.launch.job import Job, Outcome
+    from dsrun.launch.topology import Topology
+    from dsrun.runs.folder import RunFolder
+    from dsrun.slurm.program import Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What runs on this machine. `output` is its run folder, as named or by default; `job` makes the Job of the fields
+    that depend on the place."""
+
+    topology: Topology
+    output: str
+    foreign: bool
+    debug: bool
+    dry_run: bool
+    force: bool
+    job: Callable[..., Job]
+
+
+def launch_here(options: Options, place: Here, program: Program) -> int:
+    """Run this machine's part of the run to its end; the exit code."""
+    from dsrun.launch.convene import convened
+    from dsrun.launch.council import Stopped
+    from dsrun.launch.environment import SECRET_VARIABLE
+    from dsrun.launch.supervise import supervise
+    from dsrun.runs.folder import RunFolder, refuse_unfit
+    from dsrun.system.host import hostname
+
+    work = _own(options, program) if program.trains else _foreign(options, program)
+    if place.node == 0:
+        refuse_unfit(Path(work.output), force=work.force)
+    if work.dry_run:
+        return _show(work, place)
+    _require(work)
+    # The others may be in other folders.
+    facts = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
+    if place.node == 0 and place.own_terminal:
+        remark(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
+    council_of_all = convened(
+        place,
+        facts=facts,
+        secret=os.environ.get(SECRET_VARIABLE),
+        name=os.environ.get("SLURMD_NODENAME") or hostname(),
+        patience_s=options.rendezvous_timeout,
+    )
+    try:
+        with council_of_all as (council, facts_of_all, met_from):
+            folder = RunFolder(Path(facts_of_all["output"]))
+            if place.node == 0:
+                RunFolder.create(folder.path, force=work.force)
+            job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
+            outcome = supervise(job, council, remark if place.node == 0 else _silence)
+    except Stopped as stopped:
+        remark(str(stopped))
+        return stopped.exit_code
+    return _report(outcome, folder, work, place)
+
+
+def _foreign(options: Options, program: Program) -> Work:
+    """Any program but dsrun's own training."""
+    from dsrun.launch.environment import OUTPUT_VARIABLE
+    from dsrun.launch.job import Job
+    from dsrun.launch.policy import Limits
+    from dsrun.launch.topology import decide
+    from dsrun.runs.folder import default_name
+    from dsrun.system.gpus import gpu_count
+    from dsrun.system.host import cores
+
+    named = options.output or os.environ.get(OUTPUT_VARIABLE)
+    topology = decide(nproc=options.nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=False)
+    restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
+    return Work(
+        topology=topology,
+        output=named or default_name(program.name, datetime.now()),
+        foreign=True,
+        debug=options.debug,
+        dry_run=options.dry_run,
+        # What else lies in its folder is the program's own.
+        force=True,
+        job=partial(
+            Job,
+            topology=topology,
+            program=_words(program),
+            foreign=True,
+            limits=Limits(**restarts, remedy=False),
+            hang_timeout=options.hang_timeout,
+            warm=False,
+            # Its words are for the user, as they are for torchrun's.
+            echo=True,
+            terminal_width=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
+        ),
+    )
+
+
+def _words(program: Program) -> tuple[str, ...]:
+    """A `python` that is not this one runs its scripts itself: torch.distributed.run starts its own otherwise."""
+    if "--no-python" in program.mode or program.interpreter is None:
+        return (*program.mode, program.entry, *program.words)
+    found = shutil.which(program.interpreter) or program.interpreter
+    if Path(found).parent == Path(sys.executable).parent:
+        return (*program.mode, program.entry, *program.words)
+    module = ("-m",) if "--module" in program.mode else ()
+    return ("--no-python", found, "-u", *module, program.entry, *program.words)
+
+
+def _own(options: Options, program: Program) -> Work:
+    """dsrun's own training; what `dsrun launch` was told comes before the recipe."""
+    from dsrun.launch.environment import OUTPUT_VARIABLE
+
+    args = list(program.words)
+    recipe = checked_recipe(args)
+    spec = recipe.spec
+    if options.output and spec.output and options.output != spec.output:
+        raise UsageError(
+            f"--output {options.output} for dsrun launch, but {spec.output} for dsrun train",
+            fix="give it once",
+        )
+    topology = topology_of(recipe, nproc=options.nproc)
+    named = ["--output", options.output] if options.output and not spec.output else []
+    make = partial(training_job, recipe, [*args, *named], topology=topology)
+
+    def job(**fields: Any) -> Job:
+        made = make(**fields)
+        restarts = made.limits.max_restarts if options.max_restarts is None else options.max_restarts
+        return replace(
+            made,
+            limits=replace(made.limits, max_restarts=restarts, remedy=made.limits.remedy and options.remedy),
+            hang_timeout=made.hang_timeout if options.hang_timeout is None else options.hang_timeout,
+            warm=made.warm and options.warm,
+            echo=made.echo or options.debug,
+        )
+
+    return Work(
+        topology=topology,
+        output=options.output or spec.output or os.environ.get(OUTPUT_VARIABLE) or default_output(recipe),
+        foreign=False,
+        debug=options.debug or spec.debug,
+        dry_run=options.dry_run or spec.dry_run,
+        force=options.force or spec.force,
+        job=job,
+    )
+
+
+def _require(work: Work) -> None:
+    from importlib.util import find_spec
+
+    from dsrun.launch.packages import require_training_packages
+
+    if not work.foreign:
+        require_training_packages()
+    elif find_spec("torch") is None:
+        raise MissingError(
+            f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch"
+        )
+
+
+def _changes(work: Work, place: Here, run: Path, met_from: str | None) -> dict[str, str | None]:
+    from dsrun.launch.environment import has_libuv, launch_environment, network_variables
+    from dsrun.system.interfaces import addresses, own_name_addresses
+
+    network = network_variables(met_from, addresses(), own_name_addresses()) if place.nodes > 1 else {}
+    return launch_environment(
+        work.topology,
+        os.environ,
+        run=run,
+        foreign=work.foreign,
+        debug=work.debug,
+        nodes=place.nodes,
+        network=network,
+        libuv=has_libuv(),
+    )
+
+
+def _job(work: Work, place: Here, run: Path, changes: Mapping[str, str | None]) -> Job:
+    from dsrun.system.net import claim_port
+
+    port = place.port
+    if place.nodes == 1 and port is not None:
+        port = claim_port(port, find=False)
+    return work.job(
+        run=run,
+        env={name: value for name, value in {**os.environ, **changes}.items() if value is not None},
+        nnodes=place.nodes,
+        node_rank=place.node,
+        host=place.host,
+        port=port,
+    )
+
+
+def _show(work: Work, place: Here) -> int:
+    """--dry-run: what would be set here, and the command that would start the agent."""
+    from dsrun.launch.command import run_arguments, run_command
+    from dsrun.system.interfaces import address_towards
+    from dsrun.system.net import free_port
+
+    remark(place.how)
+    run = Path(work.output)
+    changes = _changes(work, place, run, address_towards(place.host) if place.nodes > 1 else None)
+    job = _job(work, place, run, changes)
+    show(run_command(run_arguments(job, attempt=0, port=job.port or free_port())), changes)
+    return 0
+
+
+def _silence(line: str) -> None:
+    """Only the first node speaks for the run."""
+
+
+def _report(outcome: Outcome, folder: RunFolder, work: Work, place: Here) -> int:
+    """Say how it ended: the first node in full, the others where each has a terminal of its own."""
+    if place.node == 0:
+        return report(outcome, folder, foreign=work.foreign)
+    if outcome.message and place.own_terminal:
+        (remark if outcome.exit_code == EXIT_RESUME else complain)(outcome.message)
+    return outcome.exit_code

@@ -1,0 +1,80 @@
+"""`python -m dsrun.launch.agent_process ARGS…` is `python -m torch.distributed.run ARGS…`, made fit for a supervisor.
+
+It is torch's own agent, with three differences: SIGTERM and SIGUSR1 do not end it but become a wish to stop, which the
+supervisor hands on to the ranks; the ranks die with it, however it dies; and it writes down how they end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+from dsrun.launch.agent import STOP_FILE_VARIABLE
+from dsrun.launch.ranks import RANKS_VARIABLE, Recorder, sow, start_with
+from dsrun.system.tether import name_thread
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+# SIGTERM is missing: torch would end the ranks thirty seconds later, in the middle of a save.
+TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
+
+
+def wish_to_stop() -> None:
+    """From here on SIGTERM and SIGUSR1 write their name into the stop file, which the supervisor looks at."""
+    file = os.environ.get(STOP_FILE_VARIABLE)
+    if file:
+        for signum in STOPPING:
+            signal.signal(signum, _Wish(file))
+
+
+class _Wish:
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        write_wish(Path(self._file), signal.Signals(signum).name)
+
+
+def write_wish(file: Path, name: str) -> None:
+    """Say in the stop file that signal `name` asks to stop; the first one stays."""
+    if not file.exists():
+        # In one step: whoever sees the file sees what is in it.
+        partial = file.with_name(f".{file.name}.{os.getpid()}")
+        partial.write_text(name)
+        partial.rename(file)
+
+
+def run(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:
+    """Be torch.distributed.run until it ends; returns its exit code.
+
+    `ranks` processes are forked beforehand to become `python -m module`; for that, whatever they need should have been
+    imported.
+    """
+    wish_to_stop()
+    file = os.environ.get(RANKS_VARIABLE)
+    seeds = sow(module, ranks) if module else []
+    name_thread("agent")
+    start_with(Recorder(Path(file) if file else None), module, seeds)
+    try:
+        import_module("torch.distributed.run").main(list(argv))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        # As the interpreter would: torch's table of failures is the message of its exception.
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """The agent of ranks that are started cold."""
+    return run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

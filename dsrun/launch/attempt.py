@@ -1,0 +1,275 @@
+"""One attempt of a run on this machine: its agent and its ranks, watched from their start until none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dsrun.launch import guard
+from dsrun.launch.agent import ATTEMPT_VARIABLE, FAILURES_VARIABLE, Agent, Starter
+from dsrun.launch.command import run_arguments
+from dsrun.launch.evidence import collect
+from dsrun.launch.failures import Remains, interruption
+from dsrun.launch.job import Job
+from dsrun.launch.ranks import RANKS_VARIABLE, read_news
+from dsrun.launch.watch import BEFORE_TRAINING, Hang, Watch
+from dsrun.launch.wishes import SOMEBODY, Wishes
+from dsrun.runs.heartbeat import FOLDER_VARIABLE as HEARTBEAT_VARIABLE
+from dsrun.runs.heartbeat import Beat, read_beats
+from dsrun.system.host import oom_kills
+
+LOOK_S = 0.1
+EARLY_S = 3.0
+"""Before training there is nothing to save: ranks that were told to stop have so long to leave."""
+STRAGGLER_S = 10.0
+"""When one rank has left, as told, the others have so long to follow."""
+SILENT_PATIENCE_S = 600.0
+"""Programs without signs of life have so long to save when they are told to stop."""
+INTERRUPT_S = 2.0
+AGENT_S = 5.0
+# The agent looks at its ranks every 0.1 s; a rank that is gone for longer without a word of it is news of its own.
+_UNREPORTED_S = 0.5
+_TOLD = (-signal.SIGTERM, -signal.SIGUSR1)
+
+
+class Others(Protocol):
+    """What an attempt asks of the council."""
+
+    def check(self) -> bool: ...
+
+    def stop_asked(self) -> str | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the attempt ended here. `ok`: all ranks left with exit code 0, or were ended as they were told to leave and
+    had nothing to save; `told`: they were told to stop; `by_others`: ended because another node's part has failed;
+    `saved` names the checkpoint they left, where they did."""
+
+    ok: bool
+    told: bool
+    by_others: bool
+    saved: str | None
+    remains: Remains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all attempts of a run share. `scratch` is a folder of this machine's own, `mark` what all processes of the
+    family carry in their environment, `log` where agent and ranks write, `look` what else to do at every look."""
+
+    job: Job
+    scratch: Path
+    mark: str
+    wishes: Wishes
+    others: Others
+    log: Path
+    look: Callable[[], None]
+
+
+class Attempt:
+    """Attempt number `number`."""
+
+    def __init__(self, around: Surroundings, number: int) -> None:
+        self.job = job = around.job
+        self.number = number
+        self._folder = around.scratch / f"attempt-{number}"
+        self._mark = around.mark
+        self._wishes = around.wishes
+        self._others = around.others
+        self._log = around.log
+        self._around = around
+        self._watch = Watch(job.hang_timeout)
+        self._pids: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._missing: dict[int, float] = {}
+        self._told: set[int] = set()
+        self._told_at: float | None = None
+        self._interrupted_at: float | None = None
+        self._beats: dict[int, Beat] = {}
+        self._hang: Hang | None = None
+        self._by_others = False
+        self._well = self._began = time.monotonic()
+        self._began_at = time.time()
+        self._ooms = oom_kills()
+
+    def run(self, starter: Starter, env: Mapping[str, str], port: int) -> End:
+        """Start, watch to the end, and leave nobody behind but what `starter` spares."""
+        for name in ("beats", "failures"):
+            (self._folder / name).mkdir(parents=True)
+        variables = {
+            HEARTBEAT_VARIABLE: str(self._folder / "beats"),
+            FAILURES_VARIABLE: str(self._folder / "failures"),
+            RANKS_VARIABLE: str(self._folder / "ranks"),
+            ATTEMPT_VARIABLE: str(self.number),
+        }
+        arguments = run_arguments(self.job, attempt=self.number, port=port)
+        agent = starter.start(arguments, {**env, **variables}, ranks=self.job.topology.workers)
+        try:
+            code = self._stay(agent)
+            noticed = time.monotonic() - self._well
+            if code is None and self._is_failure():
+                self._collect()
+        finally:
+            self._finish(agent, starter)
+        return self._end(code, noticed)
+
+    def _stay(self, agent: Agent) -> int | None:
+        """The agent's return code; None when the attempt must be ended."""
+        while True:
+            code = agent.poll()
+            self._look()
+            self._around.look()
+            if code is not None:
+                self._read_wish_in(code)
+                return code
+            if self._failed() or self._must_end(agent):
+                return None
+            self._well = time.monotonic()
+            time.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        """Take in what has happened since the last look."""
+        for news in read_news(self._folder / "ranks"):
+            self._pids[news.rank] = news.pid
+            if news.status is not None and news.rank not in self._ended:
+                first = not any(self._ended.values())  # the agent ends the others with SIGTERM
+                self._ended[news.rank] = news.status
+                if first and not self.job.foreign:
+                    self._read_wish_in(news.status)
+        now = time.monotonic()
+        self._beats = read_beats(self._folder / "beats")
+        states = {rank: guard.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
+        gone = [rank for rank, state in states.items() if state in ("", "Z", "X")]
+        self._missing = {rank: self._missing.get(rank, now) for rank in gone}
+        living = {rank: state for rank, state in states.items() if rank not in gone}
+        beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
+        self._hang = self._watch.look(beats, living, now)
+
+    def _alive(self) -> dict[int, int]:
+        """The ranks that have not ended as far as the agent has said."""
+        return {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
+
+    def _read_wish_in(self, status: int) -> None:
+        """A process that had no handler yet was told to stop, and died of it."""
+        if status in _TOLD and self._told_at is None:
+            self._wishes.ask(signal.Signals(-status).name)
+
+    def _failed(self) -> bool:
+        """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
+        if self._hang is not None:
+            return True
+        if self._told_at is not None or self._wishes.stop():
+            return False
+        now = time.monotonic()
+        unreported = any(now - since > _UNREPORTED_S for since in self._missing.values())
+        return unreported or any(self._ended.values())
+
+    def _must_end(self, agent: Agent) -> bool:
+        """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
+        if self._wishes.at_once is not None:
+            return True
+        if self._others.check():
+            self._by_others = True
+            return True
+        if self._wishes.interrupted:
+            return self._interrupt()
+        name = self._others.stop_asked()
+        if name is not None:
+            self._wishes.ask(name, announce=False)
+        name = self._wishes.stop()
+        if name is None and interruption(self._folder / "failures") is not None:
+            name = SOMEBODY
+            self._wishes.ask(name)
+        return name is not None and self._pass_on(name, agent)
+
+    def _interrupt(self) -> bool:
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            for pid in self._alive().values():
+                _kill(pid, signal.SIGINT)
+        return not self._alive() or now - self._interrupted_at > INTERRUPT_S
+
+    def _pass_on(self, name: str, agent: Agent) -> bool:
+        """Tell the ranks to stop; whether patience with them has ended."""
+        now = time.monotonic()
+        self._told_at = self._told_at or now
+        signum = signal.SIGUSR1
+        if self.job.foreign:
+            signum = signal.Signals.__members__.get(name, signal.SIGTERM)
+        for rank, pid in self._alive().items():
+            if rank not in self._told:
+                self._told.add(rank)
+                _kill(pid, signum)
+        return now - self._told_at > self._patience(now)
+
+    def _patience(self, now: float) -> float:
+        """Seconds that the ranks may take from being told to stop until they have left."""
+        if not self._pids:
+            return 0.0
+        if self.job.foreign and not self._beats:
+            return self.job.patience or SILENT_PATIENCE_S
+        alive = self._alive()
+        beats = [self._beats.get(rank) for rank in alive]
+        if any(beat is None or beat.phase in BEFORE_TRAINING for beat in beats) and not self.job.foreign:
+            return EARLY_S
+        if self._ended and alive:
+            last = max((beat.time for beat in beats if beat), default=0.0)
+            return max(last, self._told_at or now) - (self._told_at or now) + STRAGGLER_S
+        return self.job.patience or float("inf")
+
+    def _is_failure(self) -> bool:
+        return self._hang is not None or (
+            self._told_at is None and bool(self._missing or any(self._ended.values()))
+        )
+
+    def _collect(self) -> None:
+        living = {rank: pid for rank, pid in self._alive().items() if rank not in self._missing}
+        folder = self.job.run / "logs" / f"evidence-attempt-{self.number}"
+        collect(folder, living, self._beats, self.job.env, began=self._began_at)
+
+    def _finish(self, agent: Agent, starter: Starter) -> None:
+        """End the family, and wait for the word of how the agent ended."""
+        # Without an agent the warm process still has the request, which it must not follow any more.
+        spared = starter.spared() if agent.pid() is not None else set()
+        while not guard.end(self._mark, spare=spared):
+            pass  # a process in uninterruptible sleep: a new attempt beside it could write to the same files
+        deadline = time.monotonic() + AGENT_S
+        while spared and agent.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _end(self, code: int | None, noticed: float) -> End:
+        saved = interruption(self._folder / "failures")
+        told = self._told_at is not None or saved is not None or self._wishes.stop() is not None
+        left = told and (self.job.foreign or code != 0 or saved is not None)
+        if code is None:
+            for rank in self._missing:
+                # Gone, and the agent, which lives, has not said how: it is itself stopped. A guess.
+                self._ended.setdefault(rank, -signal.SIGKILL)
+        remains = Remains(
+            failures=self._folder / "failures",
+            log=self._log,
+            ended=self._ended,
+            agent=code,
+            hang=self._hang,
+            noticed_s=round(noticed, 3),
+            steps={
+                rank: beat.step for rank, beat in self._beats.items() if beat.phase not in BEFORE_TRAINING
+            },
+            out_of_memory=oom_kills() > self._ooms,
+            node=self.job.node_rank,
+        )
+        path = saved.get("path") if saved else None
+        return End(ok=code == 0 or told, told=left, by_others=self._by_others, saved=path, remains=remains)
+
+
+def _kill(pid: int, signum: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)

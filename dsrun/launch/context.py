@@ -1,0 +1,282 @@
+"""Where `dsrun launch` is: on one machine, on one of several, or where it must start itself on the others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsrun.errors import UsageError
+from dsrun.launch.job import LOOPBACK
+from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
+
+DEFAULT_PORT = 29500  # torch.distributed.run's own
+LAST_PORT = 65534  # the next one is the council's
+# Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
+_OWN_STEPS = 0xFFFFFFF0
+# What mpirun tells its processes: number of this one, of all, and of those on this machine.
+_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the command line says of the machines; None for what it does not say."""
+
+    nodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    hostfile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """This process supervises one machine, node `node` of `nodes`.
+
+    The ranks meet at `host`:`port`; None is any free port, on one machine. `how` says for the user where this is, and
+    `run` is what all nodes know of the run and other runs do not have.
+    """
+
+    how: str
+    nodes: int = 1
+    node: int = 0
+    host: str = LOOPBACK
+    port: int | None = None
+    run: str = ""
+    own_terminal: bool = False
+    """Whether somebody looks at this node's output apart from the others'."""
+    returns: bool = True
+    """Whether a node that is lost may come back; a task of SLURM or mpirun is never started again."""
+
+
+@dataclass(frozen=True)
+class ThroughSrun:
+    """In a SLURM allocation, outside of its steps: one supervisor on each of `nodes` machines, by srun."""
+
+    nodes: int
+
+
+@dataclass(frozen=True)
+class ThroughSsh:
+    """From one machine to those of a hostfile."""
+
+
+def detect(given: Given, environ: Mapping[str, str]) -> Here | ThroughSrun | ThroughSsh:
+    """Where this process is. Raises UsageError for what contradicts itself or the surroundings."""
+    _check_numbers(given)
+    _refuse_workers(given, environ)
+    if given.hostfile:
+        return _with_hostfile(given, environ)
+    started = _started_by_others(given, environ)
+    if started:
+        return started
+    if given.node_rank is not None or ((given.nodes or 1) > 1 and "NODE_RANK" in environ):
+        return _by_hand(given, environ)
+    if environ.get("SLURM_JOB_ID"):
+        return _in_allocation(given, environ)
+    if given.nodes and given.nodes > 1:
+        raise UsageError(
+            f"--nodes {given.nodes}, but not which of them this is",
+            fix="--node-rank 0 here and 1, 2 … on the others, with the first one's --master-addr; or --hostfile FILE",
+        )
+    return Here(how="one machine", port=given.master_port)
+
+
+def _started_by_others(given: Given, environ: Mapping[str, str]) -> Here | None:
+    """One process of several that mpirun or srun started."""
+    # Open MPI before SLURM, by whose srun it starts its own daemons; Hydra's variables srun sets as well.
+    if _is_set(environ, _OPEN_MPI):
+        return _in_mpi(given, environ, _OPEN_MPI)
+    if _slurm_step(environ):
+        return _in_step(given, environ)
+    return _in_mpi(given, environ, _HYDRA) if _is_set(environ, _HYDRA) else None
+
+
+def _check_numbers(given: Given) -> None:
+    wrong = None
+    if given.nodes is not None and given.nodes < 1:
+        wrong = f"--nodes {given.nodes}"
+    elif given.node_rank is not None and given.nodes is None:
+        raise UsageError(f"--node-rank {given.node_rank}, but not of how many", fix="add --nodes N")
+    elif given.node_rank is not None and not 0 <= given.node_rank < (given.nodes or 1):
+        wrong = (
+            f"--node-rank {given.node_rank}, but the {given.nodes} nodes are 0 to {(given.nodes or 1) - 1}"
+        )
+    elif given.master_port is not None and not 1 <= given.master_port <= LAST_PORT:
+        wrong = f"--master-port {given.master_port}"
+    if wrong:
+        raise UsageError(
+            f"{wrong}: there is no such thing", fix=f"ports are 1 to {LAST_PORT}, nodes 0 to N-1"
+        )
+
+
+def _refuse_workers(given: Given, environ: Mapping[str, str]) -> None:
+    if environ.get("LOCAL_RANK"):
+        rank = environ.get("RANK") or "?"
+        raise UsageError(
+            f"this process is worker {rank} of a run already (RANK, LOCAL_RANK), and dsrun launch starts workers",
+            fix="call the program itself here, or dsrun launch once on each machine without torchrun",
+        )
+    if environ.get("RANK") and given.node_rank is None:
+        raise UsageError(
+            "RANK is set, without LOCAL_RANK: dsrun launch sets it for the workers itself",
+            fix="unset RANK; if it counts machines: --nodes $WORLD_SIZE --node-rank $RANK --master-addr $MASTER_ADDR",
+        )
+
+
+def _with_hostfile(given: Given, environ: Mapping[str, str]) -> ThroughSsh:
+    for flag, value in (("--nodes", given.nodes), ("--node-rank", given.node_rank)):
+        if value is not None:
+            raise UsageError(
+                f"{flag} {value} with --hostfile, which says it already",
+                fix=f"leave {flag} away; --include and --exclude choose machines",
+            )
+    if _slurm_step(environ):
+        raise UsageError(
+            "--hostfile in a step of SLURM, which has started a process on each node already",
+            fix="leave --hostfile away",
+        )
+    return ThroughSsh()
+
+
+def _by_hand(given: Given, environ: Mapping[str, str]) -> Here:
+    nodes = given.nodes or 1
+    node = given.node_rank if given.node_rank is not None else _integer(environ, "NODE_RANK")
+    if not 0 <= node < nodes:
+        raise UsageError(f"NODE_RANK={node}, but --nodes {nodes}", fix=f"nodes are 0 to {nodes - 1}")
+    if nodes == 1:
+        return Here(how="one machine", port=given.master_port)
+    host = given.master_addr or environ.get("MASTER_ADDR")
+    if not host:
+        raise UsageError(
+            f"--nodes {nodes}, but not where the first one is",
+            fix="--master-addr NAME_OF_NODE_0, on all nodes",
+        )
+    port = _port(given, environ, DEFAULT_PORT)
+    return Here(
+        how=f"node {node} of {nodes}, started by hand",
+        nodes=nodes,
+        node=node,
+        host=host,
+        port=port,
+        run=f"by hand {port}",
+        own_terminal=True,
+    )
+
+
+def _slurm_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun has started this process; the shells of sbatch and salloc are not meant."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return bool(environ.get("SLURM_JOB_ID")) and step.isdigit() and int(step) < _OWN_STEPS
+
+
+def _in_step(given: Given, environ: Mapping[str, str]) -> Here:
+    nodes = _integer(environ, "SLURM_STEP_NUM_NODES", 1)
+    tasks = _integer(environ, "SLURM_STEP_NUM_TASKS", 1)
+    node = _integer(environ, "SLURM_NODEID", 0)
+    if tasks != nodes:
+        raise UsageError(
+            f"srun started {tasks} tasks on {_count(nodes)}; dsrun launch starts the workers itself",
+            fix="srun --ntasks-per-node=1",
+        )
+    for flag, value, real in (("--nodes", given.nodes, nodes), ("--node-rank", given.node_rank, node)):
+        if value is not None and value != real:
+            raise UsageError(
+                f"{flag} {value}, but this is node {node} of the {nodes} of its step of SLURM",
+                fix="leave --nodes, --node-rank and --master-addr away: SLURM says it all",
+            )
+    if nodes == 1:
+        return Here(how="one machine, under SLURM", port=given.master_port)
+    host = given.master_addr or environ.get("MASTER_ADDR") or _first_node(environ)
+    # Every second one: the next one is the council's.
+    port = _port(given, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
+    job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    return Here(
+        how=f"node {node} of {nodes} of SLURM job {job}",
+        nodes=nodes,
+        node=node,
+        host=host,
+        port=port,
+        run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
+        returns=False,
+    )
+
+
+def _first_node(environ: Mapping[str, str]) -> str:
+    host = first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
+    if not host:
+        raise UsageError(
+            "SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE"
+        )
+    return host
+
+
+def _in_allocation(given: Given, environ: Mapping[str, str]) -> Here | ThroughSrun:
+    """The shell of sbatch or salloc, which is on the first node, or with salloc on the login node."""
+    there = _integer(environ, "SLURM_JOB_NUM_NODES", _integer(environ, "SLURM_NNODES", 1))
+    nodes = there if given.nodes is None else given.nodes
+    if nodes > there:
+        raise UsageError(
+            f"--nodes {nodes}, but SLURM job {environ['SLURM_JOB_ID']} has {there}",
+            fix=f"--nodes {there}, or sbatch --nodes={nodes}",
+        )
+    on_a_node = bool(environ.get("SLURMD_NODENAME"))
+    if nodes == 1 and on_a_node:
+        return Here(how="one machine, under SLURM", port=given.master_port)
+    return ThroughSrun(nodes)
+
+
+def _is_set(environ: Mapping[str, str], names: tuple[str, str, str]) -> bool:
+    return all(environ.get(name) for name in names[:2])
+
+
+def _in_mpi(given: Given, environ: Mapping[str, str], names: tuple[str, str, str]) -> Here:
+    rank, size, local = names
+    nodes, node, beside = _integer(environ, size), _integer(environ, rank), _integer(environ, local, 1)
+    if beside > 1:
+        raise UsageError(
+            f"mpirun has started {beside} processes on this machine; dsrun launch starts its workers itself",
+            fix="mpirun -npernode 1 (Open MPI), mpirun -ppn 1 (others)",
+        )
+    if given.nodes not in (None, nodes):
+        raise UsageError(
+            f"--nodes {given.nodes}, but mpirun has started {nodes} processes", fix="leave it away"
+        )
+    if nodes == 1:
+        return Here(how="one machine, under mpirun", port=given.master_port)
+    host = given.master_addr or environ.get("MASTER_ADDR")
+    if not host:
+        raise UsageError(
+            f"under mpirun on {nodes} machines, which does not say where the first one is",
+            fix="--master-addr NAME_OF_THE_FIRST_MACHINE",
+        )
+    port = _port(given, environ, DEFAULT_PORT)
+    return Here(
+        how=f"node {node} of {nodes}, under mpirun",
+        nodes=nodes,
+        node=node,
+        host=host,
+        port=port,
+        run=f"mpi {port}",
+        returns=False,
+    )
+
+
+def _port(given: Given, environ: Mapping[str, str], default: int) -> int:
+    port = given.master_port or _integer(environ, "MASTER_PORT", default)
+    if not 1 <= port <= LAST_PORT:
+        raise UsageError(f"MASTER_PORT={port} is no port", fix=f"give a number from 1 to {LAST_PORT}")
+    return port
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{name}={text!r} is not a number", fix=f"unset {name}, or give it one")
+    return int(text)
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"

@@ -1,0 +1,117 @@
+"""The environment of agent and workers: what torch, NCCL and gloo have to be told, and only that. Pure, but for
+`has_libuv`, which looks into torch's files without importing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from dsrun.launch.command import MISLEADING, worker_environment
+from dsrun.launch.topology import Topology
+
+OUTPUT_VARIABLE = "DSRUN_OUTPUT"
+SECRET_VARIABLE = "DSRUN_SECRET"
+
+# Collectives each rank remembers, for the dump that is written when one of them never ends; 2000 take a few MB.
+_FLIGHT_RECORDER_ENTRIES = "2000"
+
+
+def launch_environment(
+    topology: Topology,
+    environ: Mapping[str, str],
+    *,
+    run: Path,
+    foreign: bool,
+    debug: bool,
+    nodes: int = 1,
+    network: Mapping[str, str] | None = None,
+    libuv: bool = True,
+) -> dict[str, str | None]:
+    """The variables to set (None: to remove) for agent and workers; what the user has set stays as it is.
+
+    `run` is the run folder, `network` what `network_variables` found for several nodes, `libuv` whether torch has it.
+    """
+    changes = worker_environment(topology, environ, debug=debug)
+    if foreign:
+        # dsrun's own worker must not be misled by them; a user's script may be meant by them.
+        changes = {name: value for name, value in changes.items() if name not in MISLEADING}
+    if nodes > 1:
+        # For one machine alone.
+        changes.pop("GLOO_SOCKET_IFNAME", None)
+    wanted: dict[str, str] = dict(network or {}) if nodes > 1 else {}
+    if topology.device == "cuda":
+        wanted |= _flight_recorder(run)
+    if not libuv:
+        # torch takes libuv for its store since 2.4, and fails where it was built without.
+        wanted["USE_LIBUV"] = "0"
+    changes |= {name: value for name, value in wanted.items() if name not in environ}
+    return changes | {OUTPUT_VARIABLE: str(run)}
+
+
+def _flight_recorder(run: Path) -> dict[str, str]:
+    """NCCL's last collectives, written to the run folder by every rank when one of them times out (torch 2.5)."""
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_ENTRIES,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        # torch appends the rank.
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(run / "logs" / "flight-recorder-rank-"),
+    }
+
+
+def network_variables(
+    met_from: str | None, interfaces: Mapping[str, Sequence[str]], own_name: Sequence[str]
+) -> dict[str, str]:
+    """What gloo and NCCL must be told on a machine of several, where they would choose another way than that on which
+    the nodes have met.
+
+    `met_from` is the address of this machine on that way, `interfaces` are the addresses by interface, `own_name` those
+    that its own name has: gloo takes the first of these, on Debian 127.0.1.1. NCCL takes InfiniBand's first, and then
+    whatever is not `lo` or `docker*`; it is told only where that is a choice.
+    """
+    name = next((name for name, own in interfaces.items() if met_from in own), None)
+    if met_from is None or name is None:
+        return {}
+    found = {}
+    if met_from not in own_name[:1]:
+        found["GLOO_SOCKET_IFNAME"] = name
+    outward = [each for each in interfaces if not each.startswith(("lo", "docker"))]
+    if name in outward and len(outward) > 1 and not any(each.startswith("ib") for each in outward):
+        found["NCCL_SOCKET_IFNAME"] = f"={name}"
+    return found
+
+
+def has_libuv() -> bool:
+    """Whether the torch of this Python was built with libuv; True where that cannot be seen."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    return library_has_libuv(Path(spec.origin).parent / "lib" / "libtorch_cpu.so")
+
+
+def library_has_libuv(library: Path) -> bool:
+    """Whether a libtorch_cpu.so contains libuv (as PyTorch's own do) or is linked with it (as conda-forge's).
+
+    Reads the tables of the dynamic linker alone, a few pages of its 400 MB. True for a file that cannot be read.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.dynamic import DynamicSection
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.hash import ELFHashSection, GNUHashSection
+
+    try:
+        with library.open("rb") as file:
+            elf = ELFFile(file)
+            dynamic = elf.get_section_by_name(".dynamic")
+            if not isinstance(dynamic, DynamicSection):
+                return True
+            needed = [str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")]
+            if any(name.startswith("libuv.") for name in needed):
+                return True
+            for name in (".gnu.hash", ".hash"):
+                table = elf.get_section_by_name(name)
+                if isinstance(table, GNUHashSection | ELFHashSection):
+                    return table.get_symbol("uv_loop_init") is not None
+    except (OSError, ELFError):
+        return True
+    return True

@@ -1,0 +1,176 @@
+"""Supervisors on all machines of a hostfile, started from this one: directly here, over ssh elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from dsrun.errors import EXIT_TOOL_FAILED, MissingError
+from dsrun.launch.passing import ON_THE_COMMAND_LINE
+from dsrun.launch.tie import signal_line
+from dsrun.system.proc import exit_of
+
+# BatchMode: a question for a password would hang where nobody sees it. ServerAlive: a machine that is gone is noticed
+# after 15 s. -T: with a terminal ssh would turn what is sent over stdin into key strokes.
+SSH = (
+    "ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5",
+    "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+_LOOK_S = 0.1
+# What has run for so long had found the others: worth another try when it ends alone.
+_SETTLED_S = 20.0
+# The other supervisors end with the first one; those that have not by then are made to.
+_LEAVE_S = 10.0
+_ENDING_S = 5.0
+# Within this time after a supervisor the first one ends too, when it was the run that ended.
+_TOGETHER_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """A supervisor to start: where, by which command, and what it is told first over its stdin."""
+
+    name: str
+    argv: tuple[str, ...]
+    greeting: bytes
+
+
+def remote_argv(
+    host: str, command: Sequence[str], *, folder: str, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The ssh command that runs `command` in `folder` of `host`, with the variables Python needs to start."""
+    early = [f"{name}={environ[name]}" for name in ON_THE_COMMAND_LINE if name in environ]
+    there = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "dsrun", folder, "env", *early, *command]
+    return (*SSH, host, shlex.join(there))
+
+
+@dataclass
+class _Running:
+    """A started supervisor. `ended` is when (CLOCK_MONOTONIC) it was first seen to be gone."""
+
+    crew: Crew
+    process: subprocess.Popen[bytes]
+    begun: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    tries: int = 0
+
+
+def run_fleet(crews: Sequence[Crew], *, max_restarts: int, say: Callable[[str], None]) -> int:
+    """Start all supervisors, the first node's first, and stay until they have ended; its exit code.
+
+    Signals are passed on to all of them. One that ends alone, as when its machine is lost, is started again
+    up to `max_restarts` times, for the first node waits for it; at the start it ends them all.
+    """
+    signals: list[int] = []
+    with _collected(signals):
+        running = [_start(crew) for crew in crews]
+        try:
+            code = _stay(running, signals, max_restarts, say)
+            _wait(running, _LEAVE_S, signals)
+            return code
+        finally:
+            _end(running)
+
+
+def _start(crew: Crew) -> _Running:
+    try:
+        # Not in the terminal's foreground group: Ctrl-C would end ssh instead of asking the supervisors.
+        process = subprocess.Popen(crew.argv, stdin=subprocess.PIPE, start_new_session=True)
+    except FileNotFoundError:
+        raise MissingError(
+            f"there is no program {crew.argv[0]}", fix="install it, or start each node by hand"
+        ) from None
+    running = _Running(crew, process)
+    _write(running, crew.greeting)
+    return running
+
+
+def _stay(running: list[_Running], signals: list[int], max_restarts: int, say: Callable[[str], None]) -> int:
+    """The exit code of the first node's supervisor, or of one without which nothing can begin."""
+    first = running[0]
+    while first.process.poll() is None:
+        _pass_on(running, signals)
+        now = time.monotonic()
+        for index, each in enumerate(running):
+            if each.process.poll() is None or each.process.returncode == 0:
+                continue
+            each.ended = each.ended or now
+            if now - each.ended < _TOGETHER_S:
+                continue
+            if each.ended - each.begun < _SETTLED_S or each.tries >= max_restarts:
+                say(f"{each.crew.name}: {_words(each)}; without it the run cannot go on")
+                _end(running)
+                return EXIT_TOOL_FAILED if _by_ssh(each) else exit_of(each.process.returncode)
+            say(f"{each.crew.name}: {_words(each)}; its supervisor is started again")
+            again = _start(each.crew)
+            again.tries = each.tries + 1
+            running[index] = again
+        time.sleep(_LOOK_S)
+    if _by_ssh(first):
+        say(f"{first.crew.name}: {_words(first)}")
+        return EXIT_TOOL_FAILED
+    return exit_of(first.process.returncode)
+
+
+def _by_ssh(each: _Running) -> bool:
+    """Whether it was ssh itself that failed, which it says by 255."""
+    return each.crew.argv[0] == SSH[0] and each.process.returncode == 255
+
+
+def _words(each: _Running) -> str:
+    if _by_ssh(each):
+        return "ssh has lost it, or cannot reach it"
+    return f"its supervisor ended with exit code {exit_of(each.process.returncode)}"
+
+
+def _pass_on(running: Sequence[_Running], signals: list[int]) -> None:
+    while signals:
+        line = signal_line(signals.pop(0))
+        for each in running:
+            _write(each, line)
+
+
+def _wait(running: Sequence[_Running], seconds: float, signals: list[int]) -> None:
+    deadline = time.monotonic() + seconds
+    while any(each.process.poll() is None for each in running) and time.monotonic() < deadline:
+        _pass_on(running, signals)
+        time.sleep(_LOOK_S)
+
+
+def _end(running: Sequence[_Running]) -> None:
+    """Cut the ties; what has not ended then is killed, ssh and supervisors alike."""
+    for each in running:
+        if each.process.stdin:
+            with suppress(OSError):
+                each.process.stdin.close()
+    _wait(running, _ENDING_S, [])
+    for each in running:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.wait()
+
+
+def _write(each: _Running, line: bytes) -> None:
+    if each.process.stdin:
+        with suppress(OSError):  # it has ended
+            each.process.stdin.write(line)
+            each.process.stdin.flush()
+
+
+@contextmanager
+def _collected(signals: list[int]) -> Iterator[None]:
+    """Signals that come are put into the list. One that is ignored stays so (nohup)."""
+    heeded = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, lambda got, _: signals.append(got)) for signum in heeded}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,97 @@
+"""`python -I -S guard.py FD MARK SCRATCH`: waits until the supervisor is gone, then ends what it left behind.
+
+A process of its own, because the supervisor may be killed outright, and the kernel's own tie (PR_SET_PDEATHSIG) does
+not reach what a rank forks. It waits for the end of a pipe that only the supervisor holds. The standard library only,
+and nothing of dsrun: it starts in milliseconds and must not fail where the environment is broken.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+# Inherited by every descendant; proc.FAMILY_VARIABLE, which cannot be imported here.
+VARIABLE = b"DSRUN_FAMILY="
+_PROC = Path("/proc")
+_LOOK_S = 0.02
+# A member that forks between the look and the shot is met in a later round.
+_QUIET_ROUNDS = 3
+
+
+def members(mark: str, *, spare: Iterable[int] = ()) -> set[int]:
+    """Process ids of the living that carry `mark`, and of their descendants, but for this process and `spare`."""
+    parents: dict[int, int] = {}
+    family: set[int] = set()
+    for pid in (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()):
+        state, parent = state_and_parent(pid)
+        if state in ("", "Z", "X"):
+            continue
+        parents[pid] = parent
+        if _carries(pid, mark.encode()):
+            family.add(pid)
+    spared = {os.getpid(), *spare}
+    grown = True
+    while grown:
+        young = {pid for pid, parent in parents.items() if parent in family - spared and pid not in family}
+        family |= young
+        grown = bool(young)
+    return family - spared
+
+
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """The state letter of proc(5) and the parent of `pid`; "" and 0 where there is no such process."""
+    try:
+        # The name in parentheses may hold anything, parentheses and blanks included.
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return fields[0].decode(), int(fields[1])
+    except (OSError, IndexError, ValueError):
+        return "", 0
+
+
+def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
+    """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
+    spared = set(spare)
+    deadline = time.monotonic() + within_s
+    quiet = 0
+    while quiet < _QUIET_ROUNDS:
+        alive = members(mark, spare=spared)
+        quiet = 0 if alive else quiet + 1
+        for pid in alive:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if alive and time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    try:
+        environ = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # gone, or another user's
+        return False
+    _, found, rest = (b"\0" + environ).partition(b"\0" + VARIABLE)
+    return bool(found) and mark in rest.partition(b"\0")[0].split(b"/")
+
+
+def main(arguments: list[str]) -> int:
+    """Wait, end the family, remove the scratch folder."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # What ends the others with a signal to everybody must not end the one who tidies up after them.
+        signal.signal(signum, signal.SIG_IGN)
+    fd, mark, scratch = int(arguments[0]), arguments[1], arguments[2]
+    while os.read(fd, 4096):
+        pass
+    gone = end(mark)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return 0 if gone else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

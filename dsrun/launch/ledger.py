@@ -1,0 +1,82 @@
+"""What a supervisor writes into the run folder: failures, remedies and restarts in events.jsonl, and remedy.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dsrun.causes.rules import cause_named
+from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import complete_checkpoints
+from dsrun.runs.records import EventLog, write_json_atomic
+from dsrun.runs.schema import EventKind
+
+REMEDY_FILE = "remedy.json"
+
+
+class Ledger:
+    """The supervisor's hand in the run folder, and its voice."""
+
+    def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._say = say
+
+    def newest_checkpoint(self) -> int:
+        """The step of the newest complete checkpoint, 0 for none."""
+        return max((step for step, _ in complete_checkpoints(self._folder)), default=0)
+
+    def remedy(self) -> Remedy:
+        """What remedy.json says. UsageError where it is not dsrun's."""
+        try:
+            found = json.loads((self._folder.path / REMEDY_FILE).read_text())
+        except FileNotFoundError:
+            return Remedy()
+        except ValueError:
+            found = {}
+        return Remedy.from_dict(found if isinstance(found, dict) else {})
+
+    def failed(self, failure: Failure, decision: Decision, *, attempt: int) -> None:
+        """On the first node: say and record what failed and what is done about it."""
+        remedy = decision.remedy if decision.remedy != self.remedy() else None
+        self._event(
+            "failure",
+            cause=failure.cause or None,
+            rank=failure.rank,
+            exit_code=failure.exit_code,
+            step=failure.step,
+            message=failure.message,
+            seconds=failure.detected_s,
+            attempt=attempt,
+        )
+        if remedy is not None:
+            self._event(
+                "remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **_plain(remedy)
+            )
+        if decision.action == "restart":
+            self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
+            with suppress(OSError):  # nobody listens any more
+                self._say(_line(failure, decision))
+
+    def apply(self, decision: Decision) -> None:
+        """On every node: put the remedy where the ranks find it."""
+        if decision.action == "restart" and decision.remedy != self.remedy():
+            write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
+
+    def _event(self, kind: EventKind, **details: Any) -> None:
+        # A full disk is a reason to write less, not to end without a word.
+        with suppress(OSError), EventLog(self._folder.events) as log:
+            log.write(kind, **{name: value for name, value in details.items() if value is not None})
+
+
+def _line(failure: Failure, decision: Decision) -> str:
+    """Who failed how, and what comes next: "rank 1 was killed (SIGKILL) after step 12: again from step 10 in 1 s"."""
+    if not failure.message:
+        return decision.why
+    return f"{failure.message}: {decision.why.removeprefix(f'{cause_named(failure.cause).title}: ')}"
+
+
+def _plain(remedy: Remedy) -> dict[str, Any]:
+    return {"halvings": remedy.halvings, "recompute": remedy.recompute, "offload": remedy.offload}

@@ -1,0 +1,261 @@
+"""The ranks of an attempt, as their agent sees them: forked where a warm process has their imports done, else started.
+
+Runs in the agent, below `dsrun.launch.agent_process`. What it learns (process ids, and how each rank ended) goes line
+by line into a file for the supervisor, which is not their parent and could not find out how they ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dsrun.system.tether import die_with_parent, name_thread, tethered
+
+RANKS_VARIABLE = "DSRUN_RANKS"
+"""The file into which the agent writes which ranks it started and how they ended."""
+
+_WAIT_S = 0.02
+_API = "torch.distributed.elastic.multiprocessing.api"
+_HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler"
+
+
+@dataclass(frozen=True)
+class RankNews:
+    """One line of the file: rank `rank` has process `pid`, and ended with `status` (negative: signal), if it has."""
+
+    rank: int
+    pid: int
+    status: int | None = None
+
+
+def read_news(file: Path) -> list[RankNews]:
+    """All that the agent has written so far; a line that it is just writing is left out."""
+    try:
+        lines = file.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [RankNews(**json.loads(line)) for line in lines]
+
+
+class Recorder:
+    """Writes the file."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._fd = (
+            -1
+            if file is None
+            else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        )
+
+    def write(self, rank: int, pid: int, status: int | None = None) -> None:
+        if self._fd >= 0:
+            news = {"rank": rank, "pid": pid, "status": status}
+            os.write(self._fd, json.dumps(news).encode() + b"\n")
+
+
+class Forked:
+    """A process of this one's own, with what torch uses of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The return code as Popen gives it, None while it lives."""
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0)
+            time.sleep(_WAIT_S)
+        return code
+
+
+class Watched:
+    """A rank whose end is written down as soon as the agent sees it."""
+
+    def __init__(self, process: Any, rank: int, recorder: Recorder) -> None:
+        self._process = process
+        self._rank = rank
+        self._recorder = recorder
+        self.pid: int = process.pid
+        recorder.write(rank, self.pid)
+
+    @property
+    def returncode(self) -> int | None:
+        code: int | None = self._process.returncode
+        return code
+
+    def poll(self) -> int | None:
+        return self._noted(self._process.poll)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self._noted(lambda: self._process.wait(timeout))
+
+    def _noted(self, ask: Callable[[], int | None]) -> int | None:
+        known = self.returncode
+        code = ask()
+        if known is None and code is not None:
+            self._recorder.write(self._rank, self.pid, code)
+        return code
+
+
+class Seed:
+    """A process forked before the agent has begun anything, which waits to become a rank.
+
+    Forked this early it has none of the agent's threads, sockets and signal handlers: only the imports.
+    """
+
+    def __init__(self, module: str, elder: Sequence[Seed] = ()) -> None:
+        self._socket, theirs = socket.socketpair()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            for each in (*elder, self):
+                each._socket.close()
+            _grow(module, theirs, parent)
+        theirs.close()
+        self._socket.recv(1)  # it leads its own process group from here on, which torch signals
+
+    def become(self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[str | None]) -> Forked:
+        """Go on as `python -m MODULE args` with the environment `env`; `streams` are files for stdout and stderr."""
+        message = {"args": list(args), "env": dict(env), "streams": list(streams)}
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        self._socket.close()
+        return Forked(self._pid)
+
+
+def sow(module: str, count: int) -> list[Seed]:
+    """`count` processes to become ranks."""
+    seeds: list[Seed] = []
+    for _ in range(count):
+        seeds.append(Seed(module, seeds))
+    return seeds
+
+
+def start_with(recorder: Recorder, module: str | None, seeds: list[Seed]) -> None:
+    """Have torch's agent start its ranks from here: out of `seeds` where they run `module`, else tied to the agent."""
+    base: Any = import_module(_HANDLER).SubprocessHandler
+
+    def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> Watched:
+        process: Any
+        if seeds and list(args[:4]) == [sys.executable, "-u", "-m", module]:
+            streams = [each.name if each else None for each in (self._stdout, self._stderr)]
+            process = seeds.pop(0).become(args[4:], env, streams)
+        else:
+            process = subprocess.Popen(
+                tethered(args, os.getpid(), signal.SIGKILL),
+                env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True,
+            )  # fmt: skip
+        return Watched(process, int(env["RANK"]), recorder)
+
+    def close(self: Any, death_sig: signal.Signals | None = None) -> None:
+        # When one rank has failed, torch sends SIGTERM to the others, to which it would be a wish to save and leave,
+        # which they cannot without the failed one. Ending them is the supervisor's business.
+        if death_sig not in (None, signal.SIGTERM):
+            base.close(self, death_sig)
+
+    handler = type("RankHandler", (base,), {"_popen": popen, "close": close})
+    api: Any = import_module(_API)
+    api.get_subprocess_handler = handler
+
+
+def _grow(module: str, channel: socket.socket, parent: int) -> NoReturn:
+    """In the child: wait for the word, then be a rank."""
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent(parent, signal.SIGKILL)
+        default_signals()
+        channel.sendall(b".")
+        with channel.makefile("rb") as lines:
+            said = lines.readline()
+        channel.close()
+        if not said:
+            os._exit(0)  # the agent never came as far
+        message = json.loads(said)
+        for target, file in zip((1, 2), message["streams"], strict=True):
+            if file:
+                os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), target)
+        replace_environment(message["env"])
+        code = _run_module(module, message["args"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _run_module(module: str, args: Sequence[str]) -> int:
+    """As `python -m module args`; its exit code."""
+    name_thread(f"rank-{os.environ['RANK']}")
+    _fresh_randomness()
+    sys.argv = ["-m", *args]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def default_signals() -> None:
+    """The handlers that a new Python has, whatever this one's were; what is ignored stays so, as across an exec."""
+    for signum in (
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGCHLD,
+    ):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def replace_environment(env: Mapping[str, str]) -> None:
+    """Make `env` the whole environment, also of C code."""
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    os.environ.update(env)
+
+
+def _fresh_randomness() -> None:
+    """What an import seeds from the system would be the same in all forks; `random` sees to that by itself."""
+    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
+    fingerprint = sys.modules.get("datasets.fingerprint")
+    if fingerprint is not None:
+        with suppress(AttributeError):
+            fingerprint.fingerprint_rng.seed()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()

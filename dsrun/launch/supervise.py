@@ -1,0 +1,265 @@
+"""Keeping a run alive on this machine: attempt after attempt, until it is done, told to stop, or beyond help.
+
+The process tree: this supervisor → a warm process (`dsrun.launch.warm`; none with `warm` off or for a foreign
+program) → torch.distributed.run → the ranks. Beside it a guard (`dsrun.launch.guard`) that ends all of them should the
+supervisor be killed. Signals, detection and decisions are explained in docs/launch.md.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Self
+
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
+from dsrun.launch import guard
+from dsrun.launch.agent import (
+    CONSOLE_VARIABLE,
+    SAVE_ON_VARIABLE,
+    STOP_FILE_VARIABLE,
+    TERMINAL_VARIABLE,
+    WORKER_IMPORTS,
+    Cold,
+    Relay,
+    Starter,
+    Warm,
+    echoed,
+)
+from dsrun.launch.attempt import Attempt, End, Surroundings
+from dsrun.launch.council import Council, Ended
+from dsrun.launch.failures import explain
+from dsrun.launch.job import Job, Outcome
+from dsrun.launch.ledger import Ledger
+from dsrun.launch.policy import Decision, Failure, decide, shrink
+from dsrun.launch.wishes import SOMEBODY, Wishes
+from dsrun.runs.folder import RunFolder
+from dsrun.system.net import free_port
+from dsrun.system.proc import FAMILY_VARIABLE
+
+__all__ = ["Job", "Outcome", "supervise"]
+
+Say = Callable[[str], None]
+"""Shows the user one line while the run goes on."""
+
+WAIT_LOOK_S = 0.1
+
+
+def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outcome:
+    """Run `job` to its end, together with the supervisors of the other nodes.
+
+    Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was told to
+    stop and goes on with the same command, 130 after Ctrl-C, 128 + n for signal n that allowed no time to save, else
+    that of the rank that failed first.
+    """
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
+        stop_file = Path(job.env.get(STOP_FILE_VARIABLE) or scratch / "stop")
+        wishes = Wishes(stop_file, council.announce_stop)
+        stack.enter_context(wishes.listening())
+        mark = uuid.uuid4().hex
+        guardian = stack.enter_context(Guard(mark, scratch))
+        job.run.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
+        if job.node_rank:
+            log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
+        around = Surroundings(
+            job=job,
+            scratch=scratch,
+            mark=mark,
+            wishes=wishes,
+            others=council,
+            log=log,
+            look=guardian.keep,
+        )
+        with log.open("ab") as file, echoed(file, scratch / "output", job.echo) as sink:
+            os.mkfifo(scratch / "console")
+            stack.enter_context(Relay(scratch / "console"))
+            return _Supervision(around, council, Ledger(RunFolder(job.run), say), sink).keep_going()
+
+
+class _Supervision:
+    def __init__(self, around: Surroundings, council: Council, ledger: Ledger, sink: IO[bytes]) -> None:
+        self._job = job = around.job
+        self._around = around
+        self._council = council
+        self._wishes = around.wishes
+        self._mark = around.mark
+        self._log = around.log
+        self._ledger = ledger
+        self._number = council.attempt
+        self._env = self._environment()
+        self._starter: Starter = Cold(sink)
+        if job.warm:
+            module = None if job.foreign else job.program[1]
+            imports = () if job.foreign else (*WORKER_IMPORTS, *job.imports)
+            self._starter = Warm(module, imports, self._env, sink)
+        self._history: list[Failure] = []
+        self._progress: list[int | None] = []
+
+    def _environment(self) -> dict[str, str]:
+        """What agent and ranks of all attempts have in common."""
+        mark = self._around.mark
+        outer = self._job.env.get(FAMILY_VARIABLE)
+        variables = {
+            FAMILY_VARIABLE: f"{outer}/{mark}" if outer else mark,
+            CONSOLE_VARIABLE: str(self._around.scratch / "console"),
+            STOP_FILE_VARIABLE: str(self._wishes.file),
+            SAVE_ON_VARIABLE: "USR1,TERM",
+            # For torch versions whose agent has the option: see agent_process.TORCH_SIGNALS.
+            "PET_SIGNALS_TO_HANDLE": "SIGINT,SIGHUP,SIGQUIT",
+        }
+        if self._job.terminal_width:
+            variables[TERMINAL_VARIABLE] = str(self._job.terminal_width)
+        return {**self._job.env, **variables}
+
+    def keep_going(self) -> Outcome:
+        """Attempt after attempt; leaves nobody behind."""
+        try:
+            while True:
+                self._progress.append(self._newest())
+                end = self._attempt()
+                if end is None or self._wishes.at_once is not None or self._wishes.interrupted:
+                    return self._cut_short()
+                decision = self._council.settle(self._ended(end), self._decide)
+                self._ledger.apply(decision)
+                if decision.action == "stop":
+                    return self._outcome(end, decision)
+                self._number += 1
+                if not self._pause(decision.wait_s):
+                    return self._cut_short()
+        finally:
+            self._council.close()
+            guard.end(self._mark)
+
+    def _attempt(self) -> End | None:
+        """One attempt; None when nobody wants another one any more."""
+        if self._wishes.stop() or self._wishes.interrupted:
+            return None
+        port = self._job.port or free_port()
+        return Attempt(self._around, self._number).run(self._starter, self._env, port)
+
+    def _newest(self) -> int | None:
+        """The step of the newest complete checkpoint, 0 for none; None where only the program knows."""
+        return None if self._job.foreign else self._ledger.newest_checkpoint()
+
+    def _ended(self, end: End) -> Ended:
+        failure = None
+        if not end.ok and not end.by_others:
+            failure = explain(end.remains, _classify)
+        return Ended(node=self._job.node_rank, ok=end.ok, interrupted=end.told, failure=failure)
+
+    def _decide(self, ended: list[Ended]) -> Decision:
+        """On the first node: what all nodes do next."""
+        remedy = self._ledger.remedy()
+        failure = next((each.failure for each in _blame(ended) if each.failure), None)
+        if failure is None:
+            told = any(each.interrupted for each in ended)
+            code = EXIT_RESUME if told else 0
+            return Decision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
+        self._history.append(failure)
+        micro = self._job.micro_batch
+        if micro is not None:
+            micro, _ = shrink(micro, self._job.accumulation, remedy.halvings)
+        limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.foreign)
+        decision = decide(
+            self._history,
+            limits,
+            progress=[*self._progress, self._newest()],
+            remedy=remedy,
+            micro_batch=micro,
+        )
+        self._ledger.failed(failure, decision, attempt=self._number)
+        return decision
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt; False when a signal says that there is none."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._wishes.stop() or self._wishes.interrupted or self._council.stop_asked():
+                return False
+            time.sleep(WAIT_LOOK_S)
+        return True
+
+    def _cut_short(self) -> Outcome:
+        """The end by a signal."""
+        if self._wishes.at_once is not None:
+            return Outcome(128 + self._wishes.at_once, "ended at once, without saving")
+        if self._wishes.interrupted:
+            return Outcome(EXIT_INTERRUPTED)
+        return Outcome(EXIT_RESUME, _stopped(self._wishes.stop(), None))
+
+    def _outcome(self, end: End, decision: Decision) -> Outcome:
+        if decision.exit_code == 0:
+            return Outcome(0)
+        if decision.exit_code == EXIT_RESUME:
+            return Outcome(EXIT_RESUME, _stopped(self._wishes.stop(), end.saved))
+        failure = self._history[-1] if self._history else None
+        if failure is None:
+            return Outcome(decision.exit_code, decision.why, str(self._log))
+        return Outcome(decision.exit_code, failure.message or decision.why, failure.log or str(self._log))
+
+
+def _stopped(name: str | None, saved: str | None) -> str:
+    what = f"saved {saved}" if saved else "nothing new was saved"
+    return f"told to stop by {name or SOMEBODY}: {what}; the same command goes on from there"
+
+
+def _blame(ended: Sequence[Ended]) -> list[Ended]:
+    """Those who failed, a lost node last: its peers may know better what happened to it."""
+    failed = [each for each in ended if each.failure]
+    return sorted(failed, key=lambda each: each.failure is not None and each.failure.cause == "node_lost")
+
+
+def _classify(text: str, exit_code: int | None) -> str:
+    """The code of the cause that a log shows; "" where it shows none, or only what a failed peer does to a rank.
+
+    What is merely likely may be a reason to start again, but none to give up.
+    """
+    from dsrun.causes.classify import classify
+
+    found = classify(text, exit_code=exit_code)
+    if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.transient):
+        return ""
+    return found.cause
+
+
+class Guard:
+    """A process that ends the family when this one is gone, however. See `dsrun.launch.guard`."""
+
+    def __init__(self, mark: str, scratch: Path) -> None:
+        self._words = [mark, str(scratch)]
+        self._begin()
+
+    def _begin(self) -> None:
+        read, self._write = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(read), *self._words],
+            pass_fds=(read,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read)
+
+    def keep(self) -> None:
+        """Start another one where it was killed."""
+        if self._process.poll() is not None:
+            os.close(self._write)
+            self._begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._write)
+        self._process.wait()

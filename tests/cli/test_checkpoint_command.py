@@ -1,0 +1,183 @@
+"""`dsrun checkpoint`: tables, verdicts and contents, on a machine that has no torch."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.runs.commit import HIDDEN
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import write_manifest
+
+
+def safetensors(shapes, dtype="F32"):
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        size = 4
+        for each in shape:
+            size *= each
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def save(folder, step, *, best=None):
+    shards = folder / f"global_step{step}"
+    shards.mkdir(parents=True)
+    for rank in range(2):
+        (shards / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(bytes(3000))
+        (folder / f"rng_state_{rank}.pth").write_bytes(bytes(100))
+    (shards / "mp_rank_00_model_states.pt").write_bytes(bytes(1000))
+    (folder / "model.safetensors").write_bytes(safetensors({"wte": [8, 4], "head": [4]}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_global_step": best}))
+    (folder / "latest").write_text(f"global_step{step}")
+    facts = {
+        "step": step, "world_size": 2, "zero_stage": 2, "global_batch": 64, "micro_batch": 8, "accumulation": 4,
+        "seed": 42, "versions": {"torch": "2.13.0"}, "config_sha256": "c" * 64, "tokenizer_sha256": "d" * 64,
+    }  # fmt: skip
+    write_manifest(folder, facts, durable=False)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    for step in (10, 20, 30):
+        save(run.checkpoint(step), step, best=10)
+    (run.checkpoint(30) / "latest").write_text("?")
+    (run.path / HIDDEN / "checkpoint-40").mkdir(parents=True)
+    return run
+
+
+def dsrun(*args):
+    argv = [sys.executable, "-m", "dsrun", "checkpoint", *map(str, args)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_list_shows_all_with_what_they_are(run):
+    done = dsrun("list", run.path)
+    assert done.returncode == 0, done.stderr
+    head, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert head == ["STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE"]
+    assert [row[0] for row in rows] == ["40", "30", "20", "10"]
+    assert rows[0][-1] == "saving"
+    assert "damaged: latest: 1 bytes instead of 13" in done.stdout
+    assert rows[2][-3:] == ["2", "2", "complete"]
+    assert rows[3][-2:] == ["complete,", "best"]
+
+
+def test_list_as_json(run):
+    answer = json.loads(dsrun("list", run.path, "--format", "json").stdout)
+    assert answer["version"] == 1
+    states = {entry["step"]: entry["state"] for entry in answer["checkpoints"]}
+    assert states == {40: "saving", 30: "damaged", 20: "complete", 10: "complete"}
+    (best,) = [entry for entry in answer["checkpoints"] if entry["best"]]
+    assert (best["step"], best["zero_stage"], best["world_size"]) == (10, 2, 2)
+    assert best["size"] == sum(
+        path.stat().st_size
+        for path in run.checkpoint(10).rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    )
+
+
+def test_verify_reads_contents_and_exits_with_3(run):
+    shard = run.checkpoint(20) / "global_step20" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    data = bytearray(shard.read_bytes())
+    data[1500] ^= 1
+    shard.write_bytes(data)
+    done = dsrun("verify", run.path)
+    assert done.returncode == 3
+    assert f"{shard}: contents differ from the manifest" in done.stdout
+    assert f"{run.checkpoint(10)}: whole" in done.stdout
+    assert dsrun("verify", run.checkpoint(10)).returncode == 0
+    answer = json.loads(dsrun("verify", run.checkpoint(20), "--format", "json").stdout)
+    (checked,) = answer["checkpoints"]
+    assert checked["damaged"]
+    assert checked["findings"][0]["code"] == "checkpoint_corrupt"
+
+
+def test_inspect_takes_the_newest_complete_one_of_a_run(run):
+    done = dsrun("inspect", run.path)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
+    lines = {name: value.strip() for name, value in lines.items()}
+    assert lines["step"] == "20"
+    assert lines["model"] == "LlamaForCausalLM"
+    assert lines["weights"] == "36 parameters in 2 tensors, F32"
+    assert lines["parallel"] == "ZeRO-2 on 2 ranks"
+    assert lines["batch"] == "64 = 8 × 2 ranks × 4 steps"
+    assert lines["  optimizer"] == "5.9 KiB in 2"
+    assert lines["  model states"] == "1000 B in 1"
+    assert lines["  random states"] == "200 B in 2"
+    assert lines["tokenizer"] == "sha256 dddddddddddddddd"
+
+
+def test_inspect_as_json_of_one_checkpoint(run):
+    answer = json.loads(dsrun("inspect", run.checkpoint(10), "--format", "json").stdout)["checkpoint"]
+    assert answer["architecture"] == "LlamaForCausalLM"
+    assert answer["weights"]["by_dtype"] == {"F32": 36}
+    assert answer["facts"]["global_batch"] == 64
+    assert answer["entry"]["best"]
+
+
+def test_empty_weights_are_shouted(run):
+    (run.checkpoint(20) / "model.safetensors").write_bytes(safetensors({"wte": [0]}))
+    assert "1 tensors are EMPTY, wte first" in dsrun("inspect", run.checkpoint(20)).stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("nowhere", "does not exist"), ("empty", "holds no checkpoint"), ("run", "no complete")],
+)
+def test_what_is_no_checkpoint(run, tmp_path, place, said):
+    (tmp_path / "empty").mkdir()
+    for step, _ in run.checkpoints():
+        (run.checkpoint(step) / "manifest.json").unlink()
+    done = dsrun("inspect", tmp_path / place)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_of_plain_transformers_is_foreign(run):
+    (run.checkpoint(20) / "manifest.json").unlink()
+    states = {
+        e["step"]: e["state"]
+        for e in json.loads(dsrun("list", run.path, "--format", "json").stdout)["checkpoints"]
+    }
+    assert states[20] == "foreign"
+    assert dsrun("verify", run.checkpoint(20)).returncode == 3
+
+
+def test_a_damaged_header_is_one_line(run):
+    (run.checkpoint(20) / "model.safetensors").write_bytes(b"\xff" * 40)
+    done = dsrun("inspect", run.checkpoint(20))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no whole safetensors file" in done.stderr
+
+
+def test_no_heavy_library_is_loaded(run):
+    code = (
+        "import sys\nfrom dsrun.cli.main import main\n"
+        f"sys.argv = ['dsrun', 'checkpoint', 'list', {str(run.path)!r}]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'safetensors', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkpoint_of_which_only_the_folder_is_left(run):
+    shutil.rmtree(run.checkpoint(20))
+    run.checkpoint(20).mkdir()
+    done = dsrun("verify", run.checkpoint(20))
+    assert done.returncode == 3
+    assert "no manifest" in done.stdout

@@ -1,0 +1,128 @@
+"""What `dsrun export` decides before anything heavy is loaded: the source, the target, the size of files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.cli.export import chosen_source, refuse_target, shard_bytes
+from dsrun.errors import FindingsError, UsageError
+from dsrun.runs.manifest import write_manifest
+
+
+def make_checkpoint(folder, *, damaged=False, manifest=True):
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "trainer_state.json").write_text("{}")
+    if manifest:
+        write_manifest(folder, {"step": 1}, durable=False)
+    if damaged:
+        (folder / "model.safetensors").write_bytes(b"weighty")
+    return folder
+
+
+def make_run(run, *steps, damaged=(), finished=False):
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    for step in steps:
+        make_checkpoint(run / f"checkpoint-{step}", damaged=step in damaged)
+    if finished:
+        (run / "FINISHED").write_text("{}")
+        (run / "model").mkdir()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("5GB", 5 * 10**9),
+        ("500 MB", 5 * 10**8),
+        ("2GiB", 2 * 2**30),
+        ("1.5k", 1500),
+        ("7", 7),
+        ("1TB", 10**12),
+    ],
+)
+def test_sizes(text, bytes_):
+    assert shard_bytes(text) == bytes_
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5 apples", "1e9"])
+def test_what_is_no_size(text):
+    with pytest.raises(UsageError, match="is no size"):
+        shard_bytes(text)
+
+
+def test_a_finished_run_is_its_model_and_a_lora_run_its_adapter(tmp_path):
+    run = make_run(tmp_path / "run", 1, finished=True)
+    assert chosen_source(run, merge_lora=False) == run / "model"
+    (run / "adapter").mkdir()
+    assert chosen_source(run, merge_lora=False) == run / "adapter"
+    assert chosen_source(run, merge_lora=True) == run / "model"
+
+
+def test_an_unfinished_run_is_its_newest_sound_checkpoint(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1, 2, 10, damaged=[10])
+    assert chosen_source(run, merge_lora=False) == run / "checkpoint-2"
+    said = capsys.readouterr()
+    assert not said.out
+    assert "model.safetensors" in said.err
+    assert "checkpoint-2" in said.err
+
+
+def test_a_run_without_anything_sound(tmp_path):
+    run = make_run(tmp_path / "run", 3, damaged=[3])
+    with pytest.raises(UsageError, match="no checkpoint that verifies"):
+        chosen_source(run, merge_lora=False)
+
+
+def test_a_checkpoint_is_taken_when_it_is_sound(tmp_path):
+    sound = make_checkpoint(tmp_path / "checkpoint-1")
+    assert chosen_source(sound, merge_lora=False) == sound
+    with pytest.raises(FindingsError, match=r"model\.safetensors"):
+        chosen_source(make_checkpoint(tmp_path / "checkpoint-2", damaged=True), merge_lora=False)
+
+
+def test_a_checkpoint_of_others_comes_with_a_notice(tmp_path, capsys):
+    theirs = make_checkpoint(tmp_path / "checkpoint-1", manifest=False)
+    assert chosen_source(theirs, merge_lora=False) == theirs
+    assert "no manifest" in capsys.readouterr().err
+
+
+def test_what_is_nothing_of_the_kind(tmp_path):
+    with pytest.raises(UsageError, match="neither a run folder nor a checkpoint"):
+        chosen_source(tmp_path, merge_lora=False)
+    with pytest.raises(UsageError, match="there is no folder"):
+        chosen_source(tmp_path / "nowhere", merge_lora=False)
+
+
+def test_the_target(tmp_path):
+    refuse_target(tmp_path / "new", force=False)
+    (tmp_path / "empty").mkdir()
+    refuse_target(tmp_path / "empty", force=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        refuse_target(tmp_path / "file", force=True)
+    with pytest.raises(UsageError, match="is not empty"):
+        refuse_target(tmp_path, force=False)
+    refuse_target(tmp_path, force=True)
+
+
+def test_errors_are_one_line_and_stdout_stays_empty(tmp_path):
+    source = make_checkpoint(tmp_path / "checkpoint-1", damaged=True)
+    for args, code in (
+        ([source, "--to", tmp_path / "out"], 3),
+        ([tmp_path / "nowhere", "--to", tmp_path / "out"], 2),
+        ([source, "--to", tmp_path], 2),
+        ([source], 2),
+        ([source, "--to", tmp_path / "out", "--dtype", "int3"], 2),
+        ([source, "--to", tmp_path / "out", "--max-shard-size", "big"], 2),
+    ):
+        argv = [sys.executable, "-m", "dsrun", "export", *map(str, args)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()

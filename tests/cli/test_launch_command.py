@@ -1,0 +1,251 @@
+"""`dsrun launch` without starting anything: what it would set and run, wherever it finds itself."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+ALLOCATION = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "gpu[03-04]",
+    "SLURMD_NODENAME": "gpu03",
+    "SLURM_JOB_CPUS_PER_NODE": "16(x2)",
+}
+STEP = {
+    **ALLOCATION,
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+    "SLURM_NODEID": "1",
+}
+
+
+@pytest.fixture
+def shown(dsrun, here):
+    """What --dry-run shows: the variables set, and the commands as words."""
+    (here / "my_train.py").touch()
+
+    def call(*args):
+        done = dsrun("launch", "--dry-run", *args)
+        assert done.returncode == 0, done.stderr
+        lines = [shlex.split(line) for line in done.stdout.splitlines()]
+        exports = dict(line[1].split("=", 1) for line in lines if line[0] == "export")
+        return exports, [line for line in lines if line[0] not in ("export", "unset")]
+
+    return call
+
+
+def agent(shown, *args):
+    """The words of the one agent."""
+    _, [command] = shown(*args)
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    return command[3:]
+
+
+def program(words):
+    """What follows the agent's own options, those that name the kind of program included."""
+    split = words.index("--")
+    return [word for word in words[:split] if word in ("--module", "--no-python")] + words[split + 1 :]
+
+
+def test_one_machine(shown):
+    words = agent(shown, "--nproc", "3", "my_train.py", "--x", "1")
+    assert {"--nnodes=1", "--nproc-per-node=3", "--master-addr=127.0.0.1"} <= set(words)
+    exports, _ = shown("--nproc", "2", "--output", "runs/x", "my_train.py")
+    assert exports["DSRUN_OUTPUT"] == "runs/x"
+    assert exports["GLOO_SOCKET_IFNAME"] == "lo"
+    assert int(exports["OMP_NUM_THREADS"]) >= 1
+
+
+def test_what_the_user_has_set_is_not_set_again(shown, environ):
+    environ["OMP_NUM_THREADS"] = "7"
+    assert "OMP_NUM_THREADS" not in shown("my_train.py")[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "runs"),
+    [
+        (["my_train.py", "--x", "1"], ["my_train.py", "--x", "1"]),
+        (["--", "my_train.py", "--nproc", "1"], ["my_train.py", "--nproc", "1"]),
+        (["python", "my_train.py", "-h"], ["my_train.py", "-h"]),
+        (["--", "python", "-m", "pack.age", "a b"], ["--module", "pack.age", "a b"]),
+        (["--", "-m", "pack.age", "--help"], ["--module", "pack.age", "--help"]),
+        (["bash", "-c", "exit 3"], ["--no-python", "bash", "-c", "exit 3"]),
+    ],
+)
+def test_every_kind_of_program(shown, given, runs):
+    assert program(agent(shown, *given)) == runs
+
+
+def test_another_python_runs_its_own_scripts(shown, here):
+    other = here / "env" / "bin" / "python"
+    other.parent.mkdir(parents=True)
+    other.symlink_to(sys.executable)
+    words = program(agent(shown, str(other), "my_train.py", "--x"))
+    assert words == ["--no-python", str(other), "-u", "my_train.py", "--x"]
+
+
+def test_a_torchrun_line_is_taken_over(shown):
+    line = [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc_per_node",
+        "3",
+        "--rdzv-endpoint=127.0.0.1:3000",
+        "--max-restarts=1",
+    ]
+    words = agent(shown, "--", "torchrun", *line, "my_train.py", "--x", "$$HOME")
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=3", "--master-port=3000"} <= set(words)
+    assert program(words) == ["my_train.py", "--x", "$$HOME"]
+    train = ["--module", "--", "dsrun.train", "--model", "demo-t5"]
+    words = agent(shown, "--", sys.executable, "-m", "torch.distributed.run", *train)
+    assert program(words) == ["--module", "dsrun.train", "--model", "demo-t5"]
+
+
+def test_a_torchrun_line_that_contradicts_is_refused(dsrun):
+    done = dsrun("launch", "--nproc", "2", "--", "torchrun", "--nproc-per-node=3", "x.py")
+    assert done.returncode == 2
+    assert "--nproc 2 for dsrun launch, but 3 for torchrun" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dsrun", "train"],
+        ["-m", "dsrun.train"],
+        ["python", "-m", "dsrun.train"],
+        ["python", "-m", "dsrun", "train"],
+    ],
+)
+def test_dsruns_own_training(shown, words):
+    given = ["--model", "demo-t5", "--output", "runs/x", "--global-batch-size", "8"]
+    assert program(agent(shown, "--nproc", "2", "--", *words, *given)) == ["--module", "dsrun.train", *given]
+
+
+def test_what_launch_is_told_of_the_run_reaches_dsruns_training(shown):
+    words = agent(shown, "--nproc", "2", "--output", "runs/y", "--", "dsrun", "train", "--model", "demo-t5")
+    assert program(words)[-2:] == ["--output", "runs/y"]
+
+
+def test_a_batch_that_does_not_divide_among_all_nodes_is_refused(dsrun):
+    nodes = ["--nodes", "3", "--node-rank", "0", "--master-addr", "gpu1"]
+    train = ["dsrun", "train", "--model", "demo-t5", "--global-batch-size", "16"]
+    done = dsrun("launch", "--dry-run", *nodes, "--", *train)
+    assert done.returncode == 2
+    assert "16" in done.stderr
+
+
+def test_by_hand_on_each_node(shown):
+    words = agent(
+        shown,
+        "--nodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        "3000",
+        "my_train.py",
+    )
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=3000"} <= set(words)
+
+
+def test_a_task_of_slurm(shown, environ):
+    environ.update(STEP)
+    words = agent(shown, "my_train.py")
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=gpu03"} <= set(words)
+
+
+def test_the_shell_of_a_job_starts_itself_once_per_node(shown, environ):
+    environ.update(ALLOCATION)
+    exports, [command] = shown(
+        "--nproc", "8", "--max-restarts", "1", "--no-warm", "--", "my_train.py", "--x", "1"
+    )
+    assert exports == {}
+    split = command.index(sys.executable)
+    assert {"--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=16"} <= set(command[:split])
+    assert command[0] == "srun"
+    tail = ["--nproc", "8", "--max-restarts", "1", "--rendezvous-timeout", "600.0", "--no-warm"]
+    assert command[split:] == [
+        sys.executable,
+        "-m",
+        "dsrun",
+        "launch",
+        *tail,
+        "--",
+        "my_train.py",
+        "--x",
+        "1",
+    ]
+
+
+def test_over_ssh_to_the_chosen_machines_of_a_hostfile(dsrun, here, environ):
+    (here / "hosts").write_text("gpu1 slots=4\nme@gpu2 slots=2\ngpu3 slots=4\n")
+    (here / ".deepspeed_env").write_text("MINE=mine\n")
+    (here / "my_train.py").touch()
+    environ["HF_TOKEN"] = "very-secret"
+    done = dsrun(
+        "launch", "--dry-run", "--hostfile", "hosts", "--include", "gpu1:1,3@gpu2", "my_train.py", "a b"
+    )
+    first, second = (shlex.split(line) for line in done.stdout.splitlines())
+    assert (first[0], first[-2], second[-2]) == ("ssh", "gpu1", "me@gpu2")
+    there = shlex.split(first[-1])
+    assert str(here) in there
+    assert {"--nodes=2", "--node-rank=0", "--master-addr=gpu1"} <= set(there)
+    assert there[there.index("--nproc") + 1] == "2"
+    assert there[-3:] == ["--", "my_train.py", "a b"]
+    assert {"--node-rank=1", "--master-addr=gpu1"} <= set(shlex.split(second[-1]))
+    # By name only: everybody on a machine can read its command lines.
+    assert "CUDA_VISIBLE_DEVICES, DSRUN_SECRET, HF_TOKEN, " in done.stderr
+    assert "MINE" in done.stderr
+    assert "very-secret" not in done.stdout + done.stderr
+
+
+def test_a_hostfile_that_is_wrong_is_refused_with_its_line(dsrun, here):
+    (here / "hosts").write_text("gpu1 slots=4\ngpu1 slots=4\n")
+    (here / "my_train.py").touch()
+    done = dsrun("launch", "--hostfile", "hosts", "my_train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hosts:2: gpu1 stands in line 1 already" in done.stderr
+
+
+def test_localhost_is_no_name_for_the_first_of_several_machines(dsrun, here):
+    (here / "hosts").write_text("localhost slots=1\ngpu2 slots=1\n")
+    (here / "my_train.py").touch()
+    done = dsrun("launch", "--dry-run", "--hostfile", "hosts", "my_train.py")
+    assert done.returncode == 2
+    assert "localhost means another machine on each of them" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--nodes", "2", "x.py"], "--nodes 2, but not which of them this is"),
+        (["--include", "gpu1", "x.py"], "--include chooses from a hostfile"),
+        (["--nproc", "many", "x.py"], "'many' is neither auto nor a number"),
+        (["missing.py"], "there is no file missing.py"),
+        (["python", "missing/x.py"], "there is no file missing/x.py"),
+        (["accelerate", "launch", "x.py"], "would start all of them again"),
+        (["--", "-m", "dsrun", "plan"], "only train can be launched"),
+        (["--tied", "x.py"], "--tied is for dsrun launch itself"),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(dsrun, args, says):
+    done = dsrun("launch", *args)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_worker_does_not_launch_workers(dsrun, environ, here):
+    (here / "x.py").touch()
+    environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
+    done = dsrun("launch", "x.py")
+    assert done.returncode == 2
+    assert "this process is worker 0 of a run already" in done.stderr

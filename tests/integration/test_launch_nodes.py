@@ -1,0 +1,188 @@
+"""`dsrun launch` on two nodes, which are two supervisors on this machine: real ranks, killed and restarted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dsrun.runs.records import read_records
+from dsrun.system.net import free_port, port_is_free
+
+ROOT = Path(__file__).parents[2]
+# Each rank says who it is, and trains, in a way, until the file `end` is there.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), os.environ["DSRUN_ATTEMPT"]
+Path(f"rank-{rank}-attempt-{attempt}").write_text(f"{os.getpid()} {os.getppid()}")
+while True:
+    more = torch.tensor([0 if Path("end").exists() else 1])
+    dist.all_reduce(more, op=dist.ReduceOp.MIN)
+    if not more.item():
+        break
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+class Place:
+    """A folder with the program, the supervisors that run it there, and what they leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = self._free_pair()
+        self.started = []
+        (folder / "my_train.py").write_text(PROGRAM)
+
+    @staticmethod
+    def _free_pair() -> int:
+        """A port that is free together with the next one."""
+        while not port_is_free((port := free_port()) + 1):
+            pass
+        return port
+
+    def start(self, *args: object, env: dict[str, str] | None = None) -> subprocess.Popen:
+        words = [sys.executable, "-m", "dsrun", "launch", *map(str, args), "--", "my_train.py"]
+        output = (self.folder / f"output-{len(self.started)}").open("wb")
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        with output:
+            child = subprocess.Popen(
+                words, cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self.started.append(child)
+        return child
+
+    def node(self, rank: int) -> subprocess.Popen:
+        where = ["--master-addr", "127.0.0.1", "--master-port", self.port, "--output", "run"]
+        return self.start("--nodes", 2, "--node-rank", rank, "--nproc", 1, *where)
+
+    def rank(self, rank: int, *, attempt: int) -> int:
+        """The process id of a rank, once it is at work."""
+        file = self.folder / f"rank-{rank}-attempt-{attempt}"
+        self.until(lambda: file.exists() and file.read_text())
+        return int(file.read_text().split()[0])
+
+    def until(self, condition) -> None:
+        end = time.monotonic() + 90
+        while not condition():
+            said = "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("output-*")))
+            assert time.monotonic() < end, said
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        (self.folder / "end").touch()
+
+    def said(self, number: int) -> str:
+        return (self.folder / f"output-{number}").read_text(errors="replace")
+
+    def code(self, child: subprocess.Popen) -> int:
+        self.until(lambda: child.poll() is not None)
+        return child.returncode
+
+    def left(self) -> list[int]:
+        """Processes that are at work in the folder."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with suppress(OSError):  # it has ended meanwhile
+                    if (entry / "cwd").readlink() == self.folder:
+                        found.append(int(entry.name))
+        return found
+
+    def events(self, kind: str) -> list[dict]:
+        return [row for row in read_records(self.folder / "run" / "events.jsonl") if row["kind"] == kind]
+
+
+@pytest.fixture
+def place(tmp_path):
+    found = Place(tmp_path)
+    yield found
+    for child in found.started:
+        child.kill()
+        child.wait()
+    found.until(lambda: not found.left())
+
+
+def test_a_rank_killed_on_one_node_restarts_all_nodes(place):
+    children = [place.node(1), place.node(0)]  # the first node comes later
+    os.kill(place.rank(1, attempt=0), signal.SIGKILL)
+    ranks = [place.rank(rank, attempt=1) for rank in (0, 1)]
+    assert len(set(ranks)) == 2
+    place.end()
+    assert [place.code(child) for child in children] == [0, 0]
+    assert not place.left()
+    [failure] = place.events("failure")
+    assert (failure["cause"], failure["rank"]) == ("rank_killed", 1)
+
+
+def test_a_node_that_is_lost_is_waited_for_and_takes_part_again(place):
+    lost, first = place.node(1), place.node(0)
+    place.rank(0, attempt=0)
+    rank = place.rank(1, attempt=0)
+    lost.kill()
+    # Nothing of it outlives its supervisor.
+    place.until(lambda: not Path(f"/proc/{rank}").exists())
+    again = place.node(1)
+    for number in (0, 1):
+        place.rank(number, attempt=1)
+    place.end()
+    assert [place.code(child) for child in (first, again)] == [0, 0]
+    assert [failure["cause"] for failure in place.events("failure")] == ["node_lost"]
+
+
+def test_without_the_first_node_the_others_end(place):
+    other, first = place.node(1), place.node(0)
+    place.rank(0, attempt=0)
+    place.rank(1, attempt=0)
+    first.kill()
+    assert place.code(other) == 1
+    assert "the first node (127.0.0.1) is lost" in place.said(0)
+    place.until(lambda: not place.left())
+
+
+def test_a_signal_to_one_node_ends_all_for_a_later_resume(place):
+    children = [place.node(1), place.node(0)]
+    place.rank(0, attempt=0)
+    place.rank(1, attempt=0)
+    children[0].terminate()
+    assert [place.code(child) for child in children] == [75, 75]
+    assert not place.left()
+
+
+@pytest.fixture
+def fleet(place):
+    """Two machines over an ssh that is none, from one `dsrun launch`."""
+    (place.folder / "hosts").write_text("alpha slots=1\nbeta slots=1\n")
+    path = f"{ROOT / 'tests' / 'fakes'}:{os.environ['PATH']}"
+    where = ["--master-addr", "127.0.0.1", "--master-port", place.port]
+    return place.start(
+        "--hostfile", "hosts", *where, "--output", "run", env={"PATH": path, "HF_TOKEN": "secret"}
+    )
+
+
+def test_over_ssh_variables_and_signals_reach_all_machines(place, fleet):
+    ranks = [place.rank(number, attempt=0) for number in (0, 1)]
+    environs = [Path(f"/proc/{rank}/environ").read_bytes() for rank in ranks]
+    assert {re.search(rb"FAKE_HOST=(\w+)", environ)[1] for environ in environs} == {b"alpha", b"beta"}
+    # A login shell's environment, and what was passed on.
+    assert all(b"HF_TOKEN=secret" in environ for environ in environs)
+    fleet.terminate()
+    assert place.code(fleet) == 75
+    place.until(lambda: not place.left())
+
+
+def test_over_ssh_nothing_is_left_anywhere_when_the_first_process_is_killed(place, fleet):
+    for number in (0, 1):
+        place.rank(number, attempt=0)
+    fleet.kill()
+    place.until(lambda: not place.left())

@@ -1,0 +1,182 @@
+"""The supervisor of a script that is not dsrun's: every fault is survived, named and recorded, and nobody is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsrun.launch.guard import members
+from dsrun.runs.records import read_records
+
+pytestmark = pytest.mark.train
+
+STEPS = Path(__file__).with_name("steps.py")
+ROOT = Path(__file__).parents[2]
+FOR_EVER = "100000"
+PATIENCE_S = 120
+
+
+class Supervised:
+    """A supervisor of two ranks of steps.py in a process of its own."""
+
+    def __init__(self, folder: Path, steps: str, *words: str, **spec: object) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        file = folder / "spec.json"
+        program = [str(STEPS), str(folder), steps, *words]
+        file.write_text(json.dumps({"ranks": 2, "run": str(self.run), "program": program, **spec}))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.supervised", str(file)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def notes(self, what: str, rank: int | None = None, attempt: int | None = None) -> list[dict]:
+        """What the ranks have noted so far."""
+        files = self.folder.glob(f"notes-{'*' if rank is None else rank}.jsonl")
+        return [
+            note
+            for file in sorted(files)
+            for note in read_records(file)
+            if note["what"] == what and attempt in (None, note["attempt"])
+        ]
+
+    def wait_for(self, what: str, count: int = 1, **which: int) -> list[dict]:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found := self.notes(what, **which)) < count:
+            assert time.monotonic() < deadline, self.end(signal.SIGKILL)
+            assert self.process.poll() is None, self.end(signal.SIGKILL)
+            time.sleep(0.02)
+        return found
+
+    def family(self) -> set[int]:
+        """All processes below the supervisor, its guard included."""
+        return {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
+
+    def end(self, *signals: int) -> tuple[int, dict | None, str]:
+        """Send signals, wait; exit code, outcome, and what was said on the way."""
+        for signum in signals:
+            self.process.send_signal(signum)
+            time.sleep(0.3)
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, json.loads(out) if out.strip() else None, err
+
+    def events(self, kind: str) -> list[dict]:
+        return [event for event in read_records(self.run / "events.jsonl") if event["kind"] == kind]
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """Start one; whatever a test does to it, nothing of it is left five seconds later."""
+    started: list[Supervised] = []
+
+    def start(*words: str, **spec: object) -> Supervised:
+        started.append(Supervised(tmp_path, *words, **spec))
+        return started[-1]
+
+    yield start
+    marks = [mark for each in started for mark in marks_of(each)]
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+    assert marks or not started
+    deadline = time.monotonic() + 5
+    while any(members(mark) for mark in marks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(members(mark) for mark in marks)
+
+
+def marks_of(run: Supervised) -> set[str]:
+    """The mark of the family, as a rank found it in its environment."""
+    return {note["mark"] for note in run.notes("begin")}
+
+
+def test_one_fault_after_the_other(supervised, tmp_path):
+    """A rank kills itself, one stops, the agent is killed, and at last the agent is told to end."""
+    words = ["a b", "$local_rank", "$$HOME", "${x}", "--cost=5$", "'\"`"]
+    run = supervised(FOR_EVER, "0:1:5:kill", "1:0:5:stop", *words, hang_timeout=2, max_restarts=4)
+    run.wait_for("step", 20, rank=1, attempt=2)
+    (third,) = run.notes("begin", rank=0, attempt=2)
+    os.kill(third["parent"], signal.SIGKILL)
+    fourth, _ = (run.wait_for("step", 20, rank=rank, attempt=3)[0] for rank in (0, 1))
+    (fourth,) = run.notes("begin", rank=0, attempt=3)
+    assert fourth["argv"][-len(words) :] == words
+    os.kill(fourth["parent"], signal.SIGUSR1)
+    code, outcome, said = run.end()
+    assert code == outcome["exit_code"] == 75
+    assert "told to stop by SIGUSR1" in outcome["message"]
+    assert {note["signal"] for note in run.notes("told", attempt=3)} == {signal.SIGUSR1}
+
+    killed, stopped, orphaned = run.events("failure")
+    assert (killed["cause"], killed["rank"], killed["exit_code"], killed["attempt"]) == (
+        "rank_killed",
+        1,
+        -9,
+        0,
+    )
+    assert killed["step"] == 5
+    assert killed["seconds"] < 1
+    assert (stopped["cause"], stopped["rank"], stopped["attempt"]) == ("rank_hung", 0, 1)
+    assert "stopped" in stopped["message"]
+    assert (orphaned["cause"], orphaned["attempt"]) == ("agent_killed", 2)
+    assert "rank" not in orphaned
+    assert orphaned["seconds"] < 1
+    assert [event["attempt"] for event in run.events("restart")] == [1, 2, 3]
+    first, *_ = said.splitlines()
+    assert first == "rank 1 was killed (SIGKILL) after step 5: again in 1 s (restart 1 of at most 4)"
+
+    evidence = run.run / "logs" / "evidence-attempt-1"
+    assert "State:\tT (stopped)" in (evidence / "rank-0.proc.txt").read_text()
+    # The other rank lived and could say where it was.
+    assert "in main" in (evidence / "rank-1.stacks.txt").read_text()
+    assert not list(Path(third["scratch"]).parent.glob(Path(third["scratch"]).name))
+
+
+def test_told_twice_it_ends_at_once(supervised):
+    run = supervised(FOR_EVER, "--deaf")
+    run.wait_for("step", 3, rank=0)
+    code, outcome, _ = run.end(signal.SIGTERM, signal.SIGTERM)
+    assert code == outcome["exit_code"] == 128 + signal.SIGTERM
+
+
+def test_one_ctrl_c_ends_without_a_restart(supervised):
+    run = supervised(FOR_EVER)
+    run.wait_for("step", 3, rank=0)
+    code, _, _ = run.end(signal.SIGINT)
+    assert code == 130
+    assert not run.events("restart")
+
+
+def test_a_killed_supervisor_leaves_nobody(supervised):
+    run = supervised(FOR_EVER, "--deaf")
+    scratch = Path(run.wait_for("begin", rank=0)[0]["scratch"])
+    (guard,) = (pid for pid in run.family() if "guard.py" in " ".join(psutil.Process(pid).cmdline()))
+    os.kill(guard, signal.SIGKILL)
+    time.sleep(1)
+    family = run.family() - {guard}
+    assert len(family) >= 4  # guard, agent, two ranks
+    run.process.kill()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(psutil.pid_exists(pid) for pid in family)
+    assert not scratch.exists()
+
+
+def test_the_same_crash_twice_is_the_end(supervised):
+    run = supervised(FOR_EVER, "*:1:4:fail", max_restarts=5)
+    code, outcome, _ = run.end()
+    assert code == 1
+    assert "exit code 1" in outcome["message"]
+    assert len(run.events("failure")) == 2
+    assert "ValueError: no such thing" in Path(outcome["log"]).read_text()

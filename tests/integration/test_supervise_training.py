@@ -1,0 +1,144 @@
+"""`dsrun train` under faults: whatever is killed, the losses and the weights are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from dsrun.launch.guard import members
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.records import read_records
+from tests.integration.conftest import SHORT, dsrun
+
+pytestmark = pytest.mark.train
+
+STEPS = 150
+PATIENCE_S = 300
+
+
+class Training:
+    """A `dsrun train` in the background."""
+
+    def __init__(self, folder, *flags):
+        self.folder = RunFolder(folder)
+        argv = [sys.executable, "-m", "dsrun", "train", *flags, "--output", str(folder)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def processes(self):
+        """The family by what `ps` calls them: dsrun warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
+        return {each.name(): each for each in psutil.Process(self.process.pid).children(recursive=True)}
+
+    def at_step(self, step, attempt):
+        """Wait until an attempt has logged a step at or after this one."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (self.starts() > attempt and self.steps() and self.steps()[-1] >= step):
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def starts(self):
+        return len(self.events("start"))
+
+    def steps(self):
+        return [row["step"] for row in read_records(self.folder.metrics) if "loss" in row]
+
+    def losses(self):
+        """By step, as last logged: a step that was lost is made again."""
+        return {row["step"]: row["loss"] for row in read_records(self.folder.metrics) if "loss" in row}
+
+    def events(self, kind):
+        return [event for event in read_records(self.folder.events) if event["kind"] == kind]
+
+
+def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
+    flags = [
+        *("--model", tiny["llama"], "--train-file", pairs["train"], "--validation-split-percentage", "0"),
+        *("--zero", "2", "--nproc", "2", *SHORT, "--max-steps", str(STEPS), "--save-every", "10"),
+    ]
+    whole = dsrun(*flags, output=tmp_path / "whole").ok()
+
+    run = Training(tmp_path / "run", *flags)
+    run.at_step(15, attempt=0)
+    family = run.processes()
+    mark = family["rank-1"].environ()["DSRUN_FAMILY"].rpartition("/")[2]
+    assert family["rank-0"].ppid() == family["rank-1"].ppid() == family["pt_elastic"].pid
+    assert family["pt_elastic"].ppid() == family["dsrun warm"].pid
+    family["rank-1"].kill()
+    run.at_step(30, attempt=1)
+    assert run.processes()["dsrun warm"].pid == family["dsrun warm"].pid
+    run.processes()["dsrun warm"].kill()
+    run.at_step(60, attempt=2)
+    run.processes()["rank-0"].send_signal(signal.SIGTERM)
+    _, said = run.process.communicate(timeout=PATIENCE_S)
+
+    assert run.process.returncode == 75, said
+    assert "rank 1 was killed (SIGKILL) after step" in said
+    assert not members(mark)
+    killed, orphaned = (event for event in run.events("failure") if "attempt" in event)
+    assert (killed["cause"], killed["rank"], killed["exit_code"]) == ("rank_killed", 1, -9)
+    assert (orphaned["cause"], orphaned["exit_code"]) == ("agent_killed", -9)
+    assert killed["seconds"] < 1
+    assert orphaned["seconds"] < 1
+    stopped_at = max(run.steps())
+    assert run.folder.checkpoint(stopped_at).is_dir()
+    assert not run.folder.finished.exists()
+
+    # As after a requeue: `--resume never` was about the first start only.
+    env = {"SLURM_RESTART_COUNT": "1"}
+    done = dsrun(*flags, "--resume", "never", output=tmp_path / "run", env=env).ok()
+    assert f"resuming from {run.folder.checkpoint(stopped_at)}" in done.err
+    assert run.folder.finished.exists()
+    assert run.losses() == dict(enumerate(whole.losses, start=1))
+    weights = [
+        (folder / "model" / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "whole", run.folder.path)
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_told_before_training_it_leaves_nothing_and_at_once(tiny, pairs, tmp_path):
+    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", *SHORT]
+    run = Training(tmp_path / "run", *flags)
+    deadline = time.monotonic() + PATIENCE_S
+    while not {"rank-0", "rank-1"} & set(run.processes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGTERM)
+    _, said = run.process.communicate(timeout=PATIENCE_S)
+    assert run.process.returncode == 75, said
+    assert "nothing new was saved" in said
+    assert not run.folder.checkpoints()
+
+
+def test_a_mistake_that_only_the_workers_see_is_no_reason_to_start_again(tiny, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"left": 1, "right": 2}\n' * 20)
+    done = dsrun(
+        "--model", tiny["t5"], "--train-file", tmp_path / "data.jsonl", *SHORT, output=tmp_path / "run"
+    )
+    assert done.code == 2
+    assert "left" in done.err.splitlines()[-1]
+    assert "restart" not in done.events
+
+
+def test_without_the_warm_process_the_ranks_are_started_by_torch(tiny, pairs, tmp_path):
+    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", "--no-warm", *SHORT]
+    run = Training(tmp_path / "run", *flags, "--max-steps", "2000", "--save-every", "1000")
+    run.at_step(2, attempt=0)
+    ranks = [
+        each
+        for each in psutil.Process(run.process.pid).children(recursive=True)
+        if each.cmdline()[1:4] == ["-u", "-m", "dsrun.train"]
+    ]
+    assert sorted(each.environ()["RANK"] for each in ranks) == ["0", "1"]
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.communicate()
+    deadline = time.monotonic() + 5
+    while any(each.is_running() and each.status() != "zombie" for each in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,176 @@
+"""Where `dsrun launch` finds itself, from the command line and the environment alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launch.context import Given, Here, ThroughSrun, ThroughSsh, detect
+
+BATCH = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "gpu[03-04]",
+    "SLURMD_NODENAME": "gpu03",
+    "SLURM_PROCID": "0",
+}
+STEP = {
+    **BATCH,
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+    "SLURM_NODEID": "1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "MASTER_ADDR": "gpu03",
+}
+
+
+def place(environ=None, **given):
+    return detect(Given(**given), environ or {})
+
+
+def at(environ=None, **given):
+    """(node, nodes, host, port)"""
+    found = place(environ, **given)
+    assert isinstance(found, Here)
+    return found.node, found.nodes, found.host, found.port
+
+
+def test_nothing_said_is_this_machine_with_any_port():
+    assert at() == (0, 1, "127.0.0.1", None)
+    assert at(nodes=1) == at(nodes=1, node_rank=0) == (0, 1, "127.0.0.1", None)
+    assert at(master_port=1234) == (0, 1, "127.0.0.1", 1234)
+
+
+def test_by_hand_with_torchs_own_port():
+    assert at(nodes=3, node_rank=2, master_addr="gpu1") == (2, 3, "gpu1", 29500)
+    assert at(nodes=3, node_rank=2, master_addr="gpu1", master_port=1234) == (2, 3, "gpu1", 1234)
+    assert place(nodes=3, node_rank=2, master_addr="gpu1").own_terminal
+
+
+def test_by_hand_by_the_usual_variables():
+    environ = {"NODE_RANK": "1", "MASTER_ADDR": "gpu1", "MASTER_PORT": "1234"}
+    assert at(environ, nodes=2) == (1, 2, "gpu1", 1234)
+    assert at(environ, nodes=2, master_addr="gpu2", master_port=99) == (1, 2, "gpu2", 99)
+
+
+def test_variables_alone_do_not_make_two_machines_of_one():
+    assert at({"NODE_RANK": "1", "MASTER_ADDR": "gpu1", "WORLD_SIZE": "8"}) == (0, 1, "127.0.0.1", None)
+
+
+def test_a_hostfile_means_ssh():
+    assert place(hostfile=True) == ThroughSsh()
+    assert place(BATCH, hostfile=True, master_addr="gpu1", master_port=1) == ThroughSsh()
+
+
+def test_a_task_per_node_of_slurm():
+    assert at(STEP)[:3] == (1, 2, "gpu03")
+    assert not place(STEP).returns
+    assert at(STEP, master_port=99, master_addr="ib-gpu03") == (1, 2, "ib-gpu03", 99)
+    assert not place(STEP).own_terminal
+
+
+def test_steps_and_jobs_on_one_node_keep_off_one_anothers_two_ports():
+    jobs = [
+        {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(70, 75) for step in range(5)
+    ]
+    ports = [at({**STEP, **job})[3] for job in jobs]
+    assert len({each for port in ports for each in (port, port + 1)}) == 2 * len(jobs)
+    assert all(15000 <= port < 30000 for port in ports)
+
+
+def test_all_tasks_of_a_step_and_no_other_run_know_the_same():
+    other_node = {**STEP, "SLURM_NODEID": "0"}
+    assert place(STEP).run == place(other_node).run
+    requeued = {**STEP, "SLURM_RESTART_COUNT": "1"}
+    assert len({place(each).run for each in (STEP, {**STEP, "SLURM_STEP_ID": "1"}, requeued)}) == 3
+
+
+def test_a_step_on_one_node_of_a_larger_job_is_one_machine():
+    one = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+    assert at(one) == (0, 1, "127.0.0.1", None)
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}])
+def test_the_shell_of_a_job_starts_itself_on_all_nodes(step):
+    assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == ThroughSrun(
+        2
+    )
+
+
+def test_the_shell_of_a_job_on_one_node_is_on_it():
+    assert at({**BATCH, "SLURM_JOB_NUM_NODES": "1"}) == (0, 1, "127.0.0.1", None)
+    assert at(BATCH, nodes=1) == (0, 1, "127.0.0.1", None)
+
+
+def test_the_shell_of_salloc_may_be_on_the_login_node():
+    login = {name: value for name, value in BATCH.items() if name != "SLURMD_NODENAME"}
+    assert place(login) == ThroughSrun(2)
+    assert place({**login, "SLURM_JOB_NUM_NODES": "1"}) == ThroughSrun(1)
+
+
+def test_a_process_per_machine_of_mpirun():
+    assert at(OPEN_MPI) == (1, 2, "gpu03", 29500)
+    assert at({"PMI_RANK": "0", "PMI_SIZE": "2"}, master_addr="gpu1") == (0, 2, "gpu1", 29500)
+    # Open MPI starts its daemons as steps of SLURM.
+    assert at({**STEP, **OPEN_MPI}) == (1, 2, "gpu03", 29500)
+    # srun tells PMI's numbers as well.
+    assert place({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}) == place(STEP)
+
+
+REFUSED = {
+    "nodes without a rank": ({}, {"nodes": 2}, "--nodes 2, but not which of them this is"),
+    "rank without nodes": ({}, {"node_rank": 1}, "--node-rank 1, but not of how many"),
+    "rank too large": ({}, {"nodes": 2, "node_rank": 2, "master_addr": "a"}, "the 2 nodes are 0 to 1"),
+    "negative rank": ({}, {"nodes": 2, "node_rank": -1, "master_addr": "a"}, "--node-rank -1"),
+    "no address": ({}, {"nodes": 2, "node_rank": 1}, "not where the first one is"),
+    "port": ({}, {"master_port": 65535}, "--master-port 65535"),
+    "odd port": ({"MASTER_PORT": "x"}, {"nodes": 2, "node_rank": 1, "master_addr": "a"}, "MASTER_PORT='x'"),
+    "NODE_RANK": ({"NODE_RANK": "2"}, {"nodes": 2, "master_addr": "a"}, "NODE_RANK=2, but --nodes 2"),
+    "hostfile and nodes": ({}, {"hostfile": True, "nodes": 2}, "--nodes 2 with --hostfile"),
+    "hostfile and rank": (
+        {},
+        {"hostfile": True, "node_rank": 0, "nodes": 1},
+        "--nodes 1 with --hostfile",
+    ),
+    "hostfile in a step": (STEP, {"hostfile": True}, "--hostfile in a step of SLURM"),
+    "a worker": ({"RANK": "3", "LOCAL_RANK": "1"}, {}, "this process is worker 3 of a run already"),
+    "counted machines": ({"RANK": "1", "WORLD_SIZE": "2"}, {}, "RANK is set, without LOCAL_RANK"),
+    "a task per GPU": (
+        {**STEP, "SLURM_STEP_NUM_TASKS": "16"},
+        {},
+        r"srun started 16 tasks on 2 nodes.*srun --ntasks-per-node=1",
+    ),
+    "a rank expanded on the batch host": (
+        STEP,
+        {"nodes": 2, "node_rank": 0, "master_addr": "a"},
+        "--node-rank 0, but this is node 1 of the 2",
+    ),
+    "other nodes than the step's": (STEP, {"nodes": 4}, "--nodes 4, but this is node 1 of the 2"),
+    "more nodes than the job's": (BATCH, {"nodes": 4}, "--nodes 4, but SLURM job 4711 has 2"),
+    "a process per GPU": (
+        {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
+        {},
+        "mpirun has started 8 processes on this machine",
+    ),
+    "other nodes than mpirun's": (OPEN_MPI, {"nodes": 3}, "--nodes 3, but mpirun has started 2"),
+    "mpirun without an address": ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {}, "does not say where the first"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_contradictions_are_refused_in_one_line(case):
+    environ, given, says = REFUSED[case]
+    with pytest.raises(UsageError, match=says) as refused:
+        place(environ, **given)
+    assert "\n" not in str(refused.value)
+    assert refused.value.fix
+
+
+def test_machines_that_are_counted_by_rank_can_be_said_so():
+    assert at({"RANK": "1", "WORLD_SIZE": "2"}, nodes=2, node_rank=1, master_addr="a") == (1, 2, "a", 29500)

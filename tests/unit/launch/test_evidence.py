@@ -1,0 +1,90 @@
+"""What is written down of ranks before they are ended, with real processes in real trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dsrun.launch.evidence import collect
+from dsrun.launch.guard import state_and_parent
+from dsrun.runs.heartbeat import Heart, read_beats
+
+RANK = """
+import faulthandler, signal, sys, time
+faulthandler.register(signal.SIGUSR2, all_threads=True)
+def wait_for_the_others():
+    print("ready", flush=True)
+    time.sleep(300)
+wait_for_the_others()
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Start a rank whose stderr is a log; returns its process id."""
+    running = []
+
+    def start(rank: int) -> int:
+        log = (tmp_path / f"rank-{rank}.log").open("w")
+        log.write("earlier words\n")
+        log.flush()
+        process = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE, stderr=log)
+        running.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process.pid
+
+    yield start
+    for each in running:
+        each.kill()
+        each.wait()
+
+
+def beats_of(folder, pids, answers):
+    for rank, pid in pids.items():
+        heart = Heart(folder, rank, answers=answers)
+        heart._beat = type(heart._beat)(**{**vars(heart._beat), "pid": pid})
+        heart.step(7)
+    return read_beats(folder)
+
+
+def test_stacks_of_those_that_answer_and_the_state_of_all(ranks, tmp_path):
+    pids = {0: ranks(0), 1: ranks(1)}
+    os.kill(pids[1], signal.SIGSTOP)
+    while state_and_parent(pids[1])[0] != "T":
+        time.sleep(0.01)
+    collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
+    stacks = (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
+    assert "in wait_for_the_others" in stacks
+    assert "earlier words" not in stacks
+    assert not (tmp_path / "evidence" / "rank-1.stacks.txt").exists()
+    state = (tmp_path / "evidence" / "rank-1.proc.txt").read_text()
+    assert "T (stopped)" in state
+    assert "step=7" in state
+
+
+def test_nobody_is_signalled_who_would_die_of_it(ranks, tmp_path):
+    pids = {0: ranks(0)}
+    collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, False), {}, began=time.time())
+    assert [each.name for each in (tmp_path / "evidence").iterdir()] == ["rank-0.proc.txt"]
+
+
+def test_dumps_of_the_flight_recorder_are_kept_those_of_earlier_runs_not(tmp_path):
+    prefix = tmp_path / "dump-"
+    old, new = tmp_path / "dump-0", tmp_path / "dump-1"
+    old.write_text("old")
+    os.utime(old, (1, 1))
+    new.write_text("new")
+    env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(prefix)}
+    collect(tmp_path / "evidence", {}, {}, env, began=time.time() - 60)
+    assert [each.name for each in (tmp_path / "evidence").iterdir()] == ["dump-1"]
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path):
+    (tmp_path / "file").touch()
+    collect(tmp_path / "file" / "evidence", {0: os.getpid()}, {}, {}, began=0.0)

@@ -1,0 +1,145 @@
+"""Which rank failed first and why, from what an attempt leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from dsrun.launch.failures import Remains, explain, first_failure, interruption, trace_of
+from dsrun.launch.watch import Hang
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line {line}, in <module>
+    main()
+  File "/home/me/train.py", line 3, in main
+    raise ValueError({text!r})
+ValueError: {text}
+"""
+AGENT = """\
+Traceback (most recent call last):
+  File "/venv/lib/torch/distributed/run.py", line 900, in main
+    run(args)
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+
+
+@pytest.fixture
+def remains(tmp_path):
+    """Make the remains of an attempt: files of failed ranks, and what the supervisor knows."""
+
+    def make(*said: dict, log: str = "", **known) -> Remains:
+        (tmp_path / "launcher.log").write_text(log)
+        for each in said:
+            facts = {"exit_code": 1, "message": "lost its peers", "expected": False, "log": None, **each}
+            (tmp_path / f"rank-{facts['rank']}.json").write_text(json.dumps(facts))
+        return Remains(
+            failures=tmp_path,
+            log=tmp_path / "launcher.log",
+            **{"ended": {}, "steps": {}, "agent": 1, **known},
+        )
+
+    return make
+
+
+def unknown(text: str, exit_code: int | None) -> str:
+    return ""
+
+
+def test_a_rank_that_knows_why_comes_before_one_that_lost_its_peers(remains):
+    left = remains(
+        {"rank": 0, "time": 1.0},
+        {"rank": 1, "time": 2.0, "expected": True, "exit_code": 2, "message": "no such column", "step": 7},
+        ended={0: 1, 1: 2},
+        steps={0: 6, 1: 6},
+    )
+    failure = explain(left, unknown)
+    assert (failure.rank, failure.exit_code, failure.message) == (1, 2, "no such column")
+    assert failure.step == 7
+
+
+@pytest.mark.parametrize("cause", [None, "nccl_network", "nccl_timeout"])
+def test_a_killed_rank_comes_before_those_that_lost_it(remains, cause):
+    left = remains(
+        {"rank": 0, "time": 1.0, "cause": cause}, ended={1: -9, 0: 1}, steps={0: 5, 1: 4}, noticed_s=0.1
+    )
+    failure = explain(left, unknown)
+    assert (failure.cause, failure.rank, failure.exit_code, failure.step) == ("rank_killed", 1, -9, 4)
+    assert failure.message == "rank 1 was killed (SIGKILL) after step 4"
+    assert failure.detected_s == 0.1
+
+
+def test_a_rank_that_ran_out_of_memory_comes_before_one_that_aborted_for_it(remains):
+    left = remains({"rank": 0, "time": 1.0, "cause": "cuda_oom", "message": "oom"}, ended={1: -6, 0: 1})
+    assert (explain(left, unknown).rank, explain(left, unknown).cause) == (0, "cuda_oom")
+
+
+def test_the_agents_sigterm_is_no_cause(remains):
+    left = remains({"rank": 1, "time": 1.0, "message": "boom"}, ended={0: -signal.SIGTERM, 1: 1})
+    assert explain(left, unknown).message == "boom"
+
+
+def test_the_kernels_hand_is_told_from_anybody_elses(remains):
+    failure = explain(remains(ended={1: -9}, out_of_memory=True), unknown)
+    assert failure.cause == "host_oom_killed"
+    assert "out of host memory" in failure.message
+
+
+def test_a_cause_that_the_rank_knows_is_not_looked_for(remains):
+    left = remains({"rank": 0, "time": 1.0, "cause": "cuda_oom", "trace": "abc", "log": "/nowhere"})
+    failure = explain(left, lambda text, code: pytest.fail("it was"))
+    assert (failure.cause, failure.trace, failure.log) == ("cuda_oom", "abc", "/nowhere")
+
+
+def test_else_the_ranks_own_log_tells(remains, tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory")
+    seen = []
+    left = remains({"rank": 0, "time": 1.0, "log": str(log), "message": "boom"})
+    failure = explain(left, lambda text, code: seen.append((text, code)) or "cuda_oom")
+    assert failure.cause == "cuda_oom"
+    ((text, code),) = seen
+    assert "CUDA out of memory" in text
+    assert "boom" in text
+    assert code == 1
+
+
+def test_a_hang_is_named_whoever_ended_since(remains):
+    hang = Hang(rank=1, silent_s=12.4, limit_s=10, stopped=True)
+    failure = explain(remains(hang=hang, ended={0: 1}, steps={1: 3}, agent=None), unknown)
+    assert (failure.cause, failure.rank, failure.step, failure.detected_s) == ("rank_hung", 1, 3, 12.4)
+    assert "stopped" in failure.message
+
+
+def test_a_killed_agent(remains):
+    failure = explain(remains(agent=-9, steps={0: 3, 1: 4}), unknown)
+    assert (failure.cause, failure.rank, failure.exit_code, failure.step) == ("agent_killed", None, -9, 4)
+
+
+def test_an_agent_that_fails_by_itself_is_quoted(remains):
+    log = AGENT.replace("multiprocessing.errors.ChildFailedError:", "DistNetworkError: address in use")
+    failure = explain(remains(log=log), lambda text, code: "address_in_use" if "in use" in text else "")
+    assert failure.cause == "address_in_use"
+    assert failure.message.endswith("DistNetworkError: address in use")
+
+
+def test_a_script_that_raises_is_known_by_the_place(remains):
+    log = TRACEBACK.format(line=9, text="once") + AGENT
+    failure = explain(remains(log=log, ended={1: 1}), unknown)
+    assert (failure.rank, failure.message) == (1, "rank 1 ended with exit code 1")
+    assert failure.trace == trace_of(TRACEBACK.format(line=9, text="another time"))
+    assert failure.trace != trace_of(TRACEBACK.format(line=8, text="once"))
+    assert trace_of(AGENT) is None
+
+
+def test_half_written_files_are_passed_over(tmp_path):
+    (tmp_path / "rank-0.json").write_text('{"rank": 0, "ti')
+    assert first_failure(tmp_path) is None
+
+
+def test_ranks_that_left_as_told(tmp_path):
+    assert interruption(tmp_path) is None
+    (tmp_path / "interrupted.json").write_text('{"step": 5, "path": "checkpoint-5"}')
+    assert interruption(tmp_path) == {"step": 5, "path": "checkpoint-5"}

@@ -1,0 +1,170 @@
+"""Supervisors on other machines: small programs stand in for them, and for ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import MissingError
+from dsrun.launch import fleet
+from dsrun.launch.fleet import Crew, remote_argv, run_fleet
+from dsrun.launch.tie import greeting, signal_line
+
+ROOT = Path(__file__).parents[3]
+FAKES = ROOT / "tests" / "fakes"
+
+
+@pytest.fixture
+def crew(tmp_path):
+    """A supervisor that is a small program: `crew("name", "sys.exit(3)")`; it appends words to the file `said`."""
+
+    def make(name, source, *, ssh=False):
+        begin = f"import os, sys, time\nsaid = open({str(tmp_path / 'said')!r}, 'a', buffering=1)\n"
+        argv = (sys.executable, "-c", begin + source)
+        if ssh:
+            argv = ("ssh", name, " ".join(argv))
+        return Crew(name=name, argv=argv, greeting=greeting({"A": name}))
+
+    make.said = lambda: sorted((tmp_path / "said").read_text().splitlines())
+    return make
+
+
+def test_the_first_nodes_exit_code_counts_and_all_are_greeted(crew):
+    hear = "print(sys.stdin.readline().strip(), file=said)\n"
+    crews = [crew("alpha", hear + "sys.exit(75)"), crew("beta", hear + "sys.exit(75)")]
+    assert run_fleet(crews, max_restarts=0, say=pytest.fail) == 75
+    assert crew.said() == ['{"env": {"A": "alpha"}}', '{"env": {"A": "beta"}}']
+
+
+def test_signals_go_to_all_of_them(crew):
+    hear = "sys.stdin.readline(); print(sys.stdin.readline().strip(), file=said)\n"
+    tell = f"os.kill({os.getpid()}, {int(signal.SIGUSR1)})\n"
+    crews = [crew("alpha", hear), crew("beta", tell + hear)]
+    assert run_fleet(crews, max_restarts=0, say=pytest.fail) == 0
+    assert crew.said() == ['{"signal": "SIGUSR1"}'] * 2
+
+
+def test_who_is_left_when_the_first_node_ends_sees_the_end_of_its_stdin(crew, monkeypatch):
+    monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
+    stay = "sys.stdin.read(); print('untied', file=said)"
+    assert run_fleet([crew("alpha", "sys.exit(1)"), crew("beta", stay)], max_restarts=0, say=pytest.fail) == 1
+    assert crew.said() == ["untied"]
+
+
+def test_who_does_not_heed_that_is_killed(crew, monkeypatch):
+    monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(fleet, "_ENDING_S", 0.2)
+    stuck = "print(os.getpid(), file=said); time.sleep(600)"
+    run_fleet([crew("alpha", "time.sleep(1)"), crew("beta", stuck)], max_restarts=0, say=pytest.fail)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(crew.said()[0]), 0)
+
+
+def test_one_that_fails_at_the_start_ends_all(crew, monkeypatch):
+    """The first node would wait ten minutes for it."""
+    monkeypatch.setattr(fleet, "_TOGETHER_S", 0.2)
+    said = []
+    crews = [crew("alpha", "sys.stdin.read()"), crew("beta", "sys.exit(4)")]
+    assert run_fleet(crews, max_restarts=3, say=said.append) == 4
+    assert said == ["beta: its supervisor ended with exit code 4; without it the run cannot go on"]
+
+
+def test_a_machine_that_cannot_be_reached_is_named(crew, monkeypatch):
+    monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
+    monkeypatch.setattr(fleet, "_TOGETHER_S", 0.2)
+    said = []
+    crews = [crew("alpha", "sys.stdin.read()"), crew("unreachable", "", ssh=True)]
+    assert run_fleet(crews, max_restarts=3, say=said.append) == 1
+    assert said == ["unreachable: ssh has lost it, or cannot reach it; without it the run cannot go on"]
+
+
+def test_one_that_is_lost_later_is_started_again(crew, monkeypatch):
+    monkeypatch.setattr(fleet, "_TOGETHER_S", 0.1)
+    monkeypatch.setattr(fleet, "_SETTLED_S", 0.0)
+    wait = f"while open({said_file(crew)!r}).read().count('here') < 2: time.sleep(0.05)\n"
+    said = []
+    crews = [crew("alpha", wait), crew("beta", "print('here', file=said); os.kill(os.getpid(), 9)")]
+    assert run_fleet(crews, max_restarts=5, say=said.append) == 0
+    assert said[0] == "beta: its supervisor ended with exit code 137; its supervisor is started again"
+
+
+def said_file(crew):
+    argv = crew("x", "").argv
+    return argv[2].split("open('")[1].split("'")[0]
+
+
+def test_a_missing_program_is_said(crew):
+    with pytest.raises(MissingError, match="there is no program /no/such"):
+        run_fleet([Crew(name="a", argv=("/no/such",), greeting=b"")], max_restarts=0, say=pytest.fail)
+
+
+def test_the_remote_command_survives_the_login_shell(tmp_path, monkeypatch):
+    """Blanks, quotes and dollar signs in words and folders; secrets are not on the command line."""
+    folder = tmp_path / "it's a $HOME folder"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
+    words = ["a b", "$HOME", "it's", '"', "*"]
+    show = "import json, os, sys; print(json.dumps([os.getcwd(), os.environ['PYTHONPATH'], sys.argv[1:]]))"
+    environ = {"PYTHONPATH": "/some where", "HF_TOKEN": "secret"}
+    argv = remote_argv("alpha", [sys.executable, "-c", show, *words], folder=str(folder), environ=environ)
+    assert "secret" not in " ".join(argv)
+    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    assert json.loads(done.stdout) == [str(folder), "/some where", words]
+
+
+# A process on the other end of the tie, that says what reaches it.
+TIED = """
+import os, signal, sys, time
+from dsrun.launch.tie import take_hold
+take_hold()
+signal.signal(signal.SIGTERM, lambda *_: print("TERM", flush=True))
+print(os.environ["WORD"], repr(sys.stdin.read()), flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def tied():
+    child = subprocess.Popen(
+        [sys.executable, "-c", TIED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    yield child
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+
+def say(child, line):
+    child.stdin.write(line)
+    child.stdin.flush()
+
+
+def test_a_tied_supervisor_takes_environment_and_signals_from_stdin(tied):
+    say(tied, greeting({"WORD": "hello"}))
+    # Its own stdin, which ranks inherit, is empty.
+    assert tied.stdout.readline() == b"hello ''\n"
+    say(tied, b"nonsense\n" + signal_line(signal.SIGTERM))
+    assert tied.stdout.readline() == b"TERM\n"
+
+
+def test_the_end_of_stdin_ends_it(tied):
+    say(tied, greeting({"WORD": "hello"}))
+    tied.stdout.readline()
+    tied.stdin.close()
+    assert tied.wait(20) == -signal.SIGKILL
+
+
+def test_what_is_no_greeting_is_refused(tied):
+    say(tied, b"hello\n")
+    assert tied.wait(20) == 1  # the traceback of a UsageError, which the command line makes a line of

@@ -1,0 +1,105 @@
+"""The guard: whoever carries the family's mark ends with the one who held the pipe, and nobody else does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsrun.launch import guard
+
+SLEEP = "import time; time.sleep(300)"
+# A grandchild in a session of its own, without the mark, whose parent lives.
+CHILD = f"""
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", "{SLEEP}"], start_new_session=True, env={{}}).pid, flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def mark():
+    """A mark of its own; nobody who carries it outlives the test."""
+    mark = uuid.uuid4().hex
+    yield mark
+    guard.end(mark)
+
+
+def start(mark: str | None, code: str = SLEEP) -> subprocess.Popen:
+    env = {**os.environ, "DSRUN_FAMILY": f"outer/{mark}" if mark else "outer"}
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def lives(pid: int) -> bool:
+    return guard.state_and_parent(pid)[0] not in ("", "Z")
+
+
+def ignored(pid: int) -> int:
+    """The mask of the signals that a process ignores."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("SigIgn:")[2].split()[0], 16)
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_members_are_those_with_the_mark_and_their_descendants(mark):
+    stranger, child = start(None), start(mark, CHILD)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    try:
+        wait_until(lambda: guard.members(mark) == {child.pid, grandchild})
+        assert guard.members(mark, spare={child.pid}) == set()
+    finally:
+        stranger.kill()
+        psutil.Process(grandchild).kill()
+
+
+def test_it_ends_them_all_also_the_stopped_and_spares_whom_it_is_told_to(mark):
+    stopped, spared = start(mark), start(mark)
+    wait_until(lambda: guard.members(mark) == {stopped.pid, spared.pid})
+    psutil.Process(stopped.pid).suspend()
+    assert guard.end(mark, spare={spared.pid})
+    assert stopped.wait(5) == -9
+    assert spared.poll() is None
+
+
+def test_the_process_waits_for_the_pipe_ignores_signals_and_tidies_up(mark, tmp_path):
+    scratch = tmp_path / "scratch"
+    (scratch / "inner").mkdir(parents=True)
+    stranger, child = start(None), start(mark)
+    wait_until(lambda: guard.members(mark) == {child.pid})
+    read, write = os.pipe()
+    argv = [sys.executable, "-I", "-S", guard.__file__, str(read), mark, str(scratch)]
+    with subprocess.Popen(argv, pass_fds=(read,)) as process:
+        os.close(read)
+        # SIGUSR2 is the last that it ignores.
+        wait_until(lambda: ignored(process.pid) & 1 << (signal.SIGUSR2 - 1))
+        process.terminate()
+        time.sleep(0.2)
+        assert process.poll() is None
+        assert child.poll() is None
+        os.close(write)
+        assert process.wait(10) == 0
+    assert child.wait(5) == -9
+    assert stranger.poll() is None
+    assert not scratch.exists()
+    stranger.kill()
+
+
+def test_a_process_that_is_gone_has_no_state():
+    done = subprocess.run([sys.executable, "-c", ""], check=True)
+    assert done.returncode == 0
+    assert guard.state_and_parent(2**22 - 1) == ("", 0)
+    assert guard.state_and_parent(os.getpid())[1] == os.getppid()

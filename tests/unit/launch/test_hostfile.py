@@ -1,0 +1,99 @@
+"""Hostfiles in DeepSpeed's format, and what --include and --exclude make of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launch.hostfile import Host, excluded, included, parse_hostfile
+
+TEXT = """\
+# the cluster
+gpu1 slots=4
+
+gpu2 slots=2   # the old one
+me@10.0.0.3 slots = 1
+"""
+
+
+@pytest.fixture
+def hosts():
+    return parse_hostfile(TEXT, "hosts")
+
+
+def named(hosts):
+    return {host.name: host.slots for host in hosts}
+
+
+def test_names_and_slots_with_remarks_and_empty_lines(hosts):
+    assert named(hosts) == {"gpu1": (0, 1, 2, 3), "gpu2": (0, 1), "me@10.0.0.3": (0,)}
+    assert not any(host.chosen for host in hosts)
+
+
+def test_the_address_is_the_name_without_the_user(hosts):
+    assert [host.address for host in hosts] == ["gpu1", "gpu2", "10.0.0.3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu1 slots=4\ngpu2 slots=4\ngpu1 slots=2", "hosts:3: gpu1 stands in line 1 already"),
+        ("# x\ngpu1", r"hosts:2: gpu1 has no slots.*gpu1 slots=8"),
+        ("gpu1 slots=", "hosts:1: 'gpu1 slots=' is no machine with its slots"),
+        ("gpu1 slots=0", "hosts:1: slots=0 is no number of GPUs"),
+        ("gpu1 slots=-1", "slots=-1"),
+        ("gpu1 slots=four", "slots=four"),
+        ("gpu1 slots=8 max_slots=8", "no machine with its slots"),
+        ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is no name of a machine"),
+        ("gpu;reboot slots=1", "no name of a machine"),
+        ("", "hosts: names no machine"),
+        ("# only a remark\n", "hosts: names no machine"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(text, says):
+    with pytest.raises(UsageError, match=says):
+        parse_hostfile(text, "hosts")
+
+
+def test_include_keeps_what_it_names(hosts):
+    assert included(hosts, "gpu1:2,0@gpu2") == (
+        Host(name="gpu1", slots=(0, 2), chosen=True),
+        Host(name="gpu2", slots=(0, 1)),
+    )
+
+
+def test_a_machine_is_chosen_by_its_name_without_the_user(hosts):
+    assert named(included(hosts, "10.0.0.3")) == {"me@10.0.0.3": (0,)}
+    assert "me@10.0.0.3" not in named(excluded(hosts, "10.0.0.3"))
+
+
+def test_exclude_keeps_the_rest(hosts):
+    assert excluded(hosts, "gpu1:0@gpu2") == (
+        Host(name="gpu1", slots=(1, 2, 3), chosen=True),
+        Host(name="me@10.0.0.3", slots=(0,)),
+    )
+
+
+def test_a_machine_without_a_slot_left_is_left_out(hosts):
+    assert "gpu2" not in named(excluded(hosts, "gpu2:0,1"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ("gpu3", r"no machine 'gpu3' \(did you mean gpu\d\?\)"),
+        ("somewhere", "it has gpu1, gpu2"),
+        ("gpu1:7", r"gpu1 has no slot '7' \(it has 0 to 3\)"),
+        ("gpu1:", "gpu1 has no slot ''"),
+        ("gpu1:a", "no slot 'a'"),
+        ("gpu1:0@gpu1:1", "gpu1 stands there twice"),
+    ],
+)
+def test_choices_that_are_not_there_are_refused(hosts, choice, says):
+    with pytest.raises(UsageError, match=f"--include: .*{says}"):
+        included(hosts, choice)
+
+
+def test_excluding_all_is_refused():
+    with pytest.raises(UsageError, match="--exclude gpu1 leaves no machine"):
+        excluded(parse_hostfile("gpu1 slots=1", "hosts"), "gpu1")

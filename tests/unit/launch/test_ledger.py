@@ -1,0 +1,79 @@
+"""What the supervisor writes into the run folder, and says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launch.ledger import REMEDY_FILE, Ledger
+from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import write_manifest
+from dsrun.runs.records import read_records
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def ledger(tmp_path, said):
+    return Ledger(RunFolder(tmp_path), said.append)
+
+
+def restart(why: str, remedy: Remedy | None = None) -> Decision:
+    return Decision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or Remedy())
+
+
+def test_a_restart_is_recorded_and_said_in_one_line(ledger, said, tmp_path):
+    failure = Failure(
+        cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=12, detected_s=0.1
+    )
+    ledger.failed(failure, restart("a rank was killed: again from step 10 in 2 s"), attempt=0)
+    failed, restarted = read_records(tmp_path / "events.jsonl")
+    assert (failed["kind"], failed["cause"], failed["rank"], failed["step"]) == (
+        "failure",
+        "rank_killed",
+        1,
+        12,
+    )
+    assert (failed["exit_code"], failed["seconds"], failed["attempt"]) == (-9, 0.1, 0)
+    assert (restarted["kind"], restarted["attempt"], restarted["seconds"]) == ("restart", 1, 2.0)
+    assert said == ["rank 1 was killed: again from step 10 in 2 s"]
+
+
+def test_a_remedy_is_recorded_and_put_where_the_ranks_find_it(ledger, tmp_path):
+    decision = restart("GPU memory exhausted: again with half the micro batch", Remedy(halvings=1))
+    ledger.failed(Failure(cause="cuda_oom"), decision, attempt=0)
+    ledger.apply(decision)
+    assert [event["kind"] for event in read_records(tmp_path / "events.jsonl")] == [
+        "failure",
+        "remedy",
+        "restart",
+    ]
+    assert json.loads((tmp_path / REMEDY_FILE).read_text())["halvings"] == 1
+    assert ledger.remedy() == Remedy(halvings=1)
+
+
+def test_somebody_elses_remedy_is_refused(ledger, tmp_path):
+    (tmp_path / REMEDY_FILE).write_text('{"version": 99}')
+    with pytest.raises(UsageError, match=r"remedy\.json"):
+        ledger.remedy()
+
+
+def test_only_complete_checkpoints_are_progress(ledger, tmp_path):
+    assert ledger.newest_checkpoint() == 0
+    for step in (10, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").write_text("w")
+    write_manifest(tmp_path / "checkpoint-10", {"step": 10})
+    assert ledger.newest_checkpoint() == 10
+
+
+def test_a_ledger_that_cannot_be_written_does_not_end_the_run(said, tmp_path):
+    ledger = Ledger(RunFolder(tmp_path / "nowhere"), said.append)
+    ledger.failed(Failure(cause="rank_killed", message="rank 0 was killed"), restart("again"), attempt=0)
+    assert said == ["rank 0 was killed: again"]

@@ -1,0 +1,93 @@
+"""torchrun's command line under `dsrun launch`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launch.torchrun import parse_torchrun, torchrun_words
+
+
+def parsed(line):
+    return parse_torchrun(line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("torchrun --x y.py", ("--x", "y.py")),
+        ("/env/bin/torchrun y.py", ("y.py",)),
+        ("python3.11 -m torch.distributed.run y.py", ("y.py",)),
+        ("/env/bin/python -m torch.distributed.run", ()),
+        ("python -m torch.distributed.launch y.py", None),
+        ("python torchrun.py", None),
+        ("my_train.py torchrun", None),
+    ],
+)
+def test_it_is_known_by_its_names(line, after):
+    assert torchrun_words(line.split()) == after
+
+
+def test_what_it_says_of_the_machines():
+    found = parsed(
+        "--nnodes=2 --nproc_per_node 4 --node-rank=1 --master_addr gpu1 --master-port=3000 --max-restarts 2 x.py"
+    )
+    assert (found.nodes, found.nproc, found.node_rank) == (2, 4, 1)
+    assert (found.master_addr, found.master_port, found.max_restarts) == ("gpu1", 3000, 2)
+    assert (found.mode, found.words) == ((), ("x.py",))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [
+        ("gpu1:3000", "gpu1", 3000),
+        ("[::1]:3000", "::1", 3000),
+        ("[::1]", "::1", None),
+        ("gpu1", "gpu1", None),
+    ],
+)
+def test_the_rendezvous_is_where_node_0_is(endpoint, host, port):
+    found = parsed(f"--rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=job x.py")
+    assert (found.master_addr, found.master_port, found.rdzv_id) == (host, port, "job")
+
+
+@pytest.mark.parametrize(
+    ("line", "mode", "words"),
+    [
+        ("x.py --nnodes 3 -m", (), ("x.py", "--nnodes", "3", "-m")),
+        ("-m pack.age --flag", ("--module",), ("pack.age", "--flag")),
+        ("--module -- pack.age -- x", ("--module",), ("pack.age", "--", "x")),
+        ("--no-python ./run", ("--no-python",), ("./run",)),
+        ("--standalone -r 3 --tee=3 --log-dir logs x.py", (), ("x.py",)),
+    ],
+)
+def test_the_program_begins_at_the_first_word_that_is_no_option(line, mode, words):
+    found = parsed(line)
+    assert (found.mode, found.words) == (mode, words)
+
+
+def test_two_dollars_are_one():
+    assert parse_torchrun(["x.py", "$$HOME/a"]).words == ("x.py", "$HOME/a")
+
+
+@pytest.mark.parametrize("workers", ["auto", "gpu"])
+def test_a_worker_per_gpu_is_what_is_done_anyway(workers):
+    assert parsed(f"--nproc-per-node={workers} x.py").nproc is None
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--nnodes=1:4 x.py", "--nnodes 1:4 is not a number.*a range of nodes"),
+        ("--nproc-per-node=all x.py", "--nproc-per-node all is not a number"),
+        ("--rdzv-backend=etcd x.py", "--rdzv-backend etcd"),
+        ("--rdzv-endpoint=gpu1:port x.py", "no host:port"),
+        ("--frobnicate x.py", "--frobnicate: dsrun launch does not know"),
+        ("--nnodes", "--nnodes: its value is missing"),
+        ("--nnodes 2", "no program is named"),
+        ("", "no program is named"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(line, says):
+    with pytest.raises(UsageError, match=f"torchrun.*{says}"):
+        parsed(line)

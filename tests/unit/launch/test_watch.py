@@ -1,0 +1,102 @@
+"""Which rank hangs: every rule of the watch, on made-up signs of life."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dsrun.launch.watch import OTHER_PHASES_S, SHORTEST_S, Watch, limit_of
+from dsrun.runs.heartbeat import Beat
+
+
+def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0) -> Beat:
+    return Beat(
+        rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True
+    )
+
+
+def watched(*beats: Beat, timeout=None, states=None, until: float, every: float = 0.5):
+    """What a watch says that looks from 0 s `until` then; the first hang and when."""
+    watch = Watch(timeout)
+    found = {each.rank: each for each in beats}
+    letters = {each.rank: "S" for each in beats} | (states or {})
+    now = 0.0
+    while now <= until:
+        hang = watch.look(found, letters, now)
+        if hang:
+            return hang, now
+        now += every
+    return None, now
+
+
+@pytest.mark.parametrize(
+    ("said", "timeout", "limit"),
+    [
+        (beat(0, slowest=1.0), None, SHORTEST_S),
+        (beat(0, slowest=20.0), None, 60.0),
+        (beat(0, slowest=20.0), 5.0, 5.0),
+        (beat(0, slowest=20.0), 0, math.inf),
+        (beat(0, slowest=0.0), None, OTHER_PHASES_S),
+        (beat(0, slowest=0.0), 5.0, OTHER_PHASES_S),
+        (beat(0, phase="saving"), None, OTHER_PHASES_S),
+        (beat(0, phase="loading"), 2 * OTHER_PHASES_S, 2 * OTHER_PHASES_S),
+        (beat(0, phase="loading"), 0, math.inf),
+    ],
+)
+def test_how_long_a_rank_may_be_silent(said, timeout, limit):
+    assert limit_of(said, timeout) == limit
+
+
+def test_a_silent_rank_is_found_as_soon_as_its_limit_has_passed():
+    hang, when = watched(beat(0), beat(1), until=60)
+    assert SHORTEST_S < when <= SHORTEST_S + 0.5
+    assert hang.limit_s == SHORTEST_S
+    assert not hang.stopped
+
+
+def test_the_rank_that_got_least_far_is_to_blame():
+    """The others wait for it in the collective operation of the step after."""
+    hang, _ = watched(beat(0, step=11), beat(1, step=10, at=0.1), until=60)
+    assert hang.rank == 1
+    assert "rank 1 hangs" in hang.message
+
+
+def test_a_stopped_rank_is_to_blame_whatever_its_step():
+    hang, _ = watched(beat(0, step=10), beat(1, step=11), states={1: "T"}, until=60)
+    assert hang.rank == 1
+    assert "SIGSTOP" in hang.message
+
+
+def test_a_stopped_rank_is_found_also_where_silence_may_last():
+    hang, when = watched(beat(0, phase="loading"), beat(1, phase="loading"), states={1: "T"}, until=60)
+    assert hang.rank == 1
+    assert when <= SHORTEST_S + 1
+
+
+def test_ranks_that_wait_for_one_that_saves_do_not_hang():
+    hang, _ = watched(beat(0, phase="saving"), beat(1), until=600, every=1)
+    assert hang is None
+
+
+def test_nothing_is_a_hang_without_a_timeout():
+    assert watched(beat(0), beat(1), states={1: "T"}, timeout=0, until=600, every=1)[0] is None
+
+
+def test_what_passed_while_nobody_looked_does_not_count():
+    """The machine slept, or the scheduler suspended the whole job."""
+    watch = Watch(None)
+    said = {0: beat(0, at=0.0)}
+    assert watch.look(said, {0: "S"}, 1.0) is None
+    assert watch.look(said, {0: "S"}, 1000.0) is None
+    late = [watch.look(said, {0: "S"}, 1000.0 + seconds) for seconds in range(1, 12)]
+    assert late[8] is None
+    assert late[10] is not None
+
+
+def test_a_rank_that_goes_on_again_is_forgiven():
+    watch = Watch(None)
+    for second in range(9):
+        assert watch.look({0: beat(0)}, {0: "T"}, second) is None
+    for second in range(9, 30):
+        assert watch.look({0: beat(0, at=second)}, {0: "S"}, second) is None
