@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,13 @@ from typing import Any
 
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import fsync_folder, utc_now, write_json_atomic
+from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
 from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
-from dsrun.system.host import cores
+from dsrun.runs.sealing import Sealer, sum_of, threads
 
 MANIFEST = "manifest.json"
 INCOMPLETE = "checkpoint_incomplete"
 CORRUPT = "checkpoint_corrupt"
-_CHUNK = 8 << 20
-_MAX_THREADS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,34 +29,52 @@ class Survey:
     passed_over: list[Finding]
 
 
-def write_manifest(checkpoint: Path, extra: Mapping[str, Any], *, durable: bool = True) -> Path:
+def write_manifest(
+    checkpoint: Path,
+    extra: Mapping[str, Any],
+    *,
+    durable: bool = True,
+    sealed: Mapping[str, ManifestFile] | None = None,
+) -> Path:
     """List every file of `checkpoint` with size and CRC-32 in its manifest, and return the manifest's path.
 
-    Call it on one process, after all ranks have written. With `durable` the files are on disk before the
-    manifest says so, and a power cut cannot leave a manifest without its files. crc32 finds damage, not
-    malice, and costs under a tenth of a save where sha256 costs up to half.
+    Call it on one process, after all ranks have written. `sealed` are files that were summed and brought to the disk
+    before; the others are read here. With `durable` the files are on disk before the manifest says so, and a power
+    cut cannot leave a manifest without its files. crc32 finds damage, not malice, and costs under a tenth of a save
+    where sha256 costs up to half. Raises OSError.
     """
+    files = dict(sealed or {})
     names = list(_files(checkpoint))
-    with ThreadPoolExecutor(_threads(len(names))) as pool:
-        entries = pool.map(lambda name: _entry(checkpoint / name, durable), names)
-        files = dict(zip(names, entries, strict=True))
+    rest = Sealer(checkpoint)
+    try:
+        if durable:
+            rest.add(*(checkpoint / name for name in names if name not in files))
+            files |= rest.result()
+        else:
+            files |= {name: sum_of(checkpoint / name) for name in names if name not in files}
+    finally:
+        rest.close()
     if durable:
-        for folder in {(checkpoint / name).parent for name in names}:
+        for folder in sorted({(checkpoint / name).parent for name in names}):
             fsync_folder(folder)
-    manifest: Manifest = {
-        "version": MANIFEST_VERSION,
-        "time": utc_now(),
-        "files": files,
-        "extra": dict(extra),
-    }
-    write_json_atomic(checkpoint / MANIFEST, manifest)
+    content = plain(
+        {
+            "version": MANIFEST_VERSION,
+            "time": utc_now(),
+            "files": {name: files[name] for name in sorted(files)},
+            "extra": dict(extra),
+        }
+    )
+    write_json_atomic(checkpoint / MANIFEST, {**content, "crc32": _own_sum(content)})
     return checkpoint / MANIFEST
 
 
 def read_manifest(checkpoint: Path) -> Manifest | None:
-    """The manifest of `checkpoint`; None when it is missing or unreadable."""
+    """The manifest of `checkpoint`; None when it is missing, cannot be read, or differs from its own checksum."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        if manifest.get("crc32", _own_sum(manifest)) != _own_sum(manifest):
+            return None
         files: dict[str, ManifestFile] = {
             str(name): {"size": int(entry["size"]), "crc32": str(entry["crc32"])}
             for name, entry in manifest["files"].items()
@@ -76,23 +91,41 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether `checkpoint` has its manifest and each file in it the right size; contents are not read."""
-    return not _missing_or_wrong_size(checkpoint)
+    return not missing_or_wrong_size(checkpoint)
 
 
-def verify(checkpoint: Path) -> list[Finding]:
-    """All that is wrong with `checkpoint`, its files read and their checksums compared; [] when sound."""
-    findings = _missing_or_wrong_size(checkpoint)
+def verify(
+    checkpoint: Path, *, part: int = 0, parts: int = 1, beat: Callable[[], None] = lambda: None
+) -> list[Finding]:
+    """All that is wrong with `checkpoint`, its files read and their checksums compared; [] when sound.
+
+    Of `parts` processes that share the reading, this one takes the files of `part`; each sees what is missing or of
+    another size. `beat` is called after every file.
+    """
+    findings = missing_or_wrong_size(checkpoint)
     manifest = read_manifest(checkpoint)
     if manifest is None:
         return findings
     suspect = {finding.where for finding in findings}
-    names = [name for name in manifest["files"] if str(checkpoint / name) not in suspect]
-    with ThreadPoolExecutor(_threads(len(names))) as pool:
-        sums = pool.map(lambda name: _crc32(checkpoint / name), names)
-        for name, found in zip(names, sums, strict=True):
-            if found != manifest["files"][name]["crc32"]:
-                findings.append(_finding(CORRUPT, "contents differ from the manifest", checkpoint / name))
+    by_size = sorted(manifest["files"], key=lambda name: (-manifest["files"][name]["size"], name))
+    names = [name for name in by_size[part::parts] if str(checkpoint / name) not in suspect]
+    with ThreadPoolExecutor(threads(len(names))) as pool:
+        for name, why in zip(
+            names, pool.map(lambda name: _damage(checkpoint, name, manifest), names), strict=True
+        ):
+            beat()
+            if why:
+                findings.append(_finding(CORRUPT, why, checkpoint / name))
     return findings
+
+
+def _damage(checkpoint: Path, name: str, manifest: Manifest) -> str:
+    """What is wrong with a file's contents; empty when they are those that were saved."""
+    try:
+        found = sum_of(checkpoint / name)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "" if found == manifest["files"][name] else "contents differ from the manifest"
 
 
 def survey(run: RunFolder) -> Survey:
@@ -100,7 +133,7 @@ def survey(run: RunFolder) -> Survey:
     complete: list[tuple[int, Path]] = []
     passed_over: list[Finding] = []
     for step, path in run.checkpoints():
-        findings = _missing_or_wrong_size(path)
+        findings = missing_or_wrong_size(path)
         passed_over += findings[:1]
         if not findings:
             complete.append((step, path))
@@ -112,11 +145,14 @@ def complete_checkpoints(run: RunFolder) -> list[tuple[int, Path]]:
     return survey(run).complete
 
 
-def _missing_or_wrong_size(checkpoint: Path) -> list[Finding]:
+def missing_or_wrong_size(checkpoint: Path) -> list[Finding]:
+    """What is wrong with `checkpoint` as far as its folder tells; contents are not read."""
     manifest = read_manifest(checkpoint)
     if manifest is None:
-        why = "its manifest cannot be read" if (checkpoint / MANIFEST).exists() else "it has no manifest"
-        return [_finding(INCOMPLETE, f"{why}, so its save never finished", checkpoint)]
+        why = "it has no manifest: its save never finished, or dsrun did not write it"
+        if (checkpoint / MANIFEST).exists():
+            why = "its manifest cannot be read, so nothing vouches for its files"
+        return [_finding(INCOMPLETE, why, checkpoint)]
     findings = []
     for name, entry in manifest["files"].items():
         path = checkpoint / name
@@ -136,27 +172,13 @@ def _files(checkpoint: Path) -> Iterator[str]:
     """Relative paths of all files, sorted; the manifest and files on their way to it are left out."""
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
-        if path.is_file() and name != MANIFEST and not name.startswith(f".{MANIFEST}."):
+        # A file that is deleted while somebody has it open stays for a while as .nfsX on NFS.
+        if path.is_file() and name != MANIFEST and not path.name.startswith((f".{MANIFEST}.", ".nfs")):
             yield name
 
 
-def _entry(path: Path, durable: bool) -> ManifestFile:
-    size = path.stat().st_size
-    return {"size": size, "crc32": _crc32(path, durable)}
-
-
-def _crc32(path: Path, durable: bool = False) -> str:
-    """CRC-32 of a file as eight hexadecimal digits; zlib lets other threads run meanwhile."""
-    value = 0
-    buffer = bytearray(_CHUNK)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            value = zlib.crc32(view[:count], value)
-        if durable:
-            os.fsync(file.fileno())
-    return f"{value:08x}"
-
-
-def _threads(files: int) -> int:
-    return max(1, min(files, cores(), _MAX_THREADS))
+def _own_sum(manifest: Mapping[str, Any]) -> str:
+    """CRC-32 of the manifest's other keys, so that damage to the manifest itself shows."""
+    rest = {key: value for key, value in manifest.items() if key != "crc32"}
+    text = json.dumps(rest, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x}"

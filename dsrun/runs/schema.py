@@ -10,9 +10,14 @@ MANIFEST_VERSION = 1
 EventKind = Literal[
     "start",
     "resume",
+    "training",
+    "progress",
     "checkpoint_begin",
     "checkpoint_end",
     "evaluate",
+    "nan",
+    "spike",
+    "interval",
     "signal",
     "failure",
     "remedy",
@@ -63,7 +68,14 @@ class Event(Stamped):
     exit_code: NotRequired[int]
     world_size: NotRequired[int]
     attempt: NotRequired[int]
+    requeue: NotRequired[int]
     rank: NotRequired[int]
+    steps: NotRequired[int]
+    written_s: NotRequired[float]
+    bytes: NotRequired[int]
+    halvings: NotRequired[int]
+    recompute: NotRequired[bool]
+    offload: NotRequired[str]
 
 
 class Run(TypedDict):
@@ -95,3 +107,4 @@ class Manifest(TypedDict):
     time: str
     files: dict[str, ManifestFile]  # by path relative to the checkpoint, with /
     extra: dict[str, Any]  # what the writer adds, such as step and world_size
+    crc32: NotRequired[str]  # of the other keys as compact, sorted JSON; missing before dsrun 0.2

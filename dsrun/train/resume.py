@@ -3,58 +3,67 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.runs.commit import HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, is_complete, read_manifest, survey
+from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, read_manifest, verify
+from dsrun.runs.trust import refuse_untrusted
+from dsrun.system.host import hostname
+from dsrun.train.agreement import by_main, everyone, my_rank, ranks
+from dsrun.train.save import not_shared
 
 STATE_FILE = "trainer_state.json"
+AUTO = ("auto", "true", "True")
+# How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
+_NFS_PATIENCE_S = 60.0
+_SHOWN_DIFFERENCES = 3
+
+Say = Callable[[str], None]
+Beat = Callable[[], None]
 
 
 def find_checkpoint(
     resume: str,
     folder: RunFolder,
     *,
-    world_size: int,
-    stage: int,
-    model_type: str,
-    say: Callable[[str], None],
+    facts: Mapping[str, Any],
+    trust: bool,
+    force: bool,
+    say: Say,
+    beat: Beat = lambda: None,
 ) -> Path | None:
-    """The checkpoint that --resume asks for, or None to start at step 0.
+    """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
 
-    `auto` takes the newest complete one of the run folder and says which newer ones it passed over; `never` starts
-    anew; anything else is a checkpoint folder. Raises UsageError where that folder is none, or was saved by another
-    number of ranks, under another ZeRO stage or from another kind of model.
+    `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
+    starts anew; anything else is a checkpoint folder. What dead saves left is cleared. `facts` are this run's, as
+    `checkpoint_facts` gives them. Raises UsageError where the nodes do not share the run folder, where a checkpoint
+    is not to be trusted, is damaged though asked for by name, or is another model's or tokenizer's.
     """
+    for words in by_main(lambda: tidy(folder)):
+        say(words)
+    _see_the_same_folder(folder, force=force, say=say)
     if resume == "never":
         return None
-    found = _newest(folder, say) if resume in ("auto", "true", "True") else _given(Path(resume))
+    if resume in AUTO:
+        found = _newest(folder, trust=trust, say=say, beat=beat)
+    else:
+        found = _given(Path(resume), trust=trust, say=say, beat=beat)
     if found is None:
         return None
-    facts = _facts(found)
-    saved_by = facts.get("world_size", world_size)
-    if saved_by != world_size:
-        raise UsageError(
-            f"{found} was saved by {saved_by} ranks, and this run has {world_size}",
-            fix=f"use --nproc {saved_by}, or --resume never to start anew",
-        )
-    saved_under = facts.get("zero_stage", stage)
-    if saved_under != stage:
-        raise UsageError(
-            f"{found} was saved under ZeRO-{saved_under}, and this run uses ZeRO-{stage}",
-            fix=f"use --zero {saved_under}, or --resume never to start anew",
-        )
-    saved_type = _model_type(found)
-    if saved_type not in (None, model_type):
-        raise UsageError(
-            f"{found} holds a {saved_type} model, and this run trains a {model_type} model",
-            fix="choose another --output, or --resume never to start anew",
-        )
+    for words in by_main(lambda: _compare(found, facts, force=force)):
+        say(words)
+    for words in by_main(lambda: _out_of_the_way(folder, found)):
+        say(words)
     say(f"resuming from {found}")
     return found
 
@@ -65,9 +74,11 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     Its results move into `earlier-<time>/` of the run folder, or are deleted with `discard` (--force); its logs stay.
     Returns the folder they moved to, if any did.
     """
+    tidy(folder)
     names = [path.name for _, path in folder.checkpoints()]
     names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "console.log", "FINISHED"]
-    names += [path.name for path in folder.path.glob("predictions-*.jsonl")]
+    for pattern in ("predictions-*.jsonl", "samples-rank-*.jsonl"):
+        names += [path.name for path in folder.path.glob(pattern)]
     results = [path for path in (folder.path / name for name in names) if path.exists()]
     aside = folder.path / f"earlier-{now:%Y%m%d-%H%M%S}"
     if results and not discard:
@@ -82,25 +93,167 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     return aside if results and not discard else None
 
 
-def _newest(folder: RunFolder, say: Callable[[str], None]) -> Path | None:
-    found = survey(folder)
-    for finding in found.passed_over:
-        say(f"{finding.message}; passed over")
-    return found.complete[0][1] if found.complete else None
+def _newest(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
+    candidates = by_main(folder.checkpoints)
+    for _, path in candidates:
+        findings = by_main(partial(missing_or_wrong_size, path))
+        if not findings:
+            findings = _read_through(path, trust=trust, beat=beat)
+        if not findings:
+            return path
+        more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+        say(f"{path.name} passed over: {_where(findings[0], path)}{more}")
+    if candidates:
+        say("no checkpoint of this run is whole: starting at step 0")
+    return None
 
 
-def _given(path: Path) -> Path:
-    if not (path / STATE_FILE).is_file():
+def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
+    if not by_main((path / STATE_FILE).is_file):
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
-    if (path / MANIFEST).exists() and not is_complete(path):
-        raise UsageError(f"--resume {path}: the checkpoint is incomplete", fix="choose another one")
+    path = path.absolute()
+    if by_main((path / MANIFEST).exists):
+        findings = by_main(partial(missing_or_wrong_size, path)) or _read_through(
+            path, trust=trust, beat=beat
+        )
+        if findings:
+            raise UsageError(
+                f"--resume {path}: the checkpoint is damaged: {_where(findings[0], path)}",
+                fix="choose another one; --resume auto takes the newest whole one of the run folder",
+            )
+        return path
+    by_main(partial(_check_foreign, path, trust=trust))
+    say(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
     return path
 
 
-def _facts(checkpoint: Path) -> dict[str, Any]:
-    """What dsrun noted when it saved the checkpoint; nothing for one that it did not write."""
+def _read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
+    """What is wrong with the contents; the ranks share the reading."""
+    if not trust:
+        by_main(partial(refuse_untrusted, path))
+    found = everyone(verify(path, part=my_rank(), parts=ranks(), beat=beat))
+    return list({finding.where: finding for part in found for finding in part}.values())
+
+
+def _check_foreign(path: Path, *, trust: bool) -> None:
+    """What can be told of a checkpoint without a manifest before it is loaded."""
+    if not trust:
+        refuse_untrusted(path)
+    try:
+        json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(
+            f"--resume {path}: {STATE_FILE} is damaged", fix="choose another checkpoint"
+        ) from error
+    latest = path / "latest"
+    if latest.is_file():
+        tag = latest.read_bytes().decode(errors="replace").strip()
+        if not tag or not (path / tag).is_dir():
+            raise UsageError(
+                f"--resume {path}: its file `latest` names {tag!r}, which is not there",
+                fix="choose another checkpoint",
+            )
+
+
+def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
+    """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
+    and for another config or tokenizer unless `force`."""
     manifest = read_manifest(checkpoint)
-    return dict(manifest["extra"]) if manifest else {}
+    saved = manifest["extra"] if manifest else {}
+    kind = saved.get("model_type") or _model_type(checkpoint)
+    if kind not in (None, facts.get("model_type", kind)):
+        raise UsageError(
+            f"{checkpoint} holds a {kind} model, and this run trains a {facts['model_type']} model",
+            fix="choose another --output, or --resume never to start anew",
+        )
+    changed = []
+    if _differ(saved, facts, "config_sha256"):
+        changed.append(f"model config ({_differences(saved.get('config', {}), facts.get('config', {}))})")
+    if _differ(saved, facts, "tokenizer_sha256"):
+        changed.append("tokenizer")
+    if changed and not force:
+        raise UsageError(
+            f"{checkpoint} was saved with another {' and another '.join(changed)}",
+            fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
+        )
+    said = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
+    for name, words in (("global_batch", "global batch size"), ("seed", "seed"), ("data_seed", "data seed")):
+        if _differ(saved, facts, name):
+            said.append(
+                f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
+            )
+    return said
+
+
+def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
+    return name in saved and name in facts and saved[name] != facts[name]
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
+    words = [f"{name} was {saved.get(name)}, is {now.get(name)}" for name in names[:_SHOWN_DIFFERENCES]]
+    more = len(names) - len(words)
+    return "; ".join(words) + (f"; {more} more" if more > 0 else "")
+
+
+def _out_of_the_way(folder: RunFolder, chosen: Path) -> list[str]:
+    """Set aside the run's checkpoints beyond the one chosen: damaged ones, and those of a course that is left now. A
+    later `auto` would otherwise take one of them for the newest, and rotation would delete this run's own instead."""
+    step = _step(chosen)
+    beyond = [] if step is None else [each for each, _ in folder.checkpoints() if each > step]
+    return [
+        f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}"
+        for each in sorted(beyond)
+    ]
+
+
+def _step(checkpoint: Path) -> int | None:
+    try:
+        return int(json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        number = checkpoint.name.rpartition("-")[2]
+        return int(number) if number.isdigit() else None
+
+
+def _see_the_same_folder(folder: RunFolder, *, force: bool, say: Say) -> None:
+    """Raise UsageError where a rank's run folder is not rank 0's: nodes that write to disks of their own would leave a
+    checkpoint of which no node has all files."""
+    if ranks() == 1:
+        return
+    token = by_main(lambda: _leave_token(folder))
+    seen = everyone((hostname(), _appears(folder.path / HIDDEN / token)))
+    by_main(lambda: shutil.rmtree(folder.path / HIDDEN, ignore_errors=True))
+    blind = sorted({host for host, sees in seen if not sees})
+    if not blind:
+        return
+    error = not_shared(folder.path, f"{', '.join(blind)} cannot see what {seen[0][0]} writes there")
+    if not force:
+        raise error
+    say(f"{error.message}; no checkpoint can be saved")
+
+
+def _leave_token(folder: RunFolder) -> str:
+    token = f"token-{secrets.token_hex(4)}"
+    (folder.path / HIDDEN).mkdir(parents=True, exist_ok=True)
+    (folder.path / HIDDEN / token).touch()
+    return token
+
+
+def _appears(path: Path) -> bool:
+    """Whether `path` is there, or comes to be while an NFS client's idea of the folder grows old."""
+    end = time.monotonic() + _NFS_PATIENCE_S
+    while not path.exists():
+        if time.monotonic() > end or not path.parents[1].is_dir():
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _where(finding: Finding, checkpoint: Path) -> str:
+    """A finding's message with the file's path below the checkpoint."""
+    why = finding.message.partition(": ")[2]
+    place = Path(finding.where)
+    return f"{place.relative_to(checkpoint)}: {why}" if checkpoint in place.parents else why
 
 
 def _model_type(checkpoint: Path) -> str | None:

@@ -110,3 +110,11 @@ def test_checkpoints_are_sorted_by_number(tmp_path):
 def test_an_output_name_too_long_for_the_file_system_is_refused_in_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"cannot write to output folder.*File name too long"):
         refuse_unfit(tmp_path / ("a" * 300))
+
+
+def test_a_run_that_ran_out_of_memory_while_loading_may_start_again(tmp_path):
+    """The supervisor has written the remedy, and nobody run.json yet."""
+    RunFolder.create(tmp_path / "run")
+    for name in ("remedy.json", "skip-steps.json", ".remedy.json.12.tmp"):
+        (tmp_path / "run" / name).touch()
+    refuse_unfit(tmp_path / "run")

@@ -71,7 +71,7 @@ def test_a_manifest_can_be_written_again(run):
 
 
 def test_a_file_larger_than_one_chunk(run, monkeypatch):
-    monkeypatch.setattr("dsrun.runs.manifest._CHUNK", 1000)
+    monkeypatch.setattr("dsrun.runs.sealing._CHUNK", 1000)
     checkpoint = save(run, 5)
     write_manifest(checkpoint, {})
     manifest = read_manifest(checkpoint)

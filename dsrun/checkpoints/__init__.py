@@ -1,0 +1,1 @@
+"""What lies in checkpoints, read without torch."""

@@ -1,0 +1,216 @@
+"""`dsrun checkpoint list|verify|inspect`: what a run has saved, and whether it is whole. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.errors import EXIT_FINDINGS, UsageError
+
+if TYPE_CHECKING:
+    from dsrun.checkpoints.contents import Contents
+    from dsrun.checkpoints.listing import Entry
+    from dsrun.findings import Finding
+
+FORMAT_VERSION = 1
+_HELP = {"help_option_names": ["-h", "--help"]}
+_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+_DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
+_WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
+
+
+@click.group(name="checkpoint", context_settings=_HELP)
+def command() -> None:
+    """The checkpoints of a run: list them, read them through, see what is in one."""
+
+
+@command.command(name="list", context_settings=_HELP)
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@_FORMAT
+@_DEBUG
+def list_(*, run: Path, form: str) -> int:
+    """Steps, sizes, ages, and which checkpoint is the best one, damaged or just being saved.
+
+    Sizes are compared with the manifest; `dsrun checkpoint verify` reads the contents too.
+    """
+    from dsrun.checkpoints.listing import entries, find
+    from dsrun.runs.folder import RunFolder
+
+    place = find(run)
+    found = entries(place if isinstance(place, RunFolder) else RunFolder(place.absolute().parent))
+    if form == "json":
+        _print_json({"checkpoints": [_plain(entry) for entry in found]})
+    elif found:
+        _table([_HEAD, *(_row(entry) for entry in found)])
+    else:
+        click.echo(f"{run} has no checkpoints", err=True)
+    return 0
+
+
+@command.command(context_settings=_HELP)
+@_WHERE
+@_FORMAT
+@_DEBUG
+def verify(*, where: Path, form: str) -> int:
+    """Read every file and compare it with its manifest. Exit code 3 when anything is damaged."""
+    from dsrun.checkpoints.listing import find
+    from dsrun.runs.folder import RunFolder
+    from dsrun.runs.manifest import verify as read_through
+
+    place = find(where)
+    paths = [path for _, path in place.checkpoints()] if isinstance(place, RunFolder) else [place]
+    if not paths:
+        raise UsageError(f"{where} has no checkpoints")
+    results: list[tuple[Path, list[Finding]]] = []
+    for path in paths:
+        findings = read_through(path)
+        results.append((path, findings))
+        if form == "text":
+            _verdict(path, findings)
+    if form == "json":
+        checked = [
+            {"path": str(path), "damaged": bool(findings), "findings": [each.as_dict() for each in findings]}
+            for path, findings in results
+        ]
+        _print_json({"checkpoints": checked})
+    return EXIT_FINDINGS if any(findings for _, findings in results) else 0
+
+
+@command.command(context_settings=_HELP)
+@_WHERE
+@_FORMAT
+@_DEBUG
+def inspect(*, where: Path, form: str) -> int:
+    """What is in a checkpoint; of a run, in its newest one that is complete."""
+    from dsrun.checkpoints.contents import contents
+
+    found = contents(_one(where))
+    if form == "json":
+        facts = {**asdict(found), "entry": _plain(found.entry)}
+        _print_json({"checkpoint": facts})
+    else:
+        for name, value in _lines(found):
+            click.echo(f"{name + ':':<14}{value}")
+    return 0
+
+
+def _one(where: Path) -> Path:
+    from dsrun.checkpoints.listing import find
+    from dsrun.runs.folder import RunFolder
+    from dsrun.runs.manifest import complete_checkpoints
+
+    place = find(where)
+    if not isinstance(place, RunFolder):
+        return place
+    complete = complete_checkpoints(place)
+    if not complete:
+        raise UsageError(f"{where} has no complete checkpoint", fix=f"dsrun checkpoint list {where}")
+    return complete[0][1]
+
+
+_HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    state = entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
+    return (
+        str(entry.step),
+        _size(entry.size),
+        _age(entry.time),
+        "" if entry.zero_stage is None else str(entry.zero_stage),
+        "" if entry.world_size is None else str(entry.world_size),
+        state,
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _verdict(path: Path, findings: Sequence[Finding]) -> None:
+    if not findings:
+        click.echo(f"{path}: whole")
+    for finding in findings:
+        click.echo(f"{finding.where}: {finding.message.partition(': ')[2]}")
+
+
+def _lines(found: Contents) -> list[tuple[str, str]]:
+    entry, facts = found.entry, found.facts
+    state = entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
+    ranks = f"ZeRO-{entry.zero_stage} on {entry.world_size} ranks" if entry.zero_stage is not None else ""
+    batch = ""
+    if "global_batch" in facts:
+        batch = (
+            f"{facts['global_batch']} = {facts.get('micro_batch')} × {entry.world_size} ranks"
+            f" × {facts.get('accumulation')} steps"
+        )
+    lines = [
+        ("checkpoint", str(entry.path)),
+        ("step", str(entry.step)),
+        ("state", state),
+        ("saved", entry.time),
+        ("model", found.architecture or found.model_type or ""),
+        ("weights", _weights(found)),
+        ("parallel", ranks),
+        ("batch", batch),
+        ("precision", str(facts.get("precision") or "")),
+        ("seed", str(facts.get("seed", ""))),
+        ("config", _short(facts.get("config_sha256"))),
+        ("tokenizer", _short(facts.get("tokenizer_sha256"))),
+        ("versions", ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())),
+        ("size", _size(sum(kind.size for kind in found.kinds))),
+    ]
+    lines += [(f"  {kind.name}", f"{_size(kind.size)} in {kind.files}") for kind in found.kinds]
+    return [(name, value) for name, value in lines if value]
+
+
+def _weights(found: Contents) -> str:
+    held = found.weights
+    if held is None:
+        return ""
+    dtypes = ", ".join(sorted(held.by_dtype))
+    empty = f"; {len(held.empty)} tensors are EMPTY, {held.empty[0]} first" if held.empty else ""
+    return f"{held.parameters:,} parameters in {held.tensors} tensors, {dtypes}{empty}"
+
+
+def _short(digest: Any) -> str:
+    return f"sha256 {str(digest)[:16]}" if digest else ""
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    return {**asdict(entry), "path": str(entry.path)}
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    click.echo(json.dumps({"version": FORMAT_VERSION, **content}, indent=2))
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _age(time: str) -> str:
+    from datetime import UTC, datetime
+
+    try:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+    except ValueError:
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,60 @@
+"""What ranks tell one another around a save or a resume, so that all learn of one rank's failure and none waits for it.
+
+Every function is a collective: all ranks call it at the same point, on the thread that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dsrun.errors import DsrunError
+
+T = TypeVar("T")
+
+
+def my_rank() -> int:
+    """This process's rank; 0 where there is no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def ranks() -> int:
+    """How many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def everyone(mine: T) -> list[T]:
+    """What every rank says, by rank. Values travel as pickles, so keep them small."""
+    if ranks() == 1:
+        return [mine]
+    said: list[Any] = [None] * ranks()
+    dist.all_gather_object(said, mine)
+    return said
+
+
+def by_main(work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, which alone does it. A DsrunError or OSError it raises is raised on all ranks."""
+    answer: list[Any] = [None, None]
+    if my_rank() == 0:
+        try:
+            answer[0] = work()
+        except (DsrunError, OSError) as error:
+            answer[1] = error
+    if ranks() > 1:
+        dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def all_ready(ready: bool) -> bool:
+    """Whether every rank is; one number, cheap enough for every step."""
+    if ranks() == 1:
+        return ready
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+    vote = torch.tensor(int(ready), device=device)
+    dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+    return bool(vote)

@@ -1,0 +1,169 @@
+"""A checkpoint is shown by one rename, and whatever a dead save leaves is either whole or cleared."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dsrun.runs import commit
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify, write_manifest
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def written(run, step, mark="new", *, manifest=True):
+    folder = commit.begin(run, step)
+    (folder / "model.safetensors").write_text(mark)
+    if manifest:
+        write_manifest(folder, {"step": step, "mark": mark}, durable=False)
+    return folder
+
+
+def mark(folder):
+    return (folder / "model.safetensors").read_text()
+
+
+def test_nothing_is_visible_before_the_commit(run):
+    written(run, 5)
+    assert run.checkpoints() == []
+    assert commit.commit(run, 5) == run.checkpoint(5)
+    assert complete_checkpoints(run) == [(5, run.checkpoint(5))]
+    assert verify(run.checkpoint(5)) == []
+
+
+@pytest.mark.parametrize("can_swap", [True, False])
+def test_the_same_step_again_replaces_the_old_one(run, can_swap, monkeypatch):
+    if not can_swap:
+        monkeypatch.setattr(commit, "exchange", lambda one, other: False)
+    for name in ("old", "new"):
+        written(run, 5, name)
+        commit.commit(run, 5)
+    assert mark(run.checkpoint(5)) == "new"
+    assert read_manifest(run.checkpoint(5))["extra"]["mark"] == "new"
+    assert list((run.path / commit.HIDDEN).iterdir()) == []
+
+
+def test_a_file_in_the_way_is_replaced(run):
+    run.checkpoint(5).write_text("no folder")
+    written(run, 5)
+    commit.commit(run, 5)
+    assert mark(run.checkpoint(5)) == "new"
+
+
+def test_every_moment_of_replacing_without_a_swap_leaves_one_whole(run, monkeypatch):
+    """Dies before each rename in turn; the next start finds a whole checkpoint, old or new."""
+    monkeypatch.setattr(commit, "exchange", lambda one, other: False)
+    rename, outcomes = Path.rename, []
+    for death in (1, 2, 3, 4):
+        written(run, 5, "old")
+        commit.commit(run, 5)
+        written(run, 5, "new")
+        calls = 0
+
+        def dying(self, target, death=death):
+            nonlocal calls
+            calls += 1
+            if calls == death:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", dying)
+            try:
+                commit.commit(run, 5)
+            except KeyboardInterrupt:
+                outcomes.append(death)
+        commit.tidy(run)
+        assert verify(run.checkpoint(5)) == []
+        assert not (run.path / commit.HIDDEN).exists()
+    assert outcomes == [1, 2, 3]
+
+
+def test_a_rename_that_nfs_repeats_counts(run, monkeypatch):
+    written(run, 5)
+    rename = Path.rename
+
+    def twice(self, target):
+        rename(self, target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", twice)
+    assert commit.commit(run, 5) == run.checkpoint(5)
+
+
+def test_another_error_of_the_rename_is_passed_on(run, monkeypatch):
+    written(run, 5)
+
+    def fails(self, target):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        commit.commit(run, 5)
+
+
+def test_begin_starts_with_nothing_of_an_earlier_try(run):
+    written(run, 5)
+    assert list(commit.begin(run, 5).iterdir()) == []
+    assert [each.name for each in (run.path / commit.HIDDEN).iterdir()] == ["checkpoint-5"]
+
+
+def test_tidy_shows_what_was_whole_and_removes_the_rest(run):
+    written(run, 5)
+    written(run, 10, manifest=False)
+    (run.path / commit.HIDDEN / "deleted-3").mkdir()
+    assert commit.tidy(run) == [
+        "checkpoint-5 was whole, and is visible now; its run had died just before",
+        "removed what was written of checkpoint-10 when its run died",
+    ]
+    assert complete_checkpoints(run) == [(5, run.checkpoint(5))]
+    assert not (run.path / commit.HIDDEN).exists()
+    assert commit.tidy(run) == []
+
+
+def test_a_whole_hidden_one_replaces_a_damaged_one_of_the_same_step(run):
+    written(run, 5, "old")
+    commit.commit(run, 5)
+    (run.checkpoint(5) / "model.safetensors").unlink()
+    written(run, 5, "new")
+    commit.tidy(run)
+    assert mark(run.checkpoint(5)) == "new"
+
+
+def test_hidden_ones_are_out_of_sight_in_one_step(run):
+    written(run, 5)
+    commit.commit(run, 5)
+    assert mark(commit.hide(run, 5)) == "new"
+    assert run.checkpoints() == []
+    commit.tidy(run)
+    assert run.checkpoints() == []
+
+
+def test_set_aside_keeps_one_of_each_step(run):
+    for name in ("old", "new"):
+        written(run, 5, name)
+        commit.commit(run, 5)
+        place = commit.set_aside(run, 5)
+    assert mark(place) == "new"
+    assert run.checkpoints() == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep", "protected", "gone"),
+    [
+        ([1, 2, 3], 3, {3}, []),
+        ([1, 2, 3, 4], 3, {4}, [1]),
+        ([4, 3, 2, 1], 2, {1}, [2]),
+        ([1, 2, 9], 1, {2}, [1]),  # 2 was saved just now; 9 is of another course
+        ([5], 1, set(), []),
+        ([], 1, set(), []),
+    ],
+)
+def test_rotation_keeps_the_newest_and_the_protected(steps, keep, protected, gone):
+    assert commit.superfluous(steps, keep=keep, protected=protected) == gone
