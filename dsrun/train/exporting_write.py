@@ -1,0 +1,139 @@
+"""Writes safetensors files one tensor at a time.
+
+The library's own save_file wants all tensors of a file at once and copies each to bytes; here no more than one tensor
+is in memory. The format (github.com/huggingface/safetensors, README "Format"): the header's length as 8 little-endian
+bytes; a JSON header with dtype, shape and byte range of each tensor, filled up with spaces; the tensors' bytes without
+gaps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsrun.errors import ToolError
+from dsrun.runs.records import write_json_atomic
+
+INDEX_SUFFIX = ".index.json"
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# A header that starts a multiple of 8 bytes before the tensors keeps all of them aligned.
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor to write: `read` yields it, in any floating-point dtype, when its turn has come."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def in_shards(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
+    """`weights` in runs of at most `limit` bytes, in their order; one that is larger has a shard of its own."""
+    shards: list[list[Weight]] = []
+    room = 0
+    for weight in weights:
+        if not shards or weight.nbytes > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(weight)
+        room -= weight.nbytes
+    return shards
+
+
+def write_weights(
+    weights: Sequence[Weight], folder: Path, *, stem: str = "model", limit: int, beat: Callable[[], None]
+) -> dict[str, str]:
+    """Write `weights` to `folder` under the names that from_pretrained looks for: one file, or shards of at most
+    `limit` bytes and their index. Returns the SHA-256 of each file's contents as they were written, by file name."""
+    shards = in_shards(weights, limit)
+    if len(shards) == 1:
+        name = f"{stem}.safetensors"
+        return {name: write_file(folder / name, shards[0], beat=beat)}
+    hashes: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        hashes[name] = write_file(folder / name, shard, beat=beat)
+        places |= dict.fromkeys((weight.name for weight in shard), name)
+    total = sum(weight.nbytes for weight in weights)
+    index: Mapping[str, Any] = {"metadata": {"total_size": total}, "weight_map": places}
+    write_json_atomic(folder / f"{stem}.safetensors{INDEX_SUFFIX}", index)
+    return hashes
+
+
+def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None] = lambda: None) -> str:
+    """Write one file; returns the SHA-256 of what was written. Raises ToolError for a tensor of another shape than
+    announced, and for one without elements: what ZeRO-3 leaves where a weight was not gathered."""
+    # Wide types first: each tensor then starts at a multiple of its item size.
+    ordered = sorted(weights, key=lambda weight: -weight.dtype.itemsize)
+    header = _header(ordered)
+    digest = hashlib.sha256(header)
+    with path.open("wb") as file:
+        file.write(header)
+        for weight in ordered:
+            data = _bytes(weight)
+            file.write(data)
+            digest.update(data)
+            del data
+            beat()
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's contents."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _header(weights: Sequence[Weight]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for weight in weights:
+        end = start + weight.nbytes
+        entries[weight.name] = {
+            "dtype": DTYPES[weight.dtype],
+            "shape": list(weight.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(weight: Weight) -> memoryview:
+    tensor = weight.read()
+    if tuple(tensor.shape) != weight.shape or tensor.numel() == 0:
+        raise ToolError(
+            f"{weight.name} has shape {list(tensor.shape)} instead of {list(weight.shape)}: a placeholder, no weight"
+        )
+    return memoryview(tensor.to(weight.dtype).contiguous().reshape(-1).view(torch.uint8).numpy())
