@@ -14,15 +14,17 @@ EXIT_INTERRUPTED = 130
 class DsrunError(Exception):
     """Something went wrong that the user can act on.
 
-    `message` says what and where; `fix` is the command or the line that mends it.
+    `message` says what and where; `fix` is the command or the line that mends it; `cause` is the code of
+    docs/diagnose.md, where one fits.
     """
 
     exit_code = EXIT_TOOL_FAILED
 
-    def __init__(self, message: str, *, fix: str | None = None) -> None:
+    def __init__(self, message: str, *, fix: str | None = None, cause: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
+        self.cause = cause
 
     def __str__(self) -> str:
         return f"{self.message} ({self.fix})" if self.fix else self.message

@@ -20,6 +20,7 @@ FIXED: dict[str, Any] = {
 CHOSEN: dict[str, str] = {
     "zero": f"{ZERO_STAGE}, unless --deepspeed is given",
     "output": "runs/<model>-<time>",
+    "save_every": "as --save_strategy and --save_steps say",
     "micro_batch_size": "the largest up to 8 that divides the global batch",
     "logging_steps": "10, or a tenth of a short run",
     "bf16": "where the hardware computes in it",

@@ -15,7 +15,7 @@ from dsrun.recipe.convert import (
     from_texts,
     from_value,
 )
-from dsrun.recipe.flags import RENAMED, SECRETS, Flag, hf_flags
+from dsrun.recipe.flags import RENAMED, SECRETS, Flag, hf_flags, own_flags
 
 COMMAND_LINE = "command line"
 HIDDEN = "***"
@@ -52,7 +52,7 @@ def shown_value(name: str, value: Any) -> str:
 
 def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, where: str) -> Given:
     """A value from the words that follow a flag (or the scalars of a YAML list)."""
-    flag = _rerouted(flag, words)
+    flag, words = _rerouted(flag, words)
     several = flag.kind in ("list", "list|str")
 
     def read() -> Any:
@@ -64,7 +64,7 @@ def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, 
 def from_data(flag: Flag, value: Any, *, spelling: str, source: str, where: str) -> Given:
     """A value from parsed JSON."""
     if isinstance(value, str):
-        flag = _rerouted(flag, [value])
+        flag, (value,) = _rerouted(flag, [value])
     return _given(flag, lambda: from_value(flag, value), spelling=spelling, source=source, where=where)
 
 
@@ -78,11 +78,17 @@ def _given(flag: Flag, read: Callable[[], Any], *, spelling: str, source: str, w
     return Given(name=flag.name, value=value, spelling=spelling, source=source, where=where)
 
 
-def _rerouted(flag: Flag, words: Sequence[str]) -> Flag:
-    """`--debug underflow_overflow` is TrainingArguments.debug; `--debug` and `--debug false` are ours."""
+def _rerouted(flag: Flag, words: Sequence[str]) -> tuple[Flag, Sequence[str]]:
+    """The flag that is meant by a flag with these words, and the words for it.
+
+    `--debug underflow_overflow` is TrainingArguments.debug; `--debug` and `--debug false` are ours.
+    `--micro-batch-size auto` is a switch of its own, so that a micro batch is a number everywhere else.
+    """
     if flag.name in RENAMED and not {word.lower() for word in words} <= TRUE_WORDS | FALSE_WORDS:
-        return hf_flags()[RENAMED[flag.name]]
-    return flag
+        return hf_flags()[RENAMED[flag.name]], words
+    if flag.name == "micro_batch_size" and [word.lower() for word in words] == ["auto"]:
+        return own_flags()["auto_micro_batch"], ["true"]
+    return flag, words
 
 
 def _resume_word(value: str) -> str:

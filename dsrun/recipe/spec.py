@@ -121,9 +121,9 @@ class TrainSpec(Survival):
     )
     micro_batch_size: int | None = option(
         None,
-        "samples per GPU and forward pass",
+        "samples per GPU and forward pass; auto: the largest that fits, found by trying",
         group="batch",
-        metavar="N",
+        metavar="N|auto",
     )
 
     # data

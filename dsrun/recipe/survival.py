@@ -17,6 +17,11 @@ class Survival:
         group="survive",
         metavar="N|auto",
     )
+    auto_micro_batch: bool = option(
+        False,
+        "begin with the largest micro batch and halve it where memory runs out; also: --micro-batch-size auto",
+        group="survive",
+    )
     keep: int = option(
         3,
         "checkpoints kept, beside the best one; the last that verifies is never deleted",

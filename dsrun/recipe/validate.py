@@ -150,6 +150,19 @@ def _batch(recipe: Recipe) -> None:
             f"{per_device} contradict each other",
             fix="they are the same size; give one",
         )
+    for name in ("micro_batch_size", "per_device_train_batch_size"):
+        if recipe.spec.auto_micro_batch and recipe.given(name):
+            raise UsageError(
+                f"{recipe.where(name)} {recipe.value(name)} and {recipe.where('auto_micro_batch')} contradict each"
+                " other",
+                fix="give one of them",
+            )
+    if recipe.spec.auto_micro_batch and not recipe.spec.remedy:
+        raise UsageError(
+            f"{recipe.where('auto_micro_batch')} finds the micro batch by way of the remedy that"
+            f" {recipe.where('remedy')} refuses",
+            fix="leave out --no-remedy, or give a number",
+        )
 
 
 def _data(recipe: Recipe) -> None:
@@ -194,5 +207,47 @@ def _lora(recipe: Recipe) -> Iterator[str]:
         yield f"{recipe.where('lora')} with --from-scratch leaves random weights under the adapters"
 
 
+def _saving(recipe: Recipe) -> None:
+    every = recipe.spec.save_every
+    if every is None:
+        return
+    if every != "auto" and not (every.isdecimal() and int(every) > 0):
+        raise UsageError(
+            f"{recipe.where('save_every')} {every}: neither a number of steps nor auto",
+            fix="--save-every 500",
+        )
+    for name in ("save_strategy", "save_steps"):
+        if recipe.given(name):
+            raise UsageError(
+                f"{recipe.where('save_every')} and {recipe.where(name)} both say when to save",
+                fix="keep one of them",
+            )
+
+
+def _survival(recipe: Recipe) -> None:
+    """Training arguments that would stand in the way of dsrun's own saving and resuming."""
+    if recipe.value("enable_jit_checkpoint"):
+        raise UsageError(
+            f"{recipe.where('enable_jit_checkpoint')} saves on SIGTERM without asking the other ranks",
+            fix="leave it out: a run of dsrun saves on SIGTERM by itself, all ranks after the same step",
+        )
+    if recipe.value("restore_callback_states_from_checkpoint"):
+        raise UsageError(
+            f"{recipe.where('restore_callback_states_from_checkpoint')} puts new callbacks in place of dsrun's own",
+            fix="leave it out: early stopping goes on where it was, also without it",
+        )
+
+
 Check = Callable[[Recipe], Iterator[str] | None]
-CHECKS: tuple[Check, ...] = (_ranges, _model, _zero, _batch, _data, _precision, _task, _lora)
+CHECKS: tuple[Check, ...] = (
+    _ranges,
+    _model,
+    _zero,
+    _batch,
+    _data,
+    _precision,
+    _task,
+    _lora,
+    _saving,
+    _survival,
+)

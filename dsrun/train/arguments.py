@@ -20,6 +20,7 @@ LOSS_METRICS = ("loss", "perplexity")
 TEXT_METRICS = ("bleu", "chrf", *ROUGE_TYPES, "exact_match")
 
 MOST_LOADER_WORKERS = 4
+NEVER = 10**9
 
 # A loader worker passes batches through /dev/shm; Docker's default of 64 MiB is filled by two long batches.
 SMALLEST_SHM = 256 * 2**20
@@ -33,6 +34,7 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
     values: dict[str, Any] = _defaults(plan, run, has_validation)
     values |= _stopping(spec.early_stopping, given)
     values |= given
+    values |= _saving(spec.save_every)
     values |= {
         "output_dir": str(run),
         "per_device_train_batch_size": plan.batch.micro_batch,
@@ -63,15 +65,28 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
         values["generation_num_beams"] = spec.num_beams
     if values.get("auto_find_batch_size"):
         raise UsageError(
-            "--auto-find-batch-size changes the global batch behind your back", fix="set --micro-batch-size"
+            "--auto-find-batch-size changes the global batch behind your back",
+            fix="use --micro-batch-size auto, which keeps it",
         )
     _check_metric(values)
+    # Set afterwards: the Trainer would insist on saving at the very steps that it evaluates at, which a trainer that
+    # saves each new best does not need.
+    load_best = values.pop("load_best_model_at_end", False)
     try:
-        return Seq2SeqTrainingArguments(**values)
+        arguments = Seq2SeqTrainingArguments(**values)
     except (ValueError, TypeError) as error:
         raise UsageError(f"training arguments: {str(error).splitlines()[0]}") from error
     except ImportError as error:
         raise MissingError(str(error).strip().splitlines()[0]) from error
+    arguments.load_best_model_at_end = load_best
+    return arguments
+
+
+def _saving(every: str | None) -> dict[str, Any]:
+    """What --save-every asks of the Trainer; `auto` saves by the clock, and leaves the last save to the Trainer."""
+    if every is None:
+        return {}
+    return {"save_strategy": "steps", "save_steps": NEVER if every == "auto" else int(every)}
 
 
 def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:

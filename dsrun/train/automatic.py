@@ -33,7 +33,10 @@ def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world:
     """
     # The user's `auto` makes room for the stage, which is put under the rest of what was given.
     sources = {name: source for name, source in recipe.sources.items() if name != "zero"}
-    opened = replace(recipe, spec=replace(recipe.spec, zero=None), sources=sources | {"zero": "default"})
+    # The plan's micro batch is where --micro-batch-size auto begins.
+    left_open = dict.fromkeys(("zero", "auto_micro_batch"), "default")
+    spec = replace(recipe.spec, zero=None, auto_micro_batch=False)
+    opened = replace(recipe, spec=spec, sources=sources | left_open)
     if world.device == "cpu":
         words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words

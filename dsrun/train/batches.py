@@ -8,14 +8,17 @@ weigh nothing, so no sample is lost (as with drop_last) or counted twice (as wit
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from dsrun.errors import UsageError
 
 IGNORED = -100
 FILLER = -1
@@ -43,10 +46,25 @@ class Split:
         return self.round * self.accumulation
 
 
+@dataclass(frozen=True)
+class Taken:
+    """The rows of one micro batch and their ids, as a dataset hands them to the collator.
+
+    `ids` leaves filler out: of a table they are row numbers, of a stream running numbers within the epoch. A stream
+    knows the epoch itself, and after the last rows of a global batch the place to go on from.
+    """
+
+    rows: list[dict[str, Any]]
+    ids: list[int]
+    epoch: int | None = None
+    after: dict[str, Any] | None = None
+
+
 class GlobalBatchSampler(Sampler):
     """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample.
 
-    `lengths` (tokens per sample) turns on grouping: global batches then hold samples of similar length.
+    `lengths` (tokens per sample) turns on grouping: global batches then hold samples of similar length. The next pass
+    begins with micro batch `first`, later ones with the first.
     """
 
     def __init__(
@@ -66,6 +84,7 @@ class GlobalBatchSampler(Sampler):
         self.drop_last = drop_last
         self.lengths = None if lengths is None else np.asarray(lengths)
         self.epoch = 0
+        self.first = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -79,7 +98,8 @@ class GlobalBatchSampler(Sampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
-        for i in range(len(self)):
+        first, self.first = self.first, 0
+        for i in range(first, len(self)):
             start = i * self.split.round + self.split.rank * self.split.micro_batch
             batch = order[start : start + self.split.micro_batch].tolist()
             yield batch + [FILLER] * (self.split.micro_batch - len(batch))
@@ -127,38 +147,90 @@ def filler_like(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
+class TrainingRows(WithFiller):
+    """WithFiller for training: a whole micro batch at once, with the ids of its samples."""
+
+    def __getitems__(self, indices: list[int]) -> Taken:
+        return Taken([self[index] for index in indices], [index for index in indices if index != FILLER])
+
+
+class Reader(Protocol):
+    """An iterator over rows that can say where it is; `count` rows lie before the next one."""
+
+    count: int
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
+    def __next__(self) -> dict[str, Any]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+class Stream(Protocol):
+    """Rows in an order that never changes, read from the start or from where a reader was."""
+
+    def start(self, state: dict[str, Any] | None = None) -> Reader: ...
+
+
 class StreamOfBatches(IterableDataset):
-    """Cuts a stream of rows into this rank's micro batches.
+    """Cuts a stream of rows into this rank's micro batches, epoch after epoch without an end.
 
     Every rank reads the whole stream and keeps its share, which needs no agreement between ranks and gives the same
-    global batches at any world size.
+    global batches at any world size. The last one of an epoch is filled up. Begins at `place`, the `after` of a micro
+    batch taken before, also by another number of ranks; then leaves out `skipped` micro batches, which it must read.
     """
 
-    def __init__(self, rows: Any, split: Split) -> None:
+    def __init__(self, rows: Stream, split: Split) -> None:
         self.rows = rows
         self.split = split
+        self.place: dict[str, Any] | None = None
+        self.skipped = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.rows, "set_epoch"):
-            self.rows.set_epoch(epoch)
+    def __iter__(self) -> Iterator[Taken]:
+        return itertools.islice(self._epochs(), self.skipped, None)
 
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        taken: list[dict[str, Any]] = []
-        for row in self.rows:
-            taken.append(row)
-            if len(taken) == self.split.round:
-                yield self._share(taken)
-                taken = []
-        if taken:
-            yield self._share(taken + [filler_like(taken[0])] * (self.split.round - len(taken)))
+    def _epochs(self) -> Iterator[Taken]:
+        place = self.place or {"epoch": 0, "reader": None}
+        epoch, state = place["epoch"], place["reader"]
+        while True:
+            reader = self.rows.start(state)
+            begun = reader.count
+            yield from self._epoch(epoch, reader)
+            if reader.count == begun == 0:
+                raise UsageError("the streamed training data gave no row in a whole pass")
+            epoch, state = epoch + 1, None
 
-    def _share(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _epoch(self, epoch: int, reader: Reader) -> Iterator[Taken]:
+        filler: dict[str, Any] = {}
+        while True:
+            for step in range(self.split.accumulation):
+                first = reader.count
+                rows = list(itertools.islice(reader, self.split.round))
+                if rows:
+                    filler = filler_like(rows[0])
+                elif step == 0:
+                    return
+                ends = step == self.split.accumulation - 1
+                after = {"epoch": epoch, "reader": reader.state()} if ends else None
+                yield self._share(rows, first, filler, epoch, after)
+
+    def _share(
+        self,
+        rows: list[dict[str, Any]],
+        first: int,
+        filler: dict[str, Any],
+        epoch: int,
+        after: dict[str, Any] | None,
+    ) -> Taken:
+        """This rank's part of a round of all ranks; `first` is the number of the round's first row."""
         start = self.split.rank * self.split.micro_batch
-        return rows[start : start + self.split.micro_batch]
+        mine = rows[start : start + self.split.micro_batch]
+        ids = list(range(first + start, first + start + len(mine)))
+        return Taken(mine + [filler] * (self.split.micro_batch - len(mine)), ids, epoch, after)
 
 
 class BatchLoader(DataLoader):
-    """A DataLoader of ready micro batches that starts at any micro batch without reading what it skips."""
+    """A DataLoader of ready micro batches whose sampler knows epochs."""
 
     def set_epoch(self, epoch: int) -> None:
         for part in (self.dataset, self.batch_sampler):

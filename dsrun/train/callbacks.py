@@ -13,7 +13,6 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from dsrun.train import engine
 from dsrun.train.console import Console, TrainingBar, duration, number
-from dsrun.train.stopping import Stopping
 from dsrun.train.trainer import RunTrainer
 
 SHOWN_METRICS = ("loss", "perplexity", "exact_match", "bleu", "chrf", "rougeL")
@@ -38,7 +37,8 @@ class StopEarly(EarlyStoppingCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        stored = state.stateful_callbacks.get(type(self).__name__, {})
+        # A checkpoint that knows nothing of this callback has no place for it, and the next save would fail.
+        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.early_stopping_patience_counter = stored.get("attributes", {}).get(
             "early_stopping_patience_counter", 0
         )
@@ -53,34 +53,6 @@ class StopEarly(EarlyStoppingCallback):
 
     def _patience_is_spent(self) -> bool:
         return self.early_stopping_patience_counter >= self.early_stopping_patience
-
-
-class SaveAndLeave(TrainerCallback):
-    """Saves after the step in which the ranks learnt of the wish, and ends training when that is done.
-
-    `should_training_stop` is set after the save, not before: the Trainer stores it in the checkpoint, and the resumed
-    run would take itself for finished. An evaluation due at that step is left out: the time may not suffice for both.
-    """
-
-    def __init__(self, trainer: RunTrainer, stopping: Stopping) -> None:
-        self.trainer = trainer
-        self.stopping = stopping
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.stopping.begin()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.ranks_want_to_stop and state.global_step < state.max_steps:
-            self.trainer.interrupted = True
-            control.should_save = True
-            control.should_evaluate = False
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.interrupted:
-            control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.stopping.end()
 
 
 class LogLastStep(TrainerCallback):

@@ -55,7 +55,7 @@ def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
     share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", "1")))
     if given:
         del values["global_batch_size"]
-    elif not rest:
+    elif not rest and not recipe.spec.auto_micro_batch:
         values["micro_batch_size"] = share
     return values
 

@@ -169,9 +169,11 @@ def _installed(op: str) -> bool:
 
 def _load_op(builder: Any, name: str) -> None:
     if builder is None or not builder.is_compatible(verbose=False):
-        fix = "install libaio-dev" if name == "AsyncIOBuilder" else "install a C++ compiler and ninja"
+        aio = name == "AsyncIOBuilder"
         raise MissingError(
-            f"this machine cannot build DeepSpeed's op {name.removesuffix('Builder')}", fix=fix
+            f"this machine cannot build DeepSpeed's op {name.removesuffix('Builder')}",
+            fix="install libaio-dev" if aio else "install a C++ compiler and ninja",
+            cause="libaio_missing" if aio else "jit_build_failed",
         )
     try:
         builder.load(verbose=False)
@@ -180,4 +182,5 @@ def _load_op(builder: Any, name: str) -> None:
         raise MissingError(
             f"DeepSpeed's op {name.removesuffix('Builder')} does not compile here: {str(error).splitlines()[0]}",
             fix="install a C++ compiler and ninja, or a DeepSpeed wheel with the op built in; the log has the error",
+            cause="jit_build_failed",
         ) from error

@@ -1,19 +1,33 @@
-"""How a worker tells why it failed, so that the launcher prints one line and not torchrun's table."""
+"""How a worker tells why it failed or left, so that the launcher prints one line and not torchrun's table."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import signal
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import DsrunError
 
 logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "DSRUN_FAILURES"
+
+
+@dataclass
+class Progress:
+    """How far this process is, for whoever has to tell of its end: optimizer steps done, None before training; the
+    step of the newest checkpoint; and the samples per forward pass, None before that is decided."""
+
+    step: int | None = None
+    saved: int | None = None
+    micro_batch: int | None = None
 
 
 def explain(error: BaseException) -> tuple[int, str]:
@@ -30,25 +44,75 @@ def explain(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {first[:300]}" + (f" ({advice})" if advice else "")
 
 
-def record(error: BaseException, *, rank: int, log: Path | None) -> tuple[int, str]:
+def record(error: BaseException, *, rank: int, log: Path | None, progress: Progress) -> tuple[int, str]:
     """Write the failure where the launcher looks for it; returns `explain(error)`."""
+    happened = time.time()
     code, message = explain(error)
     if log is not None:
         logger.error("rank %d failed", rank, exc_info=error)
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder:
-        facts = {
-            "rank": rank,
-            "exit_code": code,
-            "message": message,
-            "time": time.time(),
-            "log": str(log) if log else None,
-            "expected": isinstance(error, DsrunError),
-        }
-        partial = Path(folder) / f".rank-{rank}"
-        partial.write_text(json.dumps(facts))
-        partial.rename(Path(folder) / f"rank-{rank}.json")
+    cause, consequence = _diagnosed(error)
+    facts = {
+        "rank": rank,
+        "exit_code": code,
+        "message": message,
+        "time": happened,
+        "log": str(log) if log else None,
+        "expected": isinstance(error, DsrunError),
+        "cause": cause,
+        # The rank lost its peers: whoever failed before it knows why.
+        "consequence": consequence,
+        "trace": trace_of(error),
+        "step": progress.step,
+        "micro_batch": progress.micro_batch,
+        "rollback": bool(getattr(error, "rollback", False)),
+    }
+    _write(f"rank-{rank}.json", facts)
     return code, message
+
+
+def interrupted(step: int | None = None, path: str | None = None) -> None:
+    """Tell the launcher that this run left because it was told to: after optimizer step `step`, which the checkpoint
+    `path` of the run folder holds, or before training (None)."""
+    _write("interrupted.json", {"step": step, "path": path})
+
+
+def cause_of(error: BaseException) -> str | None:
+    """The code of docs/diagnose.md for `error`, None where nothing is known of it."""
+    return _diagnosed(error)[0]
+
+
+def _diagnosed(error: BaseException) -> tuple[str | None, bool]:
+    """The code, and whether such an error only follows from another rank's."""
+    if isinstance(error, DsrunError):
+        return error.cause, False
+    if not isinstance(error, Exception):
+        return None, False  # ended from outside
+    # Only now, as reading the rules takes time and most runs do not fail.
+    from dsrun.causes.classify import classify
+
+    diagnosis = classify("".join(traceback.format_exception(error)))
+    return (diagnosis.cause, diagnosis.weight == "consequence") if diagnosis else (None, False)
+
+
+def trace_of(error: BaseException) -> str:
+    """A digest of where `error` comes from: the same for the same crash in another attempt, whatever the addresses and
+    numbers in its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.name}:{frame.lineno}" for frame in frames]
+    return hashlib.sha256("\n".join([type(error).__qualname__, *places]).encode()).hexdigest()
+
+
+def _write(name: str, facts: dict[str, Any]) -> None:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return
+    partial = Path(folder) / f".{name}.{os.getpid()}"
+    try:
+        partial.write_text(json.dumps(facts))
+        partial.rename(Path(folder) / name)
+    except OSError:
+        # The launcher is gone, and its folder with it; what happened stands in the log.
+        logger.exception("%s could not be written", partial)
 
 
 def _advice(kind: str, text: str) -> str:

@@ -38,4 +38,5 @@ def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
     return MissingError(
         f"{what} cannot be fetched from the Hub: {reason}",
         fix=f"check the network{offline}, or give local files: {instead}",
+        cause="hf_gated_or_offline",
     )

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.launch.policy import Remedy
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.phases import evaluation_is_asked_for, phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.system.host import cpu_bf16
-from dsrun.train import engine
+from dsrun.train import engine, remedies
 from dsrun.train import model as models
 from dsrun.train import world as worlds
 from dsrun.train.automatic import settle
@@ -20,6 +21,7 @@ from dsrun.train.precision import Precision, decide
 from dsrun.train.world import World
 
 DEFAULT_MICRO_BATCH = 8
+NO_REMEDY = Remedy()
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,37 @@ class Plan:
     phases: frozenset[str]
 
 
-def decide_plan(recipe: Recipe, title: str, world: World, *, say: Callable[[str], None]) -> Plan:
-    """Everything that follows from flags, hardware and the model's config alone."""
+def decide_plan(
+    recipe: Recipe, title: str, world: World, *, say: Callable[[str], None], remedy: Remedy = NO_REMEDY
+) -> Plan:
+    """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts."""
     config = models.load_config(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
     recipe = _with_stage(recipe, config, task, world, say)
-    spec = recipe.spec
-    deepspeed = engine.configuration(spec, recipe.hf, engine.hidden_size(config))
+    stage = engine.stage_of(engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config)))
+    recipe = remedies.remedied(recipe, remedy, stage=stage)
+    deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
-    batch = batch_plan(
+    asked = _batch(recipe, world)
+    batch = remedies.shrunk(asked, remedy)
+    words = remedies.notice(asked, batch, remedy)
+    if words:
+        say(words)
+    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
+
+
+def _batch(recipe: Recipe, world: World) -> BatchPlan:
+    spec = recipe.spec
+    return batch_plan(
         global_batch_size=spec.global_batch_size,
         micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
         accumulation=recipe.hf.get("gradient_accumulation_steps"),
         world_size=world.size,
-        default_micro=DEFAULT_MICRO_BATCH,
+        # --micro-batch-size auto begins with a rank's whole share; the supervisor halves it where memory runs out.
+        default_micro=(spec.global_batch_size or DEFAULT_MICRO_BATCH)
+        if spec.auto_micro_batch
+        else DEFAULT_MICRO_BATCH,
     )
-    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
 
 
 def _with_stage(
@@ -76,12 +93,17 @@ def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, A
     )
 
 
-def prepare_and_say(request: DataRequest, tokenizer: Any, console: Console) -> PreparedData:
-    """Load and tokenise the data, telling the user what is worth knowing about it."""
+def prepare_and_say(
+    request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
+) -> PreparedData:
+    """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
     task = console.task("tokenising")
-    data = prepare_data(
-        request, tokenizer, say=console.notice, progress=lambda _split, done, total: task.update(done, total)
-    )
+
+    def progress(_split: str, done: int, total: int) -> None:
+        beat()
+        task.update(done, total)
+
+    data = prepare_data(request, tokenizer, say=console.notice, progress=progress)
     for notice in data.notices:
         console.notice(notice)
     for split, cut in data.truncation.items():

@@ -1,17 +1,22 @@
-"""What a run writes about itself: run.json, metrics.jsonl, events.jsonl and the checkpoints' manifests. Rank 0 only."""
+"""What a run writes about itself: run.json, metrics.jsonl and events.jsonl. Rank 0 only."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError
 from dsrun.recipe.flags import SECRETS
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import write_manifest
-from dsrun.runs.records import Appender, EventLog, utc_now, write_json_atomic
+from dsrun.runs.goodput import goodput, words
+from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
+from dsrun.runs.schema import EventKind
 from dsrun.system.host import git_commit, hostname, versions
 
 if TYPE_CHECKING:
@@ -24,59 +29,90 @@ class RunRecords:
     def __init__(self, folder: RunFolder, *, main: bool) -> None:
         self.folder = folder
         self.main = main
-        self._facts: dict[str, Any] = {}
+        self._began = time.monotonic()
         if main:
             self._metrics = Appender(folder.metrics)
             self._events = EventLog(folder.events)
 
     def start(self, plan: Plan, *, parameters: int, resumed_from: Path | None) -> None:
         """Write run.json and the first event."""
-        self._facts = {
-            "world_size": plan.world.size,
-            "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
-            "versions": versions(),
-        }
         if not self.main:
             return
         self.folder.finished.unlink(missing_ok=True)
-        write_json_atomic(self.folder.run_json, _description(plan, parameters) | self._facts)
-        self._events.write("start", world_size=plan.world.size)
+        write_json_atomic(self.folder.run_json, _description(plan, parameters))
+        counts = attempt(os.environ)
+        self._events.write("start", world_size=plan.world.size, **counts)
         if resumed_from:
-            self._events.write("resume", path=resumed_from.name, step=_step(resumed_from))
+            self._events.write("resume", path=resumed_from.name, step=step_of(resumed_from), **counts)
 
     def metric(self, record: dict[str, Any]) -> None:
         self._metrics.append(record)
 
-    def checkpoint(self, phase: str, folder: Path, seconds: float) -> None:
-        """`begin` or `end` of a save; the manifest is written last, and makes the checkpoint complete."""
-        if not self.main:
-            return
-        if phase == "end":
-            write_manifest(folder, {"step": _step(folder), **self._facts})
-        details = {"path": folder.name, "step": _step(folder)}
-        if phase == "begin":
-            self._events.write("checkpoint_begin", **details)
-        else:
-            self._events.write("checkpoint_end", **details, seconds=seconds)
-
-    def failure(self, error: BaseException) -> None:
+    def event(self, kind: EventKind, **details: Any) -> None:
+        """One more line of events.jsonl."""
         if self.main:
-            message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
-            self._events.write("failure", message=message)
+            self._events.write(kind, **details)
+
+    def training(self, step: int) -> None:
+        """The training loop begins after `step` steps."""
+        self.event("training", step=step, **attempt(os.environ))
+
+    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
+        """An evaluation is done; its `…_seconds` is how long it took."""
+        seconds = next((value for name, value in metrics.items() if name.endswith("_seconds")), None)
+        self.event("evaluate", step=step, metrics=metrics, seconds=seconds)
+
+    def checkpoint(self, phase: str, folder: Path, seconds: float, details: dict[str, Any]) -> None:
+        """A save begins, or is complete and visible; `seconds` is how long training waited for it."""
+        where = {"path": folder.name, "step": step_of(folder)}
+        if phase == "begin":
+            self.event("checkpoint_begin", **where)
+        elif phase == "visible":
+            self.event("checkpoint_end", **where, seconds=seconds, **details)
+
+    def failure(self, error: BaseException, *, step: int | None, cause: str | None) -> None:
+        """Where no supervisor does, which knows which rank failed first."""
+        message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
+        known = {"step": step, "cause": cause}
+        self.event(
+            "failure", message=message, **{name: value for name, value in known.items() if value is not None}
+        )
 
     def interrupted(self, step: int) -> None:
-        if self.main:
-            self._events.write("signal", step=step)
+        self.event("signal", step=step)
 
     def end(self, step: int) -> None:
         """The last event, and the file by which a scheduler knows that the job need not run again."""
         if self.main:
-            self._events.write("end", step=step)
+            self._events.write("end", step=step, seconds=time.monotonic() - self._began, exit_code=0)
             write_json_atomic(self.folder.finished, {"version": 1, "time": utc_now(), "step": step})
 
+    def goodput(self) -> str | None:
+        """Where the time of this folder's run went, in one line."""
+        return words(goodput(self.history())) if self.main else None
 
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[-1])
+    def history(self) -> list[dict[str, Any]]:
+        """All events of the folder so far, those of earlier attempts included; none on other ranks."""
+        return read_records(self.folder.events) if self.main else []
+
+
+def attempt(environ: Mapping[str, str]) -> dict[str, int]:
+    """Which attempt this is: `attempt` counts the supervisor's (or torchrun's) restarts, `requeue`, where there were
+    any, the scheduler's."""
+    counts = {
+        "attempt": environ.get("DSRUN_ATTEMPT") or environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        "requeue": environ.get("SLURM_RESTART_COUNT", "0"),
+    }
+    numbers = {name: int(count) if count.isdigit() else 0 for name, count in counts.items()}
+    return {name: number for name, number in numbers.items() if number or name == "attempt"}
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps behind a checkpoint, whose folder may have been renamed."""
+    number = checkpoint.name.rpartition("-")[2]
+    if number.isdecimal():
+        return int(number)
+    return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
 
 
 def _description(plan: Plan, parameters: int) -> dict[str, Any]:
@@ -96,6 +132,9 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "sources": recipe.sources,
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),
+        "world_size": plan.world.size,
+        "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
+        "versions": versions(),
     }
 
 

@@ -103,8 +103,9 @@ def summary(
     predictions: list[Path],
     *,
     seconds: float,
+    goodput: str | None,
 ) -> None:
-    """What came out of the run and where it lies."""
+    """What came out of the run and where it lies; `goodput` says where the time went, if it is told here."""
     state = trainer.state
     rows = []
     if "train" in plan.phases:
@@ -119,6 +120,7 @@ def summary(
     if "train" in plan.phases:
         rows.append(("model", str(folder.model)))
     rows += [("predictions", str(file)) for file in predictions]
+    rows += [("time", goodput)] if goodput and "train" in plan.phases else []
     console.say("")
     console.rows(rows)
     if plan.title in DEMO_NAMES:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PrinterCallback, set_seed
@@ -12,19 +12,23 @@ from transformers import PrinterCallback, set_seed
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import disk_free
-from dsrun.train import engine, report
+from dsrun.train import engine, failure, remedies, report, reshape, reshape_engine, reshape_plain
 from dsrun.train import model as models
 from dsrun.train import world as worlds
 from dsrun.train.arguments import training_arguments
 from dsrun.train.batches import Split
-from dsrun.train.callbacks import LogLastStep, Profiler, ProveEngine, Recorder, SaveAndLeave, StopEarly
+from dsrun.train.checkpointing import Saving
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
+from dsrun.train.equipment import equip, guard_against_nan
+from dsrun.train.facts import checkpoint_facts
+from dsrun.train.leaving import EvaluationLeftError
+from dsrun.train.life import Life, is_supervised
+from dsrun.train.nan import NanGuard
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
-from dsrun.train.records import RunRecords
+from dsrun.train.records import RunRecords, step_of
 from dsrun.train.resume import find_checkpoint
 from dsrun.train.saving import check_room, save_final
-from dsrun.train.stopping import Stopping, stopping_from
 from dsrun.train.trainer import RunTrainer
 from dsrun.train.world import World
 
@@ -38,22 +42,32 @@ def run(
     folder: RunFolder,
     console: Console,
     *,
-    stopping: Stopping | None = None,
+    life: Life | None = None,
 ) -> None:
     """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
 
-    Returns early, with a checkpoint and without a model, when `stopping` says so.
+    Returns early, with a checkpoint and without a model, when `life.stopping` says so.
     """
-    plan = decide_plan(recipe, title, world, say=console.notice)
+    life = life or Life.alone()
+    life.heart.enter("loading")
+    if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
+        console.notice(
+            "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
+        )
+    remedy = remedies.read_remedy(folder.path, recipe)
+    plan = decide_plan(recipe, title, world, say=console.notice, remedy=remedy)
+    life.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.
     request = data_request(recipe, plan.config, plan.task, len(tokenizer), plan.phases)
-    data = prepare_and_say(request, tokenizer, console)
+    life.heart.enter("tokenising")
+    data = prepare_and_say(request, tokenizer, console, beat=life.heart.beat)
+    life.heart.enter("loading")
     if plan.deepspeed is not None:
         engine.prepare_ops(plan.deepspeed, world, say=console.notice)
     worlds.join(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
-    _Run(plan, data, folder, console, records, stopping or stopping_from({})).carry_out(tokenizer)
+    _Run(plan, data, folder, console, records, life).carry_out(tokenizer)
 
 
 @dataclass(frozen=True)
@@ -63,15 +77,57 @@ class _Run:
     folder: RunFolder
     console: Console
     records: RunRecords
-    stopping: Stopping
+    life: Life
 
     def carry_out(self, tokenizer: Any) -> None:
-        trainer = self._trainer(tokenizer)
         try:
-            self._train_and_evaluate(trainer)
+            facts = checkpoint_facts(self.plan, tokenizer)
+            start = self._start(facts) if "train" in self.plan.phases else None
+            plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
+            replace(self, plan=plan)._carry_out(tokenizer, start, facts)
         except BaseException as error:
-            self.records.failure(error)
+            # A supervisor knows better: which rank failed first, and what comes next.
+            if not is_supervised(os.environ) and not self.life.stopping.told_before_training:
+                self.records.failure(error, step=self.life.progress.step, cause=failure.cause_of(error))
             raise
+
+    def _start(self, facts: dict[str, Any]) -> reshape.Adapted | None:
+        """The checkpoint to go on from, made fit for this number of ranks and this stage. Before the Trainer's
+        arguments, as it may change DeepSpeed's configuration."""
+        plan = self.plan
+        checkpoint = find_checkpoint(
+            plan.recipe.spec.resume,
+            self.folder,
+            facts=facts,
+            trust=plan.recipe.spec.trust,
+            force=plan.recipe.spec.force,
+            say=self.console.notice,
+            beat=self.life.heart.beat,
+        )
+        return reshape.adapt_or_none(
+            checkpoint,
+            reshape.wanted(plan),
+            run=self.folder.path,
+            say=self.console.notice,
+            beat=self.life.heart.beat,
+            names=lambda: reshape_plain.trainer_order(plan),
+        )
+
+    def _carry_out(self, tokenizer: Any, start: reshape.Adapted | None, facts: dict[str, Any]) -> None:
+        trainer = self._trainer(tokenizer)
+        spec = self.plan.recipe.spec
+        saving = Saving(
+            run=self.folder,
+            keep=spec.keep,
+            background=spec.async_save,
+            facts=facts,
+            beat=self.life.heart.beat,
+        )
+        trainer.keep_checkpoints(saving)
+        if start:
+            self.life.progress.saved = step_of(start.source)
+            trainer.add_callback(reshape_engine.Reshaped(trainer, start, run=self.folder.path))
+        self._train_and_evaluate(trainer, start)
 
     def _trainer(self, tokenizer: Any) -> RunTrainer:
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which
@@ -94,16 +150,17 @@ class _Run:
             data_collator=self.data.collator,
             train_dataset=self.data.train,
             eval_dataset=self.data.validation,
-            callbacks=_stoppers(plan.recipe.spec.early_stopping),
             split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
             ds_config=plan.deepspeed,
-            on_checkpoint=self.records.checkpoint,
             eval_progress=self.console.task("evaluating").update,
-            stopping=self.stopping,
+            life=self.life,
+            nan_guard=self._guard(),
         )
-        trainer.add_callback(SaveAndLeave(trainer, self.stopping))
         trainer.remove_callback(PrinterCallback)
         return trainer
+
+    def _guard(self) -> NanGuard:
+        return guard_against_nan(self.plan, self.folder.path, self.records, self.console)
 
     def _model(self, tokenizer: Any) -> Any:
         spec, task = self.plan.recipe.spec, self.plan.task
@@ -119,36 +176,68 @@ class _Run:
             models.set_languages(model, tokenizer, spec)
         return models.add_lora(model, spec, task) if spec.lora else model
 
-    def _train_and_evaluate(self, trainer: RunTrainer) -> None:
+    def _train_and_evaluate(self, trainer: RunTrainer, start: reshape.Adapted | None) -> None:
         plan = self.plan
         parameters = models.parameter_count(trainer.model)
         trainable = models.parameter_count(trainer.model, trainable=True)
         report.header(self.console, plan, self.data, self.folder, parameters=parameters, trainable=trainable)
         training = "train" in plan.phases
-        checkpoint = self._start_from(trainer, parameters, trainable) if training else None
-        self.records.start(plan, parameters=parameters, resumed_from=checkpoint)
-        self._add_callbacks(trainer, parameters)
+        if training:
+            self._check_room(trainer, parameters, trainable)
+        self.records.start(plan, parameters=parameters, resumed_from=start.source if start else None)
+        equip(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
         began = time.monotonic()
         seconds = 0.0
         if training:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train(resume_from_checkpoint=str(start.path) if start else None)
             seconds = time.monotonic() - began
             if trainer.interrupted:
-                self.records.interrupted(trainer.state.global_step)
-                self.console.notice(f"told to stop: saved checkpoint-{trainer.state.global_step} and left")
+                self._leave(trainer)
                 return
-            if trainer.already_finished:
-                self.console.notice(report.already_finished(trainer.state))
-            self.console.say("saving the model")
-            save_final(trainer, self.folder.model, plan.task, lora=bool(plan.recipe.spec.lora))
+            self._export(trainer)
         else:
             trainer.prepare_for_evaluation()
-        predictions = report.evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
+            self.life.stopping.begin()
+        # With nothing to go on from, leaving would lose the training.
+        trainer.may_leave_evaluation = not training or self._is_saved(trainer)
+        try:
+            predictions = report.evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
+        except EvaluationLeftError:
+            self._leave(trainer)
+            return
+        self.life.heart.enter("ending")
         self.records.end(trainer.state.global_step)
-        report.summary(self.console, plan, trainer, self.folder, predictions, seconds=seconds)
+        goodput = None if is_supervised(os.environ) else self.records.goodput()
+        report.summary(
+            self.console, plan, trainer, self.folder, predictions, seconds=seconds, goodput=goodput
+        )
 
-    def _start_from(self, trainer: RunTrainer, parameters: int, trainable: int) -> Path | None:
-        """The checkpoint to go on from, once it is sure that the disk takes the next one."""
+    def _export(self, trainer: RunTrainer) -> None:
+        if trainer.already_finished:
+            self.console.notice(report.already_finished(trainer.state))
+        self.life.heart.enter("exporting")
+        trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
+        self.console.say("saving the model")
+        save_final(trainer, self.folder.model, self.plan.task, lora=bool(self.plan.recipe.spec.lora))
+
+    def _leave(self, trainer: RunTrainer) -> None:
+        """Told to stop: say where the next start goes on from."""
+        step = trainer.state.global_step
+        path = self.folder.checkpoint(step)
+        if self._is_saved(trainer):
+            self.console.notice(f"told to stop: saved {path.name} and left")
+        else:
+            self.console.notice("told to stop: left the evaluation")
+        self.records.interrupted(step)
+        if self.plan.world.is_main:
+            failure.interrupted(step, path.name if self._is_saved(trainer) else None)
+
+    def _is_saved(self, trainer: RunTrainer) -> bool:
+        """Whether there is a checkpoint of the present step. Not by a look at the folder, which ranks on other nodes
+        may see later: all have to decide alike."""
+        return self.life.progress.saved == trainer.state.global_step
+
+    def _check_room(self, trainer: RunTrainer, parameters: int, trainable: int) -> None:
         check_room(
             disk_free(self.folder.path),
             parameters=parameters,
@@ -157,30 +246,6 @@ class _Run:
             checkpoints=trainer.args.save_strategy != "no",
             where=self.folder.path,
         )
-        return find_checkpoint(
-            self.plan.recipe.spec.resume,
-            self.folder,
-            world_size=self.plan.world.size,
-            stage=engine.stage_of(self.plan.deepspeed),
-            model_type=self.plan.config.model_type,
-            say=self.console.notice,
-        )
-
-    def _add_callbacks(self, trainer: RunTrainer, parameters: int) -> None:
-        plan = self.plan
-        trainer.add_callback(ProveEngine(trainer))
-        trainer.add_callback(LogLastStep())
-        if plan.world.is_main:
-            peak = report.peak_flops(plan.precision) if plan.world.device == "cuda" else None
-            write = self.records.metric
-            trainer.add_callback(
-                Recorder(trainer, self.console, write, parameters=parameters, peak_flops=peak)
-            )
-        steps = plan.recipe.spec.profile
-        if steps:
-            trainer.add_callback(
-                Profiler(steps, self.folder.path / "profile", self.console, rank=plan.world.rank)
-            )
 
 
 def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:
@@ -189,7 +254,3 @@ def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:
     if total <= 0 and hasattr(train, "__len__"):
         total = arguments.num_train_epochs * len(train) / global_batch
     return DEFAULT_LOGGING_STEPS if total <= 0 else max(1, min(DEFAULT_LOGGING_STEPS, int(total // 10)))
-
-
-def _stoppers(patience: int | None) -> list[Any]:
-    return [] if patience is None else [StopEarly(early_stopping_patience=patience)]

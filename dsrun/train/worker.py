@@ -12,19 +12,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.launch.agent import CONSOLE_VARIABLE, TERMINAL_VARIABLE
 from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe, resolve
 from dsrun.recipe.trackers import environment
 from dsrun.runs.folder import RunFolder, default_name
+from dsrun.runs.heartbeat import Heart
 from dsrun.system.env import worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.tether import die_with_parent
-from dsrun.train import failure
+from dsrun.train import failure, remedies
 from dsrun.train.console import Console
-from dsrun.train.resume import set_earlier_run_aside
-from dsrun.train.stopping import Stopping, stopping_from
+from dsrun.train.life import Life, show_stacks_in
+from dsrun.train.records import attempt
+from dsrun.train.stopping import stopping_from
 from dsrun.train.streams import open_console, send_output_to
 
 OUTPUT_VARIABLE = "DSRUN_OUTPUT"
@@ -33,8 +35,9 @@ OUTPUT_VARIABLE = "DSRUN_OUTPUT"
 def main(argv: Sequence[str]) -> int:
     """Run one worker; returns its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
-    # torchrun killed outright would leave its ranks training on.
-    die_with_parent(os.getppid())
+    show_stacks_in(None)
+    # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.
+    die_with_parent(os.getppid(), signal.SIGKILL)
     try:
         stopping = stopping_from(os.environ)
         worker = worker_from_env(os.environ)
@@ -44,11 +47,12 @@ def main(argv: Sequence[str]) -> int:
         # Who is rank 0 is not known, so every process says it.
         _console(0).say(f"error: {error}", style="red")
         return error.exit_code
-    stopping.listen()
     rank = worker.rank
+    life = Life(Heart.from_environment(os.environ, rank, answers=True), stopping)
     console = _console(rank)
     log: Path | None = None
     try:
+        stopping.listen()
         os.environ.update(worker.variables())
         recipe = _going_on(resolve(argv, Path.cwd()))
         folder = RunFolder(Path(output_folder(recipe)))
@@ -56,17 +60,23 @@ def main(argv: Sequence[str]) -> int:
             folder = RunFolder.create(folder.path, force=recipe.spec.force)
             folder.acquire()
             if recipe.spec.resume == "never" and "train" in phases(recipe):
+                from dsrun.train.resume import set_earlier_run_aside
+
+                remedies.forget(folder.path)
                 aside = set_earlier_run_aside(folder, datetime.now(), discard=recipe.spec.force)
                 if aside:
                     console.notice(f"the results of an earlier run moved to {aside}")
         log = next_log(folder, rank)
         send_output_to(log, echo=recipe.spec.debug)
-        _run(recipe, folder, console, rank, stopping)
+        show_stacks_in(log)
+        _run(recipe, folder, console, rank, life)
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code == 0:
+        # A rank whose peers have left fails in the exchange that it waits in.
+        if stopping.told_before_training and not isinstance(error, DsrunError):
             console.notice("told to stop before training began")
+            failure.interrupted()
             return 0
-        code, message = failure.record(error, rank=rank, log=log)
+        code, message = failure.record(error, rank=rank, log=log, progress=life.progress)
         if CONSOLE_VARIABLE not in os.environ:
             console.say(f"error: {message}", style="red")
         if recipe_debug(argv):
@@ -77,14 +87,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _going_on(recipe: Recipe) -> Recipe:
     """The recipe of a job that was put back into the queue, or of workers that torchrun started again: `--resume never`
-    was about the first start."""
-    counts = (os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-    if recipe.spec.resume != "never" or not any(count.isdigit() and int(count) for count in counts):
+    or a checkpoint's folder was about the first start."""
+    if recipe.spec.resume == "auto" or not any(attempt(os.environ).values()):
         return recipe
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))
 
 
-def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, stopping: Stopping) -> None:
+def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: Life) -> None:
     if rank == 0:
         console.record_in(folder.path / "console.log")
     from dsrun.train.demos import fill_in
@@ -97,7 +106,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, stoppin
         if notice:
             console.notice(notice)
     recipe, title = fill_in(recipe, say=console.notice)
-    run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, stopping=stopping)
+    run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, life=life)
     leave()
 
 

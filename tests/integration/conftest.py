@@ -116,7 +116,7 @@ class Ran:
         return [row["kind"] for row in read_records(self.folder / "events.jsonl")]
 
     def ok(self) -> Ran:
-        logs = "".join(log.read_text()[-3000:] for log in sorted(self.folder.glob("logs/*")))
+        logs = "".join(log.read_text()[-3000:] for log in sorted(self.folder.glob("logs/*.log")))
         assert self.code == 0, f"exit {self.code}\n{self.err}\n{logs}"
         return self
 

@@ -1,6 +1,7 @@
 """Several training runs one after another in one process group: `many_runs.py FILE` with a list of argument lists.
 
 Starting a worker costs seconds, a tiny run fractions of one; so a test of many combinations starts workers once.
+A run may fail where its arguments begin with MAY_FAIL: each rank then leaves `error-R.json` in the run folder.
 """
 
 from __future__ import annotations
@@ -14,29 +15,52 @@ from pathlib import Path
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from dsrun.errors import DsrunError
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console
 from dsrun.train.run import run
 from dsrun.train.world import here, leave
 
+MAY_FAIL = "may-fail"
+
 
 def main(file: str) -> None:
     for argv in json.loads(Path(file).read_text()):
-        recipe = resolve(argv, Path.cwd())
-        folder = RunFolder(Path(recipe.spec.output))
-        if os.environ["RANK"] == "0":
-            RunFolder.create(folder.path)
-        run(recipe, "tiny", here(use_cpu=True), folder, Console(None))
-        # A fresh process would know nothing of the run before it.
-        gc.collect()
-        unset_hf_deepspeed_config()
-        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-            del os.environ[name]
-        for state in (AcceleratorState, GradientState):
-            state._reset_state()
-        PartialState._shared_state.clear()
+        if argv[0] == MAY_FAIL:
+            _failing(argv[1:])
+        else:
+            _one(argv)
+        _forget()
     leave()
+
+
+def _one(argv: list[str]) -> None:
+    recipe = resolve(argv, Path.cwd())
+    folder = RunFolder(Path(recipe.spec.output))
+    if os.environ["RANK"] == "0":
+        RunFolder.create(folder.path)
+    run(recipe, "tiny", here(use_cpu=True), folder, Console(None))
+
+
+def _failing(argv: list[str]) -> None:
+    try:
+        _one(argv)
+    except DsrunError as error:
+        facts = {"message": error.message, "cause": error.cause, "rollback": getattr(error, "rollback", None)}
+        output = Path(resolve(argv, Path.cwd()).spec.output)
+        (output / f"error-{os.environ['RANK']}.json").write_text(json.dumps(facts))
+
+
+def _forget() -> None:
+    """A fresh process would know nothing of the run before it."""
+    gc.collect()
+    unset_hf_deepspeed_config()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    PartialState._shared_state.clear()
 
 
 if __name__ == "__main__":

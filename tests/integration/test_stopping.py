@@ -1,4 +1,4 @@
-"""Leaving when told to: one checkpoint on which all ranks agree, no FINISHED, and a resumed run like any other."""
+"""Workers without a supervisor that are told to leave: one checkpoint on which all ranks agree, and no FINISHED."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
-from tests.integration.conftest import SHORT, dsrun
+from tests.integration.conftest import SHORT
 
 pytestmark = pytest.mark.train
 
@@ -77,27 +77,6 @@ def test_one_rank_that_is_told_takes_the_others_along(stage, tiny, pairs, tmp_pa
     assert not folder.model.exists()
     assert kinds(folder)[-1] == "signal"
     assert f"saved checkpoint-{steps[0]} and left" in said
-
-
-def test_a_stopped_run_goes_on_as_if_nothing_had_been(tiny, pairs, tmp_path):
-    flags = ["--model", tiny["t5"], "--zero", "2", "--train-file", pairs["train"], *SHORT, "--max-steps", "5"]
-    whole = dsrun(*flags, output=tmp_path / "whole").ok()
-    stop = tmp_path / "stop"
-    stop.touch()
-    env = {"DSRUN_SAVE_ON": "USR1", "DSRUN_STOP_FILE": str(stop)}
-    stopped = dsrun(*flags, output=tmp_path / "run", env=env).ok()
-    folder = RunFolder(tmp_path / "run")
-    assert [step for step, _ in folder.checkpoints()] == [1]
-    assert not folder.finished.exists()
-    assert stopped.losses == whole.losses[:1]
-    stop.unlink()
-    # As after a requeue: `--resume never` is about the first start only.
-    again = dsrun(
-        *flags, "--resume", "never", output=tmp_path / "run", env={**env, "SLURM_RESTART_COUNT": "1"}
-    ).ok()
-    assert again.losses == whole.losses
-    assert folder.finished.exists()
-    assert "resuming from" in again.err
 
 
 def test_a_signal_before_training_ends_the_worker_without_a_failure(tmp_path):

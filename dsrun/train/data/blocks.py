@@ -1,4 +1,4 @@
-"""Documents joined into one run of tokens and cut into blocks; nothing is lost and nothing doubled.
+"""Documents joined into one run of tokens, from which blocks are cut; nothing is lost and nothing doubled.
 
 The Transformers example script cuts within batches of 1000 documents and drops what is left of each.
 """
@@ -33,25 +33,8 @@ def write_tokens(
     return written
 
 
-def cut(documents: Iterable[list[int]], block_size: int) -> Iterator[dict[str, list[int]]]:
-    """Blocks of a stream of documents as rows {"input_ids", "labels"}; the last may be short."""
-    held: list[int] = []
-    for ids in documents:
-        held += ids
-        whole = len(held) // block_size * block_size
-        for start in range(0, whole, block_size):
-            yield _row(held[start : start + block_size])
-        held = held[whole:]
-    if held:
-        yield _row(held)
-
-
 def flat_chunks(table: Any, column: str) -> Iterator[np.ndarray]:
     """The values of an Arrow list column as arrays without copying: one per chunk, rows joined."""
     for chunk in table.column(column).chunks:
         # `flatten`, unlike `values`, respects the offsets of a slice and leaves out what null rows cover.
         yield chunk.flatten().to_numpy(zero_copy_only=False)
-
-
-def _row(ids: list[int]) -> dict[str, list[int]]:
-    return {"input_ids": ids, "labels": list(ids)}

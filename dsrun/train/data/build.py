@@ -22,7 +22,7 @@ from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts, norma
 from dsrun.train.data.limits import check_sample_count
 from dsrun.train.data.mapping import map_rows, quiet
 from dsrun.train.data.sources import FileSource, Source
-from dsrun.train.data.tokenise import IGNORED, RowEncoder
+from dsrun.train.data.tokenise import IGNORED, Row, RowEncoder
 from dsrun.train.data.tokens import narrowest
 
 Progress = Callable[[str, int, int], None]
@@ -238,17 +238,20 @@ class _Maker:
         raise UsageError(f"{self.source.where}: no row has both a source and a target ({self.layout.name})")
 
 
-def normal_rows(source: FileSource, layout: Layout) -> Iterator[dict[str, Any]]:
+def normal_rows(source: FileSource, layout: Layout) -> Iterator[Row]:
     """The rows of files in the normal form of their layout, with their places where it has room for them."""
-    placed = "where" in _NORMAL[layout.kind].names
-    for where, row in source.rows():
-        normal = normalise(layout, row, where)
-        yield {**normal, "where": where} if placed else normal
+    return (normal_row(layout, where, row) for where, row in source.rows())
 
 
-def normal_features(layout: Layout) -> Features:
+def normal_row(layout: Layout, where: str, row: Row) -> Row:
+    """One of them."""
+    normal = normalise(layout, row, where)
+    return {**normal, "where": where} if "where" in _NORMAL[layout.kind].names else normal
+
+
+def normal_schema(layout: Layout) -> pa.Schema:
     """The columns of `normal_rows`."""
-    return Features.from_arrow_schema(_NORMAL[layout.kind])
+    return _NORMAL[layout.kind]
 
 
 def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:

@@ -45,11 +45,13 @@ def obtain(
     *,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
     """The entry's folder and what `build` said of it, from the cache or built now.
 
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is
-    built again, but once: ranks that come later take what the first has made.
+    built again, but once: ranks that come later take what the first has made. `waiting` is called now and then
+    while another process works.
 
     Raises:
         MissingError: the cache cannot be written.
@@ -63,7 +65,7 @@ def obtain(
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(root / f"{key}.lock"))
-        _acquire(lock, say)
+        _acquire(lock, say, waiting)
     except OSError as error:
         raise MissingError(
             f"the cache {root} cannot be written: {error.strerror or error}",
@@ -76,12 +78,17 @@ def obtain(
         lock.release()
 
 
-def _acquire(lock: FileLock, say: Callable[[str], None]) -> None:
-    try:
-        lock.acquire(timeout=3)
-    except Timeout:
-        say("another process is preparing the same data; waiting for it")
-        lock.acquire()
+def _acquire(lock: FileLock, say: Callable[[str], None], waiting: Callable[[], None]) -> None:
+    told = False
+    while True:
+        try:
+            lock.acquire(timeout=3)
+            return
+        except Timeout:
+            waiting()
+        if not told:
+            say("another process is preparing the same data; waiting for it")
+            told = True
 
 
 def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
@@ -94,6 +101,7 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     work.mkdir()
     try:
         meta = build(work)
+        _sync(work)
         meta["finished"] = time.time()
         with (work / "meta.json").open("w", encoding="utf-8") as file:
             json.dump(meta, file)
@@ -108,6 +116,14 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return meta
+
+
+def _sync(work: Path) -> None:
+    """Bring the content to the disk before the name that says it is whole, so that a power cut leaves both or none."""
+    for path in sorted(work.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def _read(folder: Path, since: float) -> Meta | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 import datasets
 from datasets import Dataset, Features
 
+from dsrun.system.tether import die_with_parent
 from dsrun.train.data.counts import Counts
 from dsrun.train.data.tokenise import RowEncoder
 
@@ -43,7 +45,12 @@ def map_rows(
     ledger = scratch / "ledger.jsonl"
     ledger.write_bytes(b"")
     processes = processes_for(len(table), num_proc)
-    with quiet(), _tokenizer_threads(processes), _watched(ledger, len(table), progress):
+    with (
+        quiet(),
+        _tokenizer_threads(processes),
+        tethered_forks(),
+        _watched(ledger, len(table), progress),
+    ):
         encoded = table.map(
             replace(encoder, ledger=ledger),
             batched=True,
@@ -96,6 +103,40 @@ def _watched(ledger: Path, total: int, progress: Callable[[int, int], None]) -> 
     finally:
         done.set()
         watcher.join()
+
+
+class _Forking:
+    """Who forks, as its child finds it. A child of this thread is meant only while the body of `tethered_forks` runs:
+    hooks of os.register_at_fork stay for ever."""
+
+    registered = False
+    wanted = False
+    parent = 0
+
+    @classmethod
+    def before(cls) -> None:
+        cls.parent = os.getpid()
+
+    @classmethod
+    def in_child(cls) -> None:
+        if cls.wanted:
+            die_with_parent(cls.parent, signal.SIGKILL)
+
+
+@contextmanager
+def tethered_forks() -> Iterator[None]:
+    """Whatever is forked in the body dies when this process does, however that ends.
+
+    `Dataset.map` starts a pool and a manager; neither notices when their owner is killed.
+    """
+    if not _Forking.registered:
+        os.register_at_fork(before=_Forking.before, after_in_child=_Forking.in_child)
+        _Forking.registered = True
+    _Forking.wanted = True
+    try:
+        yield
+    finally:
+        _Forking.wanted = False
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from dsrun.train.data.mapping import quiet
 from dsrun.train.data.request import DataRequest, PreparedData, Rows
 from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
 from dsrun.train.data.special import pad_with_end, prefix_notice
-from dsrun.train.data.stream import materialise, stream
+from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.tokenise import check_vocabulary
 from dsrun.train.data.tokens import TokenBin, divide
 
@@ -182,7 +182,10 @@ class _Preparation:
                 job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress
             )
 
-        return obtain(key, make, overwrite=self.spec.overwrite_cache, say=self.say)
+        def waiting() -> None:
+            self.progress("", 0, 0)
+
+        return obtain(key, make, overwrite=self.spec.overwrite_cache, say=self.say, waiting=waiting)
 
     def _collect(self, folder: Path, meta: Meta, job: Job, source: Source) -> None:
         """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
@@ -272,9 +275,7 @@ class _Preparation:
             rows = self.data.get(split)
             if split not in self.request.splits or rows is None:
                 continue
-            counts.append(
-                f"streamed {split}" if isinstance(rows, IterableDataset) else f"{len(rows):,} {split}"
-            )
+            counts.append(f"streamed {split}" if isinstance(rows, RowStream) else f"{len(rows):,} {split}")
         blocks = any(isinstance(rows, TokenBin) for rows in self.data.values())
         unit = f" blocks of {self.limits.source:,} tokens" if blocks else ""
         return f"{name}: {', '.join(counts)}{unit}"

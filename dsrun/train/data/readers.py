@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError
 from dsrun.recipe.data_files import HEAD, check_data_file, data_format, is_gzip, json_error
@@ -23,14 +23,32 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
+
+class Mark(NamedTuple):
+    """Where reading a file goes on: lines (of Parquet and JSON documents: rows) and bytes that lie before it.
+
+    Bytes are those of the text, unpacked if the file is compressed; formats without lines leave them at 0.
+    """
+
+    number: int = 0
+    offset: int = 0
+
+
+START = Mark()
+MarkedRows = Iterator[tuple[Mark, str, Row]]
+"""As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
+
 SAMPLE_ROWS = 100
+
+# The line ends of old Macs; Python's universal newlines know them too.
+_LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 # The default of 128 KiB refuses long documents.
 csv.field_size_limit(1 << 30)
 
 
-def read_rows(path: Path, *, keep_linebreaks: bool = True) -> Rows:
-    """All rows of a json, csv, tsv, parquet or txt file.
+def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START) -> MarkedRows:
+    """The rows of a json, csv, tsv, parquet or txt file from `start` on.
 
     A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one
     document, else every line that is not blank is one.
@@ -40,22 +58,23 @@ def read_rows(path: Path, *, keep_linebreaks: bool = True) -> Rows:
     """
     check_data_file(path)
     kind = data_format(path)
-    readers: Mapping[str, Callable[[Path], Rows]] = {
+    readers: Mapping[str, Callable[[Path, Mark], MarkedRows]] = {
         "json": _json_rows,
-        "csv": lambda path: _table_rows(path, ","),
-        "tsv": lambda path: _table_rows(path, "\t"),
+        "csv": lambda path, start: _table_rows(path, ",", start),
+        "tsv": lambda path, start: _table_rows(path, "\t", start),
         "parquet": _parquet_rows,
         "txt": _running_text if keep_linebreaks else _lines,
     }
     if kind == "bin":
         raise UsageError(f"{path}: token files are for causal language models only")
-    return readers[kind](path)
+    return readers[kind](path, start)
 
 
 def read_all(paths: Sequence[Path], *, keep_linebreaks: bool = True) -> Rows:
     """The rows of several files, one after another."""
     for path in paths:
-        yield from read_rows(path, keep_linebreaks=keep_linebreaks)
+        for _, where, row in read_marked(path, keep_linebreaks=keep_linebreaks):
+            yield where, row
 
 
 def sample_of(rows: Rows) -> tuple[list[str], Row]:
@@ -71,30 +90,44 @@ def sample_of(rows: Rows) -> tuple[list[str], Row]:
     return list(sample), sample
 
 
-def _open(path: Path) -> IO[str]:
-    if is_gzip(path):
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if is_gzip(path) else path.open("rb")
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; bytes that are not UTF-8 are an error naming the line."""
-    number = 0
-    with _open(path) as file:
-        try:
-            for number, line in enumerate(file, 1):
-                yield number, line
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path}, after line {number}: not UTF-8 text") from error
-        except (EOFError, gzip.BadGzipFile) as error:
-            raise UsageError(f"{path}, after line {number}: the gzip file is damaged or cut short") from error
+def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str]]:
+    """Lines with the marks after them; bytes that are not UTF-8 are an error naming the line.
+
+    Read as bytes and not as text: a text file cannot tell where in it the next line begins.
+    """
+    number, offset = start
+    try:
+        with _open(path) as file:
+            _go_to(file, offset, path)
+            for raw in file:
+                whole = raw.count(b"\r") == raw.endswith(b"\r\n")
+                for piece in (raw,) if whole else filter(None, _LONE_RETURN.split(raw)):
+                    text = piece.decode("utf-8-sig" if offset == 0 else "utf-8")
+                    number, offset = number + 1, offset + len(piece)
+                    yield Mark(number, offset), text
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}, after line {number}: not UTF-8 text") from error
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path}, after line {number}: the gzip file is damaged or cut short") from error
 
 
-def _json_rows(path: Path) -> Rows:
+def _go_to(file: IO[bytes], offset: int, path: Path) -> None:
+    # A compressed file stops at its end, a plain one can be left standing behind it.
+    if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
+        raise UsageError(
+            f"{path} is shorter than when this run last read it", fix="put it back, or --resume never"
+        )
+
+
+def _json_rows(path: Path, start: Mark) -> MarkedRows:
     if _is_json_lines(path):
-        yield from _json_lines(path)
+        yield from _json_lines(path, start)
     else:
-        yield from _json_document(path)
+        yield from _json_document(path, start)
 
 
 def _is_json_lines(path: Path) -> bool:
@@ -110,25 +143,25 @@ def _is_json_lines(path: Path) -> bool:
     return False
 
 
-def _json_lines(path: Path) -> Rows:
-    for number, line in _numbered_lines(path):
+def _json_lines(path: Path, start: Mark) -> MarkedRows:
+    for mark, line in _numbered_lines(path, start):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = f"{path}, line {mark.number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UsageError(f"{where}: not JSON ({error.msg})") from error
         if not isinstance(row, dict):
             raise UsageError(f"{where}: a row must be an object, not a {type(row).__name__}")
-        yield where, row
+        yield mark, where, row
 
 
-def _json_document(path: Path) -> Rows:
+def _json_document(path: Path, start: Mark) -> MarkedRows:
     """A list of rows, or an object with such a list in it (as in {"version": …, "data": […]})."""
     with _open(path) as file:
         try:
-            text = file.read()
+            text = file.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not UTF-8 text") from error
     try:
@@ -138,12 +171,12 @@ def _json_document(path: Path) -> Rows:
         line, reason = json_error(text[:HEAD], len(text) <= HEAD) or (error.lineno, error.msg)
         raise UsageError(f"{path}, line {line}: not JSON ({reason})") from error
     rows = value if isinstance(value, list) else _rows_within(value)
-    for number, row in enumerate([value] if rows is None else rows, 1):
+    for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
         if isinstance(row, str):
-            yield where, {"text": row}
+            yield Mark(number), where, {"text": row}
         elif isinstance(row, dict):
-            yield where, row
+            yield Mark(number), where, row
         else:
             raise UsageError(f"{where}: a row must be an object, not a {type(row).__name__}")
 
@@ -163,58 +196,79 @@ def _rows_within(value: Row) -> list[Any] | None:
     return None
 
 
-def _table_rows(path: Path, delimiter: str) -> Rows:
+def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
     """Rows of a CSV or TSV file; every value is text as written."""
-    reader = csv.reader((line for _, line in _numbered_lines(path)), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
+    last = START
+
+    def lines(since: Mark) -> Iterator[str]:
+        nonlocal last
+        for mark, line in _numbered_lines(path, since):
+            last = mark
+            yield line
+
+    # A csv reader takes no line before it needs it, so `last` is the end of the record that it gave.
     try:
-        for fields in reader:
-            if not fields:
-                continue
-            if header is None:
-                header = [name.strip() for name in fields]
-                continue
-            where = f"{path}, line {reader.line_num}"
+        records = csv.reader(lines(START), delimiter=delimiter, strict=True)
+        header = [name.strip() for name in next(filter(None, records), [])]
+        if start > last:
+            records = csv.reader(lines(start), delimiter=delimiter, strict=True)
+        for fields in filter(None, records):
+            where = f"{path}, line {last.number}"
             if len(fields) != len(header):
                 raise UsageError(f"{where}: {len(fields)} fields where the header has {len(header)}")
-            yield where, dict(zip(header, fields, strict=True))
+            yield last, where, dict(zip(header, fields, strict=True))
     except csv.Error as error:
-        raise UsageError(f"{path}, line {reader.line_num}: broken CSV ({error})") from error
+        raise UsageError(f"{path}, line {last.number}: broken CSV ({error})") from error
 
 
-def _parquet_rows(path: Path) -> Rows:
+def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=1000):
-                for row in batch.to_pylist():
+            groups, number = _groups_from(file.metadata, start.number)
+            for batch in file.iter_batches(batch_size=1000, row_groups=groups):
+                seen = min(len(batch), max(0, start.number - number))
+                number += seen
+                for row in batch.slice(seen).to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", row
+                    yield Mark(number), f"{path}, row {number}", row
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is not a sound Parquet file: {reason}") from error
 
 
-def _running_text(path: Path) -> Rows:
+def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
+    """The row groups that hold `row` and what follows it, and how many rows lie before them."""
+    before = 0
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group).num_rows
+        if before + rows > row:
+            return list(range(group, metadata.num_row_groups)), before
+        before += rows
+    return [], before
+
+
+def _running_text(path: Path, start: Mark) -> MarkedRows:
     """Lines with their breaks; the first starts the document and the last ends it."""
-    held: tuple[int, str] | None = None
-    for number, line in _numbered_lines(path):
+    held: tuple[Mark, str] | None = None
+    for mark, line in _numbered_lines(path, start):
         if held:
             yield _piece(path, held, ends=False)
-        held = number, line.replace("\r\n", "\n")
+        held = mark, line.replace("\r\n", "\n")
     if held:
         yield _piece(path, held, ends=True)
 
 
-def _piece(path: Path, held: tuple[int, str], *, ends: bool) -> tuple[str, Row]:
-    number, line = held
-    return f"{path}, line {number}", {"text": line, "starts": number == 1, "ends": ends}
+def _piece(path: Path, held: tuple[Mark, str], *, ends: bool) -> tuple[Mark, str, Row]:
+    mark, line = held
+    row = {"text": line, "starts": mark.number == 1, "ends": ends}
+    return mark, f"{path}, line {mark.number}", row
 
 
-def _lines(path: Path) -> Rows:
-    for number, line in _numbered_lines(path):
+def _lines(path: Path, start: Mark) -> MarkedRows:
+    for mark, line in _numbered_lines(path, start):
         if line.strip():
-            yield f"{path}, line {number}", {"text": line.rstrip("\r\n"), "starts": True, "ends": True}
+            row = {"text": line.rstrip("\r\n"), "starts": True, "ends": True}
+            yield mark, f"{path}, line {mark.number}", row

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.collate import Collator
 from dsrun.train.data.limits import Truncation
+from dsrun.train.data.stream import RowStream
 from dsrun.train.data.tokens import TokenBin
 
-Rows = Dataset | TokenBin | IterableDataset
+Rows = Dataset | TokenBin | RowStream
 
 
 @dataclass(frozen=True)

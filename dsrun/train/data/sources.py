@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from dsrun.recipe.data_files import FORMATS, data_format
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train import hub
-from dsrun.train.data.readers import Row, Rows, read_all, sample_of
+from dsrun.train.data.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -23,6 +23,9 @@ _NAMES = {
     "validation": ("validation", "valid", "val", "dev", "eval"),
     "test": ("test",),
 }
+
+Place = tuple[int, Mark]
+"""Where reading the files of a split goes on: the number of a file, and a mark in it."""
 
 # Beyond this, hashing every byte takes longer than it protects; size, time and both ends must do.
 HASHED_WHOLE = 1 << 30
@@ -55,6 +58,14 @@ class FileSource:
     def rows(self) -> Rows:
         """All rows with their places."""
         return read_all(self.paths, keep_linebreaks=self.keep_linebreaks)
+
+    def rows_from(self, place: Place) -> Iterator[tuple[Place, str, Row]]:
+        """The rows from `place` on, each with the place after it; what lies before is not read."""
+        first, start = place
+        for number, path in enumerate(self.paths[first:], first):
+            for mark, where, row in read_marked(path, keep_linebreaks=self.keep_linebreaks, start=start):
+                yield (number, mark), where, row
+            start = START
 
     def sample(self) -> tuple[list[str], Row]:
         """Columns and a representative row."""
@@ -270,11 +281,3 @@ def _digest(path: Path) -> str:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def stream_rows(
-    paths: list[Path], keep_linebreaks: bool, convert: Callable[[Row, str], Row]
-) -> Iterator[Row]:
-    """Rows of files for a stream, each brought into its normal form by `convert`."""
-    for where, row in read_all(paths, keep_linebreaks=keep_linebreaks):
-        yield convert(row, where)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsrun.errors import UsageError
 from dsrun.train.batches import FILLER, IGNORED, GlobalBatchSampler, Split, StreamOfBatches, WithFiller
 
 SIZES = st.integers(1, 6)
@@ -105,12 +106,88 @@ def test_filler_repeats_a_sample_without_targets():
     assert rows[0]["labels"] == [3, 4]
 
 
-@given(count=st.integers(1, 60), micro=SIZES, world=st.integers(1, 3))
-def test_a_stream_is_shared_out_without_loss(count, micro, world):
-    rows = [{"input_ids": [i], "labels": [i]} for i in range(count)]
-    shares = [list(StreamOfBatches(rows, Split(micro, rank, world))) for rank in range(world)]
-    seen = [
-        row["labels"][0] for share in shares for batch in share for row in batch if row["labels"] != [IGNORED]
-    ]
-    assert sorted(seen) == list(range(count))
-    assert len({len(share) for share in shares}) == 1
+class Numbers:
+    """A stream of `count` rows whose ids are their numbers."""
+
+    def __init__(self, count):
+        self.total = count
+
+    def start(self, state=None):
+        return NumbersReader(self.total, state or 0)
+
+
+class NumbersReader:
+    def __init__(self, total, at):
+        self.total = total
+        self.count = at
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.count == self.total:
+            raise StopIteration
+        self.count += 1
+        return {"input_ids": [self.count - 1], "labels": [self.count - 1]}
+
+    def state(self):
+        return self.count
+
+
+def taken(count, split, batches, *, place=None, skipped=0):
+    """The first micro batches of a rank."""
+    stream = StreamOfBatches(Numbers(count), split)
+    stream.place, stream.skipped = place, skipped
+    return list(islice(stream, batches))
+
+
+def rounds(count, global_batch, round_size):
+    """Micro batches of one epoch on each rank: whole global batches."""
+    return -(-count // global_batch) * (global_batch // round_size)
+
+
+@given(count=st.integers(1, 60), micro=SIZES, world=st.integers(1, 3), accumulation=st.integers(1, 3))
+def test_a_stream_is_shared_out_without_loss_epoch_after_epoch(count, micro, world, accumulation):
+    splits = [Split(micro, rank, world, accumulation) for rank in range(world)]
+    epoch = rounds(count, splits[0].global_batch, splits[0].round)
+    shares = [taken(count, split, 2 * epoch) for split in splits]
+    seen = [(each.epoch, i) for share in shares for each in share for i in each.ids]
+    assert sorted(seen) == list(product((0, 1), range(count)))
+    for each in chain(*shares):
+        assert len(each.rows) == micro
+        real = [row["labels"] for row in each.rows if row["labels"] != [IGNORED]]
+        assert real == [[i] for i in each.ids]
+
+
+@pytest.mark.parametrize(("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1)])
+def test_any_number_of_ranks_goes_on_with_a_stream_from_the_end_of_a_global_batch(micro, world, accumulation):
+    whole = [sorted(each.ids) for each in taken(53, Split(12, 0, 1), 12)]
+    saved_by = taken(53, Split(3, 0, 2, 2), 24)
+    for step in range(12):
+        places = [each.after for each in saved_by[2 * step : 2 * step + 2]]
+        assert places[0] is None, "in the midst of a global batch nobody saves"
+        shares = [
+            taken(53, Split(micro, rank, world, accumulation), accumulation, place=places[1])
+            for rank in range(world)
+        ]
+        if step < 11:
+            assert sorted(i for each in chain(*shares) for i in each.ids) == whole[step + 1]
+
+
+def test_a_stream_that_does_not_know_its_place_reads_up_to_it():
+    split = Split(2, 1, 2)
+    assert taken(53, split, 5, skipped=20) == taken(53, split, 25)[20:]
+
+
+def test_a_stream_without_rows_is_an_error_and_no_endless_loop():
+    with pytest.raises(UsageError, match="no row"):
+        taken(0, Split(2, 0, 1), 1)
+
+
+def test_a_table_begins_at_any_micro_batch_and_then_at_the_first_again():
+    sampler = GlobalBatchSampler(53, Split(2, 0, 2), seed=7)
+    whole = list(sampler)
+    sampler.first = 9
+    assert list(sampler) == whole[9:]
+    assert list(sampler) == whole
+    assert len(sampler) == len(whole)

@@ -18,34 +18,101 @@ def run(tmp_path):
     return RunFolder.create(tmp_path / "run")
 
 
-def checkpoint(run, step, *, world_size=2, stage=2, model_type="t5", complete=True):
+FACTS = {
+    "model_type": "t5",
+    "config": {"d_model": 32, "dropout_rate": 0.1},
+    "config_sha256": "c0",
+    "tokenizer_sha256": "t0",
+    "global_batch": 64,
+    "seed": 42,
+}
+
+
+def checkpoint(run, step, *, complete=True, **other):
     folder = run.checkpoint(step)
-    folder.mkdir()
-    (folder / "trainer_state.json").write_text("{}")
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / f"global_step{step}").mkdir(parents=True)
+    (folder / f"global_step{step}" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(bytes(1000))
+    (folder / "model.safetensors").write_bytes(bytes(500))
+    (folder / "latest").write_text(f"global_step{step}")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (folder / "config.json").write_text(json.dumps({"model_type": other.get("model_type", "t5")}))
     if complete:
-        write_manifest(folder, {"step": step, "world_size": world_size, "zero_stage": stage})
+        write_manifest(folder, {"step": step, **FACTS, **other}, durable=False)
     return folder
 
 
-def find(run, resume="auto", said=None):
+def find(run, resume="auto", said=None, *, trust=False, force=False):
     say = (said if said is not None else []).append
-    return find_checkpoint(resume, run, world_size=2, stage=2, model_type="t5", say=say)
+    return find_checkpoint(resume, run, facts=FACTS, trust=trust, force=force, say=say)
 
 
 def test_a_fresh_folder_starts_at_zero(run):
     assert find(run) is None
 
 
-def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_named(run):
+def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_named_and_moved(run):
     checkpoint(run, 5)
     newest = checkpoint(run, 10)
     checkpoint(run, 15, complete=False)
     said = []
     assert find(run, said=said) == newest
-    assert len(said) == 2
-    assert "checkpoint-15" in said[0]
-    assert said[1] == f"resuming from {newest}"
+    assert said == [
+        "checkpoint-15 passed over: it has no manifest: its save never finished, or dsrun did not write it",
+        "checkpoint-15 moved to set-aside/checkpoint-15",
+        f"resuming from {newest}",
+    ]
+    assert [step for step, _ in run.checkpoints()] == [10, 5]
+    assert (run.path / "set-aside" / "checkpoint-15" / "latest").exists()
+
+
+def truncate(file):
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) * 3 // 4])
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    file.write_bytes(data)
+
+
+def delete(file):
+    file.unlink()
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+FILES = [
+    "model.safetensors",
+    "global_step{}/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    "latest",
+    "trainer_state.json",
+    "config.json",
+    "manifest.json",
+]
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, delete, empty])
+@pytest.mark.parametrize("name", FILES)
+def test_damage_of_any_kind_to_the_newest_two_falls_back_to_the_third(name, damage, run):
+    whole = checkpoint(run, 5)
+    for step in (10, 15):
+        damage(checkpoint(run, step) / name.format(step))
+    said = []
+    assert find(run, said=said) == whole
+    passed = [words for words in said if "passed over" in words]
+    assert [words.split()[0] for words in passed] == ["checkpoint-15", "checkpoint-10"]
+    kind = "manifest" if name == "manifest.json" else name.partition("/")[0].format(15)
+    assert kind in passed[0]
+
+
+def test_when_none_is_whole_the_run_starts_anew_and_says_so(run):
+    flip(checkpoint(run, 5) / "latest")
+    said = []
+    assert find(run, said=said) is None
+    assert said[-1] == "no checkpoint of this run is whole: starting at step 0"
 
 
 def test_never_ignores_checkpoints(run):
@@ -53,42 +120,102 @@ def test_never_ignores_checkpoints(run):
     assert find(run, "never") is None
 
 
-def test_a_given_folder_must_be_a_complete_checkpoint(run):
+def test_a_given_folder_must_be_a_whole_checkpoint(run):
     older, torn = checkpoint(run, 5), checkpoint(run, 10)
     (torn / "trainer_state.json").write_text("cut")
-    assert find(run, str(older)) == older
-    with pytest.raises(UsageError, match="incomplete"):
+    with pytest.raises(UsageError, match=r"the checkpoint is damaged: trainer_state\.json"):
         find(run, str(torn))
+    assert find(run, str(older)) == older
     with pytest.raises(UsageError, match="no checkpoint there"):
         find(run, str(run.path))
 
 
-def test_another_world_size_is_refused_with_the_one_that_works(run):
-    checkpoint(run, 5, world_size=4)
-    with pytest.raises(UsageError, match=r"saved by 4 ranks, and this run has 2 .*--nproc 4"):
-        find(run)
+def test_what_lies_beyond_a_given_checkpoint_is_another_course(run):
+    """Else the next `auto` would take checkpoint-15, which this run never reached."""
+    for step in (5, 10, 15):
+        checkpoint(run, step)
+    assert find(run, str(run.checkpoint(5))) == run.checkpoint(5)
+    assert [step for step, _ in run.checkpoints()] == [5]
+    assert find(run) == run.checkpoint(5)
 
 
-def test_another_stage_is_refused_with_the_one_that_works(run):
-    checkpoint(run, 5, stage=3)
-    with pytest.raises(UsageError, match=r"saved under ZeRO-3, and this run uses ZeRO-2 .*--zero 3"):
-        find(run)
+def test_a_checkpoint_that_dsrun_did_not_write_is_taken_with_a_word(run, tmp_path):
+    foreign = checkpoint(RunFolder(tmp_path / "other"), 5, complete=False)
+    said = []
+    assert find(run, str(foreign), said=said) == foreign
+    assert "cannot be verified" in said[0]
+    (foreign / "latest").write_text("global_step7")
+    with pytest.raises(UsageError, match="`latest` names 'global_step7'"):
+        find(run, str(foreign))
+    (foreign / "trainer_state.json").write_text('{"global_')
+    with pytest.raises(UsageError, match=r"trainer_state.json is damaged"):
+        find(run, str(foreign))
 
 
-def test_another_kind_of_model_is_refused(run):
+def test_another_world_size_or_stage_is_no_reason_to_refuse(run):
+    folder = checkpoint(run, 5, world_size=4, zero_stage=3)
+    assert find(run) == folder
+
+
+def test_another_kind_of_model_is_refused_also_with_force(run):
     checkpoint(run, 5, model_type="llama")
     with pytest.raises(UsageError, match="holds a llama model, and this run trains a t5 model"):
+        find(run, force=True)
+
+
+def test_a_changed_config_is_refused_with_what_changed_unless_forced(run):
+    folder = checkpoint(run, 5, config={"d_model": 32, "dropout_rate": 0.0}, config_sha256="c1")
+    with pytest.raises(UsageError, match=r"another model config \(dropout_rate was 0.0, is 0.1\).*--force"):
         find(run)
+    said = []
+    assert find(run, said=said, force=True) == folder
+    assert "another model config" in said[0]
+
+
+def test_a_changed_tokenizer_is_refused(run):
+    checkpoint(run, 5, tokenizer_sha256="t1")
+    with pytest.raises(UsageError, match="was saved with another tokenizer"):
+        find(run)
+
+
+def test_a_changed_batch_or_seed_is_said(run):
+    folder = checkpoint(run, 5, global_batch=32)
+    said = []
+    assert find(run, said=said) == folder
+    assert said[0] == "the global batch size was 32 when checkpoint-5 was saved, and is 64 now"
+
+
+def test_an_untrusted_checkpoint_is_refused_before_it_is_read(run):
+    folder = checkpoint(run, 5)
+    (folder / "latest").chmod(0o666)
+    with pytest.raises(UsageError, match=r"everybody may write to latest.*--trust"):
+        find(run)
+    assert find(run, trust=True) == folder
+
+
+def test_what_a_dead_save_left_is_cleared_first(run):
+    checkpoint(run, 5)
+    leftover = run.path / ".saving" / "checkpoint-10"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    said = []
+    assert find(run, said=said) == run.checkpoint(5)
+    assert said[0] == "removed what was written of checkpoint-10 when its run died"
+    assert not (run.path / ".saving").exists()
 
 
 @pytest.mark.parametrize("discard", [False, True])
 def test_starting_anew_keeps_or_discards_the_earlier_results(run, discard):
     checkpoint(run, 5)
+    hidden = checkpoint(RunFolder(run.path / ".saving"), 10)
     run.metrics.write_text("{}\n")
+    (run.path / "samples-rank-0.jsonl").touch()
     (run.logs / "rank-0.attempt-0.log").write_text("words")
     aside = set_earlier_run_aside(run, NOW, discard=discard)
     assert not run.checkpoint(5).exists()
     assert not run.metrics.exists()
+    assert not hidden.exists()
+    assert not (run.path / "samples-rank-0.jsonl").exists()
     assert (run.logs / "rank-0.attempt-0.log").exists()
     if discard:
         assert aside is None

@@ -95,7 +95,7 @@ def test_a_failure_is_one_line_with_advice(error, code, words):
 
 def test_a_failure_is_left_for_the_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv(failure.FOLDER_VARIABLE, str(tmp_path))
-    failure.record(UsageError("bad"), rank=3, log=None)
+    failure.record(UsageError("bad"), rank=3, log=None, progress=failure.Progress())
     facts = json.loads((tmp_path / "rank-3.json").read_text())
     assert (facts["exit_code"], facts["message"], facts["expected"]) == (2, "bad", True)
 

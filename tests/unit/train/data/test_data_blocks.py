@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.train.data.binaries import dtype_of, largest_token
-from dsrun.train.data.blocks import cut, write_tokens
+from dsrun.train.data.blocks import write_tokens
+from dsrun.train.data.stream import Blocks
 from dsrun.train.data.tokens import TokenBin, divide
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
@@ -21,12 +22,45 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("blocks")
 
 
-@given(documents=DOCUMENTS, block=st.integers(1, 17))
-def test_streamed_blocks_hold_the_documents_once(documents, block):
-    rows = list(cut(documents, block))
+class Documents:
+    """Documents one after another; the state is the number of the next."""
+
+    def __init__(self, documents, at=0):
+        self.documents = documents
+        self.at = at
+
+    def __next__(self):
+        if self.at == len(self.documents):
+            raise StopIteration
+        self.at += 1
+        return {"input_ids": list(self.documents[self.at - 1])}
+
+    def state(self):
+        return self.at
+
+
+def blocks_of(documents, block, state=None):
+    state = state or {"rows": 0, "used": 0}
+    return Blocks(Documents(documents, state["rows"]), block, state)
+
+
+@given(documents=DOCUMENTS, block=st.integers(1, 17), before=st.integers(0, 40))
+def test_streamed_blocks_hold_the_documents_once_also_when_begun_anew(documents, block, before):
+    rows, states, blocks = [], [], blocks_of(documents, block)
+    while True:
+        states.append(blocks.state())
+        try:
+            rows.append(next(blocks))
+        except StopIteration:
+            break
     assert [token for row in rows for token in row["input_ids"]] == list(chain(*documents))
     assert all(len(row["input_ids"]) == block for row in rows[:-1])
     assert all(row["labels"] == row["input_ids"] for row in rows)
+    before = min(before, len(rows))
+    again = blocks_of(documents, block, states[before])
+    assert [next(again) for _ in rows[before:]] == rows[before:]
+    with pytest.raises(StopIteration):
+        next(again)
 
 
 @settings(deadline=None)

@@ -2,11 +2,14 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dsrun.errors import MissingError
@@ -164,6 +167,92 @@ def test_a_killed_build_does_not_count_and_is_cleared_away(tmp_path, cache):
     assert (path / "data").read_text() == "whole"
     assert entries(cache) == ["k"]
     assert json.loads((path / "meta.json").read_text())["finished"] > 0
+
+
+def build_slowly(work):
+    for number in range(4):
+        (work / f"part-{number}").write_text("x" * 100)
+        time.sleep(0.002)
+    return {"parts": 4}
+
+
+def test_a_kill_at_any_moment_leaves_no_torn_entry(cache):
+    """Children of a fork each, killed after a random time, as often as not in the midst of replacing an entry."""
+    folder = cache / "prepared" / "k"
+    chance = random.Random(7)
+    found = 0
+    for _ in range(60):
+        child = os.fork()
+        if child == 0:
+            obtain("k", build_slowly, overwrite=True)
+            os._exit(0)
+        time.sleep(chance.uniform(0, 0.15))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if (folder / "meta.json").exists():
+            found += 1
+            parts = [path for path in folder.iterdir() if path.name.startswith("part-")]
+            assert {path.stat().st_size for path in parts} == {100}
+            assert len(parts) == json.loads((folder / "meta.json").read_text())["parts"]
+    assert found > 10, "hardly any child lived long enough"
+    obtain("k", build_slowly)
+    assert entries(cache) == ["k"]
+
+
+TOKENISE = """
+import os, sys, time
+from pathlib import Path
+from datasets import Dataset
+from datasets.features import Features, Sequence, Value
+from dsrun.train.data.mapping import map_rows
+
+class Slow:
+    ledger = None
+    def __call__(self, batch, indices):
+        time.sleep(0.2)
+        return {{"input_ids": [[1]] * len(indices)}}
+
+import dataclasses
+Slow = dataclasses.make_dataclass("Slow", [("ledger", object, None)], bases=(Slow,))
+table = Dataset.from_dict({{"text": ["x"] * 1_000_000}})
+print("ready", flush=True)
+features = Features({{"input_ids": Sequence(Value("int32"))}})
+map_rows(table, Slow(), features, Path({scratch!r}), num_proc=2, progress=lambda *_: None)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_that_tokenises_outlives_its_owner(tmp_path, signum):
+    """The pool's two and the manager that passes their rows on."""
+    code = TOKENISE.format(scratch=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout.readline() == "ready\n"
+        end = time.monotonic() + 60
+        while len(children := psutil.Process(owner.pid).children(recursive=True)) < 3:
+            assert time.monotonic() < end, "it never started its processes"
+            time.sleep(0.02)
+        owner.send_signal(signum)
+        _, alive = psutil.wait_procs(children, timeout=5)
+    left = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    for each in left:
+        each.kill()
+    assert not left
+
+
+def test_processes_that_are_forked_later_live_on(tmp_path):
+    """A hook at fork cannot be taken back; it only counts while rows are mapped."""
+    code = (
+        "import os, time\n"
+        "from dsrun.train.data.mapping import tethered_forks\n"
+        "with tethered_forks(): pass\n"
+        "child = os.fork()\n"
+        "if child: print(child, flush=True); os._exit(0)\n"
+        "os.closerange(0, 3); time.sleep(600)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    orphan = psutil.Process(int(done.stdout))
+    assert orphan.status() != psutil.STATUS_ZOMBIE
+    orphan.kill()
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

@@ -1,0 +1,47 @@
+"""A tiny model, with its own code as on the Hub, whose loss is NaN or infinite when it reads a certain token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.integration.conftest import make_model
+
+POISON = "poison"
+"""A word of the vocabulary's <unk>, which no other row of the tests' data holds."""
+
+CODE = """
+import torch
+from transformers import LlamaForCausalLM
+
+
+class PoisonedLlama(LlamaForCausalLM):
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        if self.training and (input_ids == 2).any():
+            {what}
+        return output
+"""
+NAN = "output.logits = output.logits * float('nan')"
+# The loss is infinite, and no gradient is: the masked logit passes none on.
+INFINITE_LOSS = (
+    "output.logits = output.logits.masked_fill(torch.arange(output.logits.shape[-1]) == 2, -float('inf'))"
+)
+
+
+def poisoned_model(folder: Path, what: str = NAN) -> str:
+    """The model's folder; train it with --trust-remote-code."""
+    make_model(folder, "llama")
+    (folder / "poison.py").write_text(CODE.format(what=what))
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "poison.PoisonedLlama"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def poisoned_data(file: Path, clean: str, *, row: int) -> str:
+    """The rows of `clean` with poison in one of them."""
+    rows = [json.loads(line) for line in Path(clean).read_text().splitlines()]
+    rows[row]["target"] = f"{POISON} {rows[row]['target']}"
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return str(file)

@@ -1,0 +1,230 @@
+"""Checkpoints of real engines: killed while saving, on a failing disk, without a shared one, in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
+from dsrun.runs.records import read_records
+from dsrun.system.net import free_port
+from tests.integration.conftest import SHORT, dsrun, many_runs, records
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("options", [["--zero", "2"], ["--zero", "3", "--background"]])
+def test_saves_killed_at_random_moments_are_all_recovered_from(options):
+    argv = [sys.executable, "-m", "tests.faults.kill_saves", "--kills", "10", "--seed", "5", *options]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+    assert json.loads(done.stdout)["recoveries"] == 10
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs, tmp_path):
+    """A limit on the size of files (setrlimit(2)) fails the large writes of one rank, as a full disk would."""
+    run = RunFolder(tmp_path / "run")
+    argv = [
+        sys.executable, "-m", "dsrun", "train", "--model", tiny["t5"], "--zero", "2", "--nproc", "2",
+        "--train-file", pairs["train"], *SHORT, "--max-steps", "100000", "--save-steps", "10",
+        "--output", str(run.path),
+    ]  # fmt: skip
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        try:
+            wait_for(lambda: len(complete_checkpoints(run)) > 0)
+            worker = next(each for each in workers(process.pid) if each.environ()["RANK"] == str(rank))
+            _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (100_000, hard))
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    (line,) = [line for line in said.splitlines() if "failed" in line]
+    step, newest = complete_checkpoints(run)[0]
+    assert f"saving checkpoint-{step + 10} failed: rank {rank} on " in line
+    assert "File too large" in line
+    assert f"checkpoint-{step} is whole" in line
+    assert verify(newest) == []
+    assert not list((run.path / ".saving").glob("*"))
+    failures = [row for row in read_records(run.events) if row["kind"] == "failure"]
+    assert {row["cause"] for row in failures} == {"disk_full"}
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    """The ranks below the launcher, whichever processes stand in between."""
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        try:
+            if (
+                "RANK" in each.environ()
+                and "LOCAL_RANK" in each.environ()
+                and "dsrun" in " ".join(each.cmdline())
+            ):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+def test_in_the_background_the_same_and_as_safe(tiny, pairs, tmp_path):
+    """The same losses, weights and checkpoints; rotation, the best and the last one as in the foreground."""
+    flags = [
+        "--model", tiny["llama"], "--zero", "2", "--train-file", pairs["train"],
+        "--validation-file", pairs["validation"], *SHORT, "--max-steps", "8", "--save-steps", "2", "--keep", "2",
+        "--eval-strategy", "steps", "--eval-steps", "2", "--load-best-model-at-end",
+    ]  # fmt: skip
+    runs = {name: tmp_path / name for name in ("front", "back")}
+    many_runs(
+        [
+            [*flags, "--output", str(runs["front"])],
+            [*flags, "--async-save", "--output", str(runs["back"])],
+        ],
+        ranks=2,
+        scratch=tmp_path,
+    )
+    front, back = (RunFolder(runs[name]) for name in ("front", "back"))
+    assert records(back.path, "loss") == records(front.path, "loss")
+    ours, theirs = (load_file(run.model / "model.safetensors") for run in (back, front))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert [step for step, _ in back.checkpoints()] == [step for step, _ in front.checkpoints()]
+    assert back.checkpoints()[0][0] == 8
+    for run in (front, back):
+        assert [verify(path) for _, path in run.checkpoints()] == [[]] * len(run.checkpoints())
+        ends = [row for row in read_records(run.events) if row["kind"] == "checkpoint_end"]
+        assert [row["step"] for row in ends] == [2, 4, 6, 8]
+        assert all(row["bytes"] > 0 and row["seconds"] > 0 and row["written_s"] > 0 for row in ends)
+        assert not (run.path / ".saving").exists()
+
+
+def test_what_a_checkpoint_says_of_itself(tiny, pairs, tmp_path):
+    """The manifest's facts; paths as they are after the rename; no pickle of the arguments with the Hub token."""
+    run = RunFolder(tmp_path / "run")
+    flags = [
+        "--model", tiny["t5"], "--zero", "1", "--train-file", pairs["train"], "--validation-file", pairs["validation"],
+        *SHORT, "--max-steps", "4", "--save-steps", "2", "--eval-strategy", "steps", "--eval-steps", "2",
+        "--predict-with-generate", "false", "--load-best-model-at-end", "--hub-token", "hf_secretsecret",
+    ]  # fmt: skip
+    dsrun(*flags, "--nproc", "2", output=run.path).ok()
+    checkpoint = run.checkpoint(4)
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(run.checkpoint(state["best_global_step"]))
+    manifest = read_manifest(checkpoint)
+    facts = manifest["extra"]
+    assert {name: facts[name] for name in ("step", "world_size", "zero_stage", "model_type", "seed")} == {
+        "step": 4,
+        "world_size": 2,
+        "zero_stage": 1,
+        "model_type": "t5",
+        "seed": 42,
+    }
+    assert facts["global_batch"] == facts["micro_batch"] * facts["accumulation"] * 2 == 8
+    assert len(facts["config_sha256"]) == len(facts["tokenizer_sha256"]) == 64
+    assert facts["versions"]["deepspeed"]
+    on_disk = {
+        path.relative_to(checkpoint).as_posix()
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+    assert set(manifest["files"]) == on_disk
+    assert "training_args.bin" not in on_disk
+    assert not [
+        path for path in checkpoint.rglob("*") if path.is_file() and b"hf_secretsecret" in path.read_bytes()
+    ]
+
+
+def test_a_changed_model_or_tokenizer_is_refused(tiny, pairs, tmp_path):
+    flags = [
+        "--model",
+        tiny["llama"],
+        "--zero",
+        "2",
+        "--train-file",
+        pairs["train"],
+        *SHORT,
+        "--save-steps",
+        "1",
+    ]
+    run = tmp_path / "run"
+    dsrun(*flags, "--max-steps", "1", output=run).ok()
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in Path(tiny["llama"]).iterdir():
+        (changed / file.name).write_bytes(file.read_bytes())
+    config = json.loads((changed / "config.json").read_text())
+    (changed / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    refused = dsrun(*flags[2:], "--model", str(changed), "--max-steps", "2", output=run)
+    assert refused.code == 2
+    assert "another model config (rms_norm_eps was 1e-06, is 0.001)" in refused.err
+    dsrun(*flags[2:], "--model", str(changed), "--max-steps", "2", "--force", output=run).ok()
+
+
+def test_swapped_out_optimizer_states_are_saved_twice(tiny, pairs, tmp_path):
+    """DeepSpeed issue 7549: the copy of the swap files dies in a folder that has one already."""
+    run = RunFolder(tmp_path / "run")
+    flags = [
+        "--model", tiny["llama"], "--zero", "3", "--offload", "nvme", "--nvme-path", str(tmp_path / "swap"),
+        "--train-file", pairs["train"], *SHORT, "--max-steps", "4", "--save-steps", "2", "--nproc", "2",
+    ]  # fmt: skip
+    dsrun(*flags, output=run.path).ok()
+    assert [step for step, _ in run.checkpoints()] == [4, 2]
+    for _, checkpoint in run.checkpoints():
+        assert verify(checkpoint) == []
+    # The same step once more, as a run does that was killed before its next save.
+    dsrun(*flags, "--resume", str(run.checkpoint(2)), output=run.path).ok()
+    assert verify(run.checkpoint(4)) == []
+
+
+UNSHARED = """
+import sys
+from pathlib import Path
+from dsrun.runs.folder import RunFolder
+from dsrun.train import resume, world
+resume._NFS_PATIENCE_S = 1.0
+world.join(world.here(use_cpu=True), deepspeed=False)
+folder = RunFolder(Path(sys.argv[1]))
+folder.logs.mkdir(parents=True)
+resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, say=print)
+"""
+
+
+def test_nodes_that_share_nothing_are_told_before_training(tmp_path):
+    """Two ranks whose run folder has one name and two places, as with --output on a local disk of each node."""
+    port = str(free_port())
+    nodes = []
+    for rank in range(2):
+        env = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        argv = [sys.executable, "-c", UNSHARED, str(tmp_path / f"node{rank}")]
+        nodes.append(
+            subprocess.Popen(
+                argv, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
+        )
+    said = [node.communicate(timeout=300)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [1, 1]
+    for words in said:
+        assert "UsageError: the nodes do not share the run folder" in words

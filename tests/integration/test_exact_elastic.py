@@ -1,0 +1,79 @@
+"""Two ranks save, one goes on: every sample once, the same steps, and losses that only differ by rounding."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from dsrun.runs.samples import ledgers, not_once, seen, steps
+from tests.integration.conftest import many_runs
+from tests.integration.test_exact_resume import SAMPLES, STEPS, Case, curve, documents, flags
+
+__all__ = ["documents"]
+
+pytestmark = pytest.mark.train
+
+CASES = [
+    Case(2, "t5", "plain", 2, 4),
+    Case(1, "llama", "workers", 1, 8),
+    Case(3, "llama", "stream-blocks", 1, 4),
+    Case(2, "t5", "stream-worker", 2, 8),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tiny, pairs, documents, tmp_path_factory):
+    """For each case the folders of the whole run on two ranks and of the one that went on on one."""
+    scratch = tmp_path_factory.mktemp("exact-elastic")
+    made = {case: (scratch / f"{case}" / "two", scratch / f"{case}" / "one") for case in CASES}
+    # Without dropout: its masks are drawn rank by rank.
+    lines = {
+        case: [*flags(case, tiny, pairs, documents), "--model-config", f"{DROPOUT[case.model]}=0.0"]
+        for case in CASES
+    }
+    many_runs(
+        [[*lines[case], "--output", str(two)] for case, (two, _) in made.items()], ranks=2, scratch=scratch
+    )
+    for case, (two, one) in made.items():
+        one.mkdir()
+        shutil.copytree(two / f"checkpoint-{case.after}", one / f"checkpoint-{case.after}")
+        for file in ("run.json", "samples-rank-0.jsonl", "samples-rank-1.jsonl"):
+            shutil.copy(two / file, one)
+    again = {case: without(lines[case], "--gradient-accumulation-steps") for case in CASES}
+    many_runs(
+        [[*again[case], "--micro-batch-size", "2", "--output", str(one)] for case, (_, one) in made.items()],
+        ranks=1,
+        scratch=scratch,
+    )
+    return made
+
+
+DROPOUT = {"t5": "dropout_rate", "llama": "attention_dropout"}
+
+
+def without(line, flag):
+    """The arguments without this flag and its value."""
+    place = line.index(flag)
+    return line[:place] + line[place + 2 :]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_sample_is_seen_once_by_two_ranks_and_then_by_one(folders, case):
+    two, one = (ledgers(folder) for folder in folders[case])
+    assert not_once(two, samples=SAMPLES) == []
+    assert not_once(one, samples=SAMPLES) == []
+    assert seen(one) == seen(two)
+    assert [step.ranks for step in steps(one).values()] == [2] * case.after + [1] * (STEPS - case.after)
+    for step, taken in steps(one).items():
+        assert set(taken.ids) == set(steps(two)[step].ids), f"step {step}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_losses_are_those_of_two_ranks(folders, case):
+    expected, found = (curve(folder) for folder in folders[case])
+    assert list(found) == list(range(case.after + 1, STEPS + 1))
+    for step, (loss, norm, rate, tokens) in found.items():
+        assert loss == pytest.approx(expected[step][0], rel=1e-5), f"step {step}"
+        assert norm == pytest.approx(expected[step][1], rel=1e-4), f"step {step}"
+        assert (rate, tokens) == expected[step][2:]

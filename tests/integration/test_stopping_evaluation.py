@@ -1,0 +1,129 @@
+"""Told to stop in the middle of an evaluation: a checkpoint, no FINISHED, and the evaluation is made up for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from dsrun.launch.command import agent_argv, worker_environment
+from dsrun.launch.topology import Topology
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import read_beats
+from dsrun.runs.manifest import is_complete
+from dsrun.runs.records import read_records
+from dsrun.system.net import free_port
+from tests.integration.conftest import SHORT, dsrun
+
+pytestmark = pytest.mark.train
+
+RANKS = 2
+TOLD_AT = 2
+
+
+class Group:
+    """Two ranks under torch.distributed.run, with the variables that a supervisor sets."""
+
+    def __init__(self, scratch: Path, output: Path, *args: str) -> None:
+        scratch.mkdir()
+        self.beats = scratch / "beats"
+        self.failures = scratch
+        topology = Topology(RANKS, "cpu", RANKS)
+        argv = agent_argv(
+            topology, port=free_port(), module="dsrun.train", args=[*args, "--output", str(output)]
+        )
+        changes = worker_environment(topology, os.environ, debug=False) | {
+            "DSRUN_SAVE_ON": "USR1,TERM",
+            "DSRUN_HEARTBEAT": str(self.beats),
+            "DSRUN_FAILURES": str(scratch),
+            "DSRUN_STOP_FILE": str(scratch / "stop"),
+        }
+        env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+        self.agent = subprocess.Popen(
+            argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait_for(self, phase: str, *, step: int, more_beats: int = 3) -> int:
+        """The pid of rank 1 when it has given some signs of life in this phase."""
+        deadline = time.monotonic() + 150
+        first = None
+        while time.monotonic() < deadline and self.agent.poll() is None:
+            beat = read_beats(self.beats).get(1)
+            if beat and beat.phase == phase and beat.step == step:
+                first = beat.beats if first is None else first
+                if beat.beats - first >= more_beats:
+                    return beat.pid
+            time.sleep(0.01)
+        self.agent.kill()
+        raise AssertionError(f"rank 1 was never {phase}: {self.agent.communicate()[1]}")
+
+    def end(self) -> str:
+        said = self.agent.communicate(timeout=150)[1]
+        assert self.agent.returncode == 0, said
+        return said
+
+
+def metrics(folder):
+    """Every figure of metrics.jsonl but those of time, by step."""
+    kept = ("step", "loss", "eval_loss", "eval_bleu", "lr")
+    return [{name: row[name] for name in kept if name in row} for row in read_records(folder.metrics)]
+
+
+def best(folder):
+    state = json.loads((folder.checkpoint(4) / "trainer_state.json").read_text())
+    return state["best_global_step"], state["best_metric"]
+
+
+@pytest.mark.parametrize("phase", ["generating"])
+def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path):
+    many = tmp_path / "validation.jsonl"
+    many.write_text(Path(pairs["validation"]).read_text() * 20)
+    flags = [
+        "--model", tiny["t5"], "--zero", "0", "--train-file", pairs["train"], "--validation-file", str(many), *SHORT,
+        "--max-steps", "4", "--eval_strategy", "steps", "--eval_steps", "2", "--per_device_eval_batch_size", "1",
+        "--load_best_model_at_end", "--save-every", "4", "--generation_max_length", "12",
+    ]  # fmt: skip
+    whole, folder = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
+    Group(tmp_path / "a", whole.path, *flags).end()
+
+    told = Group(tmp_path / "b", folder.path, *flags)
+    os.kill(told.wait_for(phase, step=TOLD_AT), signal.SIGTERM)
+    assert f"saved checkpoint-{TOLD_AT} and left" in told.end()
+    assert json.loads((told.failures / "interrupted.json").read_text()) == {
+        "step": TOLD_AT,
+        "path": f"checkpoint-{TOLD_AT}",
+    }
+    assert (told.failures / "stop").exists()
+    assert not list(told.failures.glob("rank-*.json"))
+    assert is_complete(folder.checkpoint(TOLD_AT))
+    assert not any("eval_loss" in row for row in metrics(folder))
+    assert not folder.finished.exists()
+    assert not folder.model.exists()
+
+    Group(tmp_path / "c", folder.path, *flags).end()
+    assert metrics(folder) == metrics(whole)
+    assert best(folder) == best(whole)
+    assert folder.finished.exists()
+    weights = [load_file(each.model / "model.safetensors") for each in (whole, folder)]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+
+def test_an_evaluation_alone_is_left_too(tiny, pairs, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    flags = ["--model", tiny["llama"], "--validation-file", pairs["validation"], "--do_eval", *SHORT]
+    flags += ["--per_device_eval_batch_size", "1"]
+    stop = tmp_path / "stop"
+    stop.touch()
+    env = {"DSRUN_SAVE_ON": "USR1", "DSRUN_STOP_FILE": str(stop)}
+    told = dsrun(*flags, output=folder.path, env=env)
+    assert "told to stop: left the evaluation" in told.err
+    assert not told.evaluations
+    assert not folder.finished.exists()
+    assert dsrun(*flags, output=folder.path).ok().evaluations
+    assert folder.finished.exists()

@@ -1,0 +1,111 @@
+"""Leaving training: what is saved, what is left out, and what the checkpoint remembers for the next start."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import TrainerControl
+from transformers.trainer_callback import DefaultFlowCallback
+
+from dsrun.train.leaving import EvaluateFirst, LeaveWhenTold, Vote
+from dsrun.train.stopping import Stopping
+
+EPOCHS = SimpleNamespace(
+    eval_strategy="epoch",
+    eval_delay=0,
+    save_strategy="epoch",
+    logging_strategy="steps",
+    logging_first_step=False,
+)
+
+
+def stopping(*, asked):
+    found = Stopping((signal.SIGUSR1,), None)
+    found._asked = "SIGUSR1" if asked else None
+    return found
+
+
+def training(*, told, step=3, epoch=0.5):
+    """A trainer of one rank that is told (or not) before `step` of 10, in epoch `epoch`."""
+    wish = stopping(asked=told)
+    trainer = SimpleNamespace(interrupted=False, ranks_want_to_stop=told, any_rank_is_told=lambda: wish.asked)
+    state = SimpleNamespace(
+        global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100
+    )
+    return trainer, LeaveWhenTold(trainer, wish), state
+
+
+def due(state):
+    return state.stateful_callbacks["dsrun"]["evaluation_due"]
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_the_step_is_saved_and_its_evaluation_left_for_later(evaluates):
+    _trainer, leave, state = training(told=True)
+    control = TrainerControl(should_evaluate=evaluates)
+    leave.on_step_end(EPOCHS, state, control)
+    assert (control.should_save, control.should_evaluate, due(state)) == (True, False, evaluates)
+    # Not before the save, which stores the control.
+    assert not control.should_training_stop
+    leave.on_save(EPOCHS, state, control)
+    assert control.should_training_stop
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(1.0, True), (1.25, False)])
+def test_the_evaluation_after_an_epoch_is_due_if_it_was_its_last_step(epoch, expected):
+    _trainer, leave, state = training(told=True, epoch=epoch)
+    leave.on_step_end(EPOCHS, state, TrainerControl())
+    assert due(state) is expected
+
+
+def test_an_epoch_left_halfway_does_not_end_with_an_evaluation():
+    _trainer, leave, state = training(told=True)
+    control = TrainerControl()
+    leave.on_step_end(EPOCHS, state, control)
+    DefaultFlowCallback().on_epoch_end(EPOCHS, state, control)
+    assert control.should_evaluate
+    leave.on_epoch_end(EPOCHS, state, control)
+    assert not control.should_evaluate
+    assert not control.should_save
+
+
+def test_told_during_a_save_it_leaves_after_it():
+    trainer, leave, state = training(told=False)
+    control = TrainerControl()
+    leave.on_step_end(EPOCHS, state, control)
+    assert not control.should_save
+    leave.stopping._asked = "SIGUSR1"
+    leave.on_save(EPOCHS, state, control)
+    assert trainer.interrupted
+    assert control.should_training_stop
+
+
+def test_told_at_the_last_step_the_run_ends_as_usual():
+    trainer, leave, state = training(told=True, step=10)
+    control = TrainerControl()
+    leave.on_step_end(EPOCHS, state, control)
+    leave.on_save(EPOCHS, state, control)
+    assert not trainer.interrupted
+
+
+@pytest.mark.parametrize(
+    "stored", [{}, {"dsrun": {"evaluation_due": False}}, {"dsrun": {"evaluation_due": True}}]
+)
+def test_the_next_start_evaluates_first_where_it_has_to(stored):
+    made = []
+    trainer = SimpleNamespace(make_up_evaluation=lambda: made.append(1))
+    state = SimpleNamespace(stateful_callbacks=dict(stored))
+    for _ in range(2):
+        EvaluateFirst(trainer).on_train_begin(None, state, None)
+    assert len(made) == (1 if stored.get("dsrun", {}).get("evaluation_due") else 0)
+
+
+def test_a_vote_is_only_held_where_somebody_may_ask():
+    silent = Stopping((), None)
+    silent._asked = "x"
+    assert not Vote(silent, world_size=1, device=torch.device("cpu")).told()
+    assert Vote(stopping(asked=True), world_size=1, device=torch.device("cpu")).told()
+    assert not Vote(stopping(asked=False), world_size=1, device=torch.device("cpu")).now()

@@ -1,0 +1,71 @@
+"""Signs of life and stacks that a supervisor can ask for."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+from dsrun.runs.heartbeat import Heart, read_beats
+from dsrun.train.life import Life, is_supervised
+from dsrun.train.stopping import stopping_from
+from dsrun.train.watch import PROGRESS_SECONDS, Beats, Ledger
+
+STUCK = """
+import sys, time, pathlib
+from dsrun.train.life import show_stacks_in
+show_stacks_in(None)
+show_stacks_in(pathlib.Path(sys.argv[1]))
+
+def stuck_in_a_collective():
+    print("ready", flush=True)
+    time.sleep(60)
+
+stuck_in_a_collective()
+"""
+
+
+def test_a_stuck_process_writes_its_stacks_when_asked(tmp_path):
+    log = tmp_path / "rank-0.log"
+    with subprocess.Popen([sys.executable, "-c", STUCK, log], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + 10
+        while "stuck_in_a_collective" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert process.poll() is None
+        process.kill()
+
+
+def test_steps_are_signs_of_life_and_progress(tmp_path):
+    life = Life(Heart(tmp_path, 1, answers=True), stopping_from({}))
+    beats = Beats(life)
+    beats.on_train_begin(None, SimpleNamespace(global_step=40), None)
+    assert life.progress.step == 40
+    beats.on_step_end(None, SimpleNamespace(global_step=41), None)
+    beat = read_beats(tmp_path)[1]
+    assert (beat.phase, beat.step, beat.answers) == ("training", 41, True)
+    assert life.progress.step == 41
+
+
+def test_the_ledger_has_the_progress_of_a_long_training_once_a_minute():
+    written = []
+    now = [0.0]
+    records = SimpleNamespace(
+        training=lambda step: written.append(("training", step)),
+        event=lambda kind, step: written.append((kind, step)),
+    )
+    ledger = Ledger(records, clock=lambda: now[0])
+    ledger.on_train_begin(None, SimpleNamespace(global_step=7), None)
+    for step in range(8, 21):
+        now[0] += PROGRESS_SECONDS / 4
+        ledger.on_step_end(None, SimpleNamespace(global_step=step), None)
+    assert written == [("training", 7), ("progress", 11), ("progress", 15), ("progress", 19)]
+
+
+def test_a_supervisor_is_known_by_its_folder():
+    assert is_supervised({"DSRUN_HEARTBEAT": "/run/x"})
+    assert not is_supervised({})

@@ -1,0 +1,43 @@
+"""Data loader processes: not told to stop with the rank, and gone with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+SCRIPT = """
+import time, torch
+from torch.utils.data import DataLoader
+from dsrun.train import loader_worker
+
+if __name__ == "__main__":
+    loader = DataLoader(list(range(1000)), num_workers=2, worker_init_fn=loader_worker.begin)
+    batches = iter(loader)
+    print(*(worker.pid for worker in batches._workers), flush=True)
+    for batch in batches:
+        time.sleep(0.05)
+        print(int(batch), flush=True)
+"""
+
+
+def test_loaders_outlive_the_wish_to_stop_and_die_with_their_rank():
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as rank:
+        loaders = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
+        for expected in range(4):
+            assert int(rank.stdout.readline()) == expected
+        for loader in loaders:
+            loader.send_signal(signal.SIGTERM)
+            loader.send_signal(signal.SIGUSR1)
+        # Batches read ahead come without a loader; these do not.
+        for expected in range(4, 30):
+            assert int(rank.stdout.readline()) == expected
+        os.kill(rank.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(loader.is_running() and loader.status() != psutil.STATUS_ZOMBIE for loader in loaders):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

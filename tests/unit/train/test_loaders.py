@@ -1,0 +1,164 @@
+"""Training batches know their samples, and the loader begins far in without reading what is before."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from datasets import Dataset as HubDataset
+from torch.utils.data import Dataset
+from transformers import Trainer
+
+from dsrun.train.batches import Split
+from dsrun.train.data.collate import Collator
+from dsrun.train.data.tokens import TokenBin
+from dsrun.train.loaders import MicroBatch, start_at, training_loader
+
+COLLATE = Collator(pad_id=0, seq2seq=False)
+
+
+class Counted(Dataset):
+    """Rows that hold their number, and notes which were read."""
+
+    def __init__(self, count, pause=0.0):
+        self.count = count
+        self.read = []
+        self.pause = pause
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.pause)
+        self.read.append(index)
+        return {"input_ids": [index], "labels": [index]}
+
+
+def arguments(workers=0, **changes):
+    return SimpleNamespace(
+        **{
+            "dataloader_num_workers": workers,
+            "dataloader_pin_memory": False,
+            "device": torch.device("cpu"),
+            "data_seed": None,
+            "seed": 7,
+            "dataloader_drop_last": False,
+            "train_sampling_strategy": "random",
+            "dataloader_persistent_workers": workers > 0,
+            "dataloader_prefetch_factor": None,
+            **changes,
+        }
+    )
+
+
+def labels(batch):
+    return [int(label) for label in batch["labels"].flatten() if label >= 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_know_their_samples_and_epoch(workers):
+    loader = training_loader(arguments(workers), Counted(10), Split(2, 1, 2), COLLATE)
+    for epoch in (0, 3):
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        assert [list(batch.ids) for batch in batches] == [labels(batch) for batch in batches]
+        assert [len(batch.ids) for batch in batches] == [2, 2, 0], "filler has no id"
+        assert {batch.epoch for batch in batches} == {epoch}
+    assert set(batches[0]) == {"input_ids", "attention_mask", "labels"}
+
+
+def test_neither_ids_nor_place_come_along_into_the_model_and_both_survive_pinning():
+    batch = MicroBatch({"labels": 1})
+    batch.ids, batch.after = (4,), {"epoch": 0}
+    # What transformers' _prepare_input does, and torch's pin_memory.
+    assert type(batch)(dict(batch.items())).ids == ()
+    assert copy.copy(batch).ids == (4,)
+    assert dict(**batch) == {"labels": 1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_going_on_at_step_50000_reads_nothing_before_it(workers):
+    rows = Counted(450_000)
+    whole = training_loader(arguments(workers), rows, Split(2, 0, 2, 2), COLLATE)
+    order = list(islice(whole.batch_sampler, 100_000, 100_003))
+    loader = start_at(whole, 100_000)
+    assert [list(batch.ids) for batch in islice(loader, 3)] == order
+    if not workers:
+        assert len(rows.read) == 6
+
+
+def test_the_trainer_skips_in_this_way():
+    """Its own way is accelerate's function; a Transformers that calls it by another name must not go unnoticed."""
+    import dsrun.train.trainer  # noqa: F401
+
+    assert Trainer._run_epoch.__globals__["skip_first_batches"] is start_at
+
+
+def grouped(rows, seed=7):
+    options = arguments(train_sampling_strategy="group_by_length", seed=seed)
+    return training_loader(options, rows, Split(2, 0, 1), COLLATE).batch_sampler
+
+
+def test_lengths_are_those_of_the_rows_also_of_a_selection():
+    rows = HubDataset.from_dict({"input_ids": [[1] * n for n in (3, 1, 2, 5)]})
+    assert grouped(rows).lengths.tolist() == [3, 1, 2, 5]
+    assert grouped(rows.select([3, 0])).lengths.tolist() == [5, 3]
+
+
+def test_blocks_of_a_token_file_are_grouped_too(tmp_path):
+    np.arange(21, dtype="<u2").tofile(tmp_path / "t.bin")
+    assert grouped(TokenBin(tmp_path / "t.bin", "uint16", 8)).lengths.tolist() == [8, 8, 5]
+
+
+def test_the_next_epoch_is_whole_again():
+    loader = start_at(training_loader(arguments(2), Counted(10), Split(2, 0, 1), COLLATE), 4)
+    assert [len(list(loader)) for _ in range(2)] == [1, 5]
+
+
+def test_a_loader_process_that_is_killed_ends_the_training_at_once():
+    """Not after LOADER_TIMEOUT_SECONDS: torch hears of its children's deaths by SIGCHLD."""
+    loader = iter(training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE))
+    next(loader)
+    for process in psutil.Process().children():
+        process.kill()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* (killed by signal|exited unexpectedly)"):
+        list(loader)
+    assert time.monotonic() - began < 60
+
+
+OWNER = """
+import os, sys, time
+sys.path[:0] = {path!r}
+from tests.unit.train.test_loaders import COLLATE, Counted, arguments
+from dsrun.train.batches import Split
+from dsrun.train.loaders import training_loader
+batches = iter(training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE))
+next(batches)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_loader_process_outlives_a_killed_rank():
+    code = OWNER.format(path=sys.path)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout.readline() == "ready\n"
+        loaders = psutil.Process(owner.pid).children(recursive=True)
+        os.kill(owner.pid, signal.SIGKILL)
+        assert len(loaders) >= 2
+        _, alive = psutil.wait_procs(loaders, timeout=5)
+    left = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    for each in left:
+        each.kill()
+    assert not left

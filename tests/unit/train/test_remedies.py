@@ -1,0 +1,78 @@
+"""What an attempt changes after earlier ones failed, and never the global batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launch.policy import Remedy
+from dsrun.recipe.batch import batch_plan
+from dsrun.recipe.resolve import resolve
+from dsrun.train import remedies
+
+
+def recipe(*flags):
+    return resolve(["--model", "demo-t5", *flags], Path())
+
+
+def plan(micro, accumulation=1, ranks=2):
+    return batch_plan(
+        global_batch_size=micro * accumulation * ranks, micro_batch_size=micro, accumulation=accumulation,
+        world_size=ranks, default_micro=8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("micro", [1, 6, 7, 8])
+@pytest.mark.parametrize("halvings", [0, 1, 2, 9])
+def test_the_global_batch_stays_and_the_micro_batch_shrinks(micro, halvings):
+    before = plan(micro, 3)
+    after = remedies.shrunk(before, Remedy(halvings=halvings))
+    assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
+    assert after.micro_batch <= max(1, micro // 2**halvings)
+    assert (remedies.notice(before, after, Remedy(halvings=halvings)) is None) == (after == before)
+
+
+def test_the_remedy_is_read_unless_the_user_refuses_it_or_starts_anew(tmp_path):
+    wanted = Remedy(halvings=2, recompute=True, offload="cpu")
+    (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
+    assert remedies.read_remedy(tmp_path, recipe()) == wanted
+    assert remedies.read_remedy(tmp_path, recipe("--no-remedy")) == Remedy()
+    assert remedies.read_remedy(tmp_path, recipe("--resume", "never")) == Remedy()
+    assert remedies.read_remedy(tmp_path / "other", recipe()) == Remedy()
+
+
+def test_a_remedy_of_another_make_is_refused(tmp_path):
+    (tmp_path / "remedy.json").write_text("[")
+    with pytest.raises(UsageError, match=r"remedy\.json"):
+        remedies.read_remedy(tmp_path, recipe())
+
+
+def test_recomputation_and_offload_become_flags():
+    changed = remedies.remedied(recipe("--zero", "2"), Remedy(recompute=True, offload="cpu"), stage=2)
+    assert changed.hf["gradient_checkpointing"] is True
+    assert changed.spec.offload == "cpu"
+    assert remedies.remedied(recipe("--zero", "0"), Remedy(offload="cpu"), stage=0).spec.offload == "none"
+
+
+def test_a_step_is_passed_over_once_and_not_too_many(tmp_path):
+    known = frozenset({3})
+    wish = remedies.wish_to_skip(tmp_path, known, main=True)
+    assert not wish(3)
+    assert wish(8)
+    assert remedies.steps_to_skip(tmp_path, recipe()) == {3, 8}
+    assert remedies.steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
+    assert not remedies.wish_to_skip(tmp_path, frozenset(range(remedies.MOST_SKIPPED_STEPS)), main=True)(99)
+
+
+def test_other_ranks_do_not_write(tmp_path):
+    assert remedies.wish_to_skip(tmp_path, frozenset(), main=False)(8)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_start_forgets(tmp_path):
+    remedies.wish_to_skip(tmp_path, frozenset(), main=True)(8)
+    remedies.forget(tmp_path)
+    assert not list(tmp_path.iterdir())

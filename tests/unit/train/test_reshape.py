@@ -1,0 +1,241 @@
+"""Elastic resume without training: what is read from ranks' files, what is written, and when which."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from dsrun.errors import UsageError
+from dsrun.train import reshape
+from dsrun.train.reshape import Adapted, adapt
+from dsrun.train.reshape_engine import seed_of
+from dsrun.train.reshape_layout import Layout, layout_of
+from dsrun.train.reshape_shards import ZeroCheckpoint, load
+from dsrun.train.reshape_universal import common_hyperparameters
+from tests.zero_checkpoints import write_zero
+
+
+def tensors():
+    """Two groups of odd sizes, so that partitions end within tensors and the last one is padded."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [
+        {"embed": (7, 3), "layer.weight": (5, 5), "layer.up": (3, 4)},
+        {"norm.weight": (5,), "bias": (1,)},
+    ]
+    return [
+        {name: torch.randn(shape, generator=generator) for name, shape in group.items()} for group in shapes
+    ]
+
+
+def quiet(_line):
+    pass
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_parameter_and_state_is_put_together(tmp_path, stage, ranks):
+    groups = tensors()
+    checkpoint = ZeroCheckpoint(write_zero(tmp_path / "checkpoint-5", groups, stage=stage, ranks=ranks))
+    expected = {name: value for group in groups for name, value in group.items()}
+    assert (checkpoint.stage, checkpoint.world_size, checkpoint.step) == (stage, ranks, 5)
+    assert checkpoint.states == ("exp_avg", "exp_avg_sq")
+    assert list(checkpoint.parameters) == list(expected)
+    for name, value in expected.items():
+        assert torch.equal(checkpoint.read(name), value)
+        assert torch.equal(checkpoint.read(name, "exp_avg_sq"), value + 2)
+
+
+def test_files_are_mapped_anew_after_a_window(tmp_path):
+    groups = tensors()
+    folder = write_zero(tmp_path / "checkpoint-5", groups, stage=3, ranks=2)
+    checkpoint = ZeroCheckpoint(folder, window=100)
+    for name in checkpoint.parameters:
+        first = checkpoint.read(name)
+        assert torch.equal(first, checkpoint.read(name))
+    checkpoint.release()
+    assert torch.equal(checkpoint.read("bias"), groups[1]["bias"])
+
+
+def test_a_missing_ranks_file_is_named(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=3)
+    (folder / "global_step5" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(UsageError, match="2 of 3 files of optimizer states"):
+        ZeroCheckpoint(folder)
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    torch.save({"optimizer_state_dict": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(UsageError, match="more than tensors"):
+        load(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
+    file = folder / "global_step5" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(UsageError, match="zero_pp_rank_0"):
+        ZeroCheckpoint(folder)
+
+
+PLAIN = Layout(world_size=2, stage=0, engine=False)
+ZERO2 = Layout(world_size=2, stage=2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "change"),
+    [
+        (ZERO2, ZERO2, "none"),
+        (ZERO2, Layout(world_size=1, stage=2), "convert"),
+        (ZERO2, Layout(world_size=2, stage=3), "convert"),
+        (ZERO2, Layout(world_size=2, stage=1), "convert"),
+        (ZERO2, Layout(world_size=2, stage=2, own_adam=True), "convert"),
+        (ZERO2, Layout(world_size=2, stage=2, round_robin=True), "order"),
+        (Layout(world_size=2, stage=3), Layout(world_size=2, stage=3, round_robin=True), "none"),
+        (PLAIN, Layout(world_size=7, stage=0, engine=False), "none"),
+        (PLAIN, ZERO2, "convert"),
+        (ZERO2, PLAIN, "convert"),
+        (ZERO2, Layout(world_size=2, stage=2, nvme=True), "convert"),
+    ],
+)
+def test_when_a_checkpoint_can_be_loaded_as_it_is(saved, wanted, change):
+    assert saved.change_to(wanted) == change
+
+
+def test_the_layout_of_a_run_and_of_its_checkpoint(tmp_path):
+    config = {
+        "zero_optimization": {
+            "stage": 2,
+            "round_robin_gradients": True,
+            "offload_optimizer": {"device": "cpu"},
+        },
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    }
+    wanted = Layout.wanted(3, config)
+    assert wanted == Layout(world_size=3, stage=2, own_adam=True, round_robin=True)
+    assert Layout.wanted(3, None) == Layout(world_size=3, stage=0, engine=False)
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=3, config=config)
+    assert layout_of(folder) == Layout(world_size=3, stage=2, round_robin=True)
+
+
+def test_nothing_is_converted_where_nothing_changed(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
+    start = adapt(folder, ZERO2, run=tmp_path, say=quiet)
+    assert start == Adapted(folder, folder)
+    assert start.configure({"a": 1}) == {"a": 1}
+    assert not (tmp_path / ".universal").exists()
+
+
+def test_a_saved_order_of_parameters_is_kept(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
+    start = adapt(folder, Layout(world_size=2, stage=2, round_robin=True), run=tmp_path, say=quiet)
+    assert start.path == folder
+    config = {"zero_optimization": {"stage": 2, "round_robin_gradients": True}}
+    assert start.configure(config)["zero_optimization"] == {"stage": 2, "round_robin_gradients": False}
+    assert config["zero_optimization"]["round_robin_gradients"]
+
+
+def test_a_conversion_is_said_once_used_again_and_thrown_away_rightly(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
+    said = []
+
+    def again():
+        return adapt(folder, Layout(world_size=4, stage=2), run=tmp_path, say=said.append)
+
+    start = again()
+    assert start.path == tmp_path / ".universal" / "checkpoint-5"
+    assert start.source == folder
+    assert start.deepspeed["checkpoint"] == {"load_universal": True}
+    inode = (start.path / "latest_universal").stat().st_ino
+    assert again() == start
+    assert (start.path / "latest_universal").stat().st_ino == inode
+    assert said == ["checkpoint-5: ZeRO-3 on 2 ranks → ZeRO-2 on 4 ranks"]
+    (folder / "trainer_state.json").write_text('{"global_step": 5, "another": "save"}')
+    again()
+    assert json.loads((start.path / "trainer_state.json").read_text())["another"] == "save"
+    assert len(said) == 2
+
+
+def test_a_conversion_that_was_killed_is_made_anew(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
+    left = tmp_path / ".universal" / "checkpoint-5.partial" / "global_step5"
+    left.mkdir(parents=True)
+    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, say=quiet)
+    assert (start.path / "source.json").is_file()
+    assert not left.exists()
+
+
+def test_what_is_written(tmp_path):
+    """Whole tensors under names that ZeRO-1, 2 and 3 look for, and no hyperparameter that the groups do not share."""
+    groups = tensors()
+    folder = write_zero(tmp_path / "checkpoint-5", groups, stage=2, ranks=2)
+    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, say=quiet)
+    tag = start.path / (start.path / "latest_universal").read_text()
+    saved = torch.load(tag / "zero" / "layer.weight" / "exp_avg.pt")
+    assert torch.equal(saved["param"], groups[0]["layer.weight"] + 1)
+    assert torch.load(tag / "zero" / "bias" / "step.pt") == 5
+    state = torch.load(tag / "zero" / "optimizer_state.pt")
+    for hyper in (state["param_groups"][1], state["optimizer_state_dict"]["param_groups"][0]):
+        assert hyper == {"lr": 0.01, "initial_lr": 0.02, "betas": (0.9, 0.999), "eps": 1e-8, "params": []}
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+        assert torch.load(tag / name)["global_steps"] == 5
+
+
+def test_only_what_all_groups_share_is_carried():
+    groups = [{"lr": 1, "eps": 2, "weight_decay": 0.1}, {"lr": 3, "eps": 2, "weight_decay": 0.0}]
+    assert common_hyperparameters(groups) == {"eps": 2}
+
+
+def test_a_schedule_keeps_its_rates_where_the_groups_stay_the_same(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
+    for own, rates in ((False, [0.02, 0.02]), (True, None)):
+        start = adapt(folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), say=quiet)
+        state = torch.load(start.path / "scheduler.pt")
+        assert (state["last_epoch"], state.get("base_lrs")) == (5, rates)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Layout(world_size=1, stage=2, nvme=True), r"NVMe offload.*--offload cpu"),
+        (Layout(world_size=1, stage=2, own_scheduler=True), "learning-rate schedule"),
+        (Layout(world_size=1, stage=0), "DeepSpeed at stage 0"),
+    ],
+)
+def test_where_there_is_no_way_one_line_says_what_works(tmp_path, wanted, words):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
+    with pytest.raises(UsageError, match=words) as refused:
+        adapt(folder, wanted, run=tmp_path, say=quiet)
+    assert refused.value.fix
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.glob(".universal/checkpoint*"))
+
+
+def test_states_of_another_optimizer_than_adam_stay_with_zero1_and_2(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2, states=("momentum",))
+    start = adapt(folder, Layout(world_size=1, stage=1), run=tmp_path, say=quiet)
+    assert list((start.path / "global_step5" / "zero" / "bias").glob("momentum.pt"))
+    with pytest.raises(UsageError, match="only Adam's"):
+        adapt(folder, Layout(world_size=1, stage=3), run=tmp_path / "other", say=quiet)
+
+
+def test_a_joining_rank_has_a_seed_of_its_own_that_is_the_same_each_time():
+    seeds = [seed_of(42, step, rank) for step in (4, 8) for rank in range(4)]
+    assert len(set(seeds)) == 8
+    assert seed_of(42, 4, 1) == seeds[1]
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_what_was_converted_is_removed(tmp_path):
+    folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
+    adapt(folder, Layout(world_size=1, stage=2), run=tmp_path, say=quiet)
+    reshape.discard(tmp_path)
+    assert not (tmp_path / ".universal").exists()
+    reshape.discard(tmp_path)

@@ -1,0 +1,123 @@
+"""One rank's save, without a process group: what is shown, what is left after a failure, and in which words."""
+
+import os
+
+import pytest
+import torch
+
+from dsrun.errors import UsageError
+from dsrun.runs import commit
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
+from dsrun.train import save as saves
+from dsrun.train.agreement import all_ready, by_main, everyone
+from dsrun.train.save import Save, SaveFailed
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def begin(run, step):
+    return Save(run, step, beat=lambda: None)
+
+
+def test_a_save_is_invisible_until_it_is_finished(run):
+    save = begin(run, 5)
+    weights = save.folder / "weights.pt"
+    save.write(lambda: torch.save({"a": torch.ones(3)}, weights), weights)
+    (save.folder / "latest").write_text("by somebody else")  # DeepSpeed writes a few files by itself
+    assert run.checkpoints() == []
+    size = save.finish({"zero_stage": 2})
+    assert complete_checkpoints(run) == [(5, run.checkpoint(5))]
+    assert verify(run.checkpoint(5)) == []
+    manifest = read_manifest(run.checkpoint(5))
+    assert set(manifest["files"]) == {"weights.pt", "latest"}
+    assert manifest["extra"] == {"step": 5, "zero_stage": 2}
+    assert size >= manifest["files"]["weights.pt"]["size"]
+
+
+def fail_with(error):
+    def work():
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "cause"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device", "disk_full"),
+        (OSError(5, "Input/output error"), "Input/output error", "disk_full"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] unexpected pos 576 vs 534"),
+            "unexpected pos",
+            "disk_full",
+        ),
+        (RuntimeError("cannot pickle this"), "RuntimeError: cannot pickle this", None),
+        (
+            saves.SafetensorError("I/O error: Disk quota exceeded (os error 122)"),
+            os.strerror(122),
+            "disk_full",
+        ),
+    ],
+)
+def test_a_failed_write_is_told_at_the_end_and_leaves_the_older_ones(run, error, said, cause):
+    begin(run, 5).finish({})
+    save = begin(run, 10)
+    partial = save.folder / "shard.pt"
+    partial.write_bytes(b"half")
+    save.write(fail_with(error), partial)
+    assert not partial.exists()
+    written = []
+    save.write(lambda: written.append("more"))
+    assert written == []
+    with pytest.raises(
+        SaveFailed, match=r"saving checkpoint-10 failed: rank 0 on .*checkpoint-5 is whole"
+    ) as caught:
+        save.finish({})
+    assert said in caught.value.message
+    assert caught.value.cause == cause
+    assert [step for step, _ in run.checkpoints()] == [5]
+    assert not commit.hidden(run, 10).exists()
+
+
+def test_a_disk_that_is_full_for_torch_is_asked_itself(run, monkeypatch):
+    """torch tells of a full disk in words without an errno."""
+    save = begin(run, 5)
+    monkeypatch.setattr(saves, "_probe", lambda folder: 28)
+    save.write(fail_with(RuntimeError("unexpected pos 576 vs 534")))
+    with pytest.raises(SaveFailed, match="No space left on device; there is no earlier checkpoint"):
+        save.finish({})
+
+
+def test_the_probe_tells_what_the_disk_says(tmp_path):
+    assert saves._probe(tmp_path) is None
+    assert saves._probe(tmp_path / "gone") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_that_cannot_be_written(run):
+    (run.path / commit.HIDDEN).write_text("a file in the way")
+    with pytest.raises(SaveFailed, match=r"Not a directory|File exists"):
+        begin(run, 5)
+
+
+def test_a_file_that_rank_0_cannot_see_was_written_elsewhere(run, monkeypatch):
+    save = begin(run, 5)
+    theirs = ({"global_step5/shard.pt": {"size": 3, "crc32": "0" * 8}}, None)
+    monkeypatch.setattr(saves, "everyone", lambda mine: [mine, theirs])
+    with pytest.raises(UsageError, match=r"do not share the run folder .*global_step5/shard.pt elsewhere"):
+        save.finish({})
+    assert run.checkpoints() == []
+
+
+def test_alone_one_agrees_with_oneself():
+    assert everyone("word") == ["word"]
+    assert by_main(lambda: 7) == 7
+    assert all_ready(True)
+    assert not all_ready(False)
+    with pytest.raises(UsageError, match="no"):
+        by_main(fail_with(UsageError("no")))

@@ -1,0 +1,53 @@
+"""Loss spikes: told when they stand out of the usual scatter, and only then."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from dsrun.train.spikes import SpikeWatch, robust_z
+
+
+def told(losses):
+    found = []
+    watch = SpikeWatch(lambda step, words: found.append((step, words)))
+    for step, loss in enumerate(losses, start=1):
+        watch.on_log(None, SimpleNamespace(global_step=step), None, logs={"loss": loss})
+    return found
+
+
+def test_the_score_is_that_of_a_normal_distribution():
+    rng = random.Random(0)
+    sample = [rng.gauss(5.0, 2.0) for _ in range(20_000)]
+    assert robust_z(5.0 + 3 * 2.0, sample) == pytest.approx(3.0, rel=0.05)
+
+
+def test_outliers_do_not_hide_each_other():
+    assert robust_z(100.0, [1.0, 1.1, 0.9, 1.0, 1.2, 0.8, 100.0, 100.0]) > 100
+
+
+def test_a_jump_is_told_with_its_step_and_the_usual_loss():
+    rng = random.Random(1)
+    losses = [3.0 + rng.gauss(0, 0.05) for _ in range(40)]
+    losses[30] = 9.0
+    ((step, words),) = told(losses)
+    assert step == 31
+    assert words.startswith("the loss rose to 9, from about 3")
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [10.0 * 0.97**step for step in range(80)],
+        [3.0] * 40 + [3.1],
+        [3.0, 9.0, 3.0, 3.0],
+        [2.0 + 0.5 * math.sin(step) for step in range(80)],
+        [5.0] * 20 + [math.nan, math.inf] + [5.0] * 20,
+    ],
+    ids=["falling", "hardly scattering", "too few", "scattering", "not finite"],
+)
+def test_what_is_usual_is_not_told(losses):
+    assert told(losses) == []

@@ -1,0 +1,141 @@
+"""What a signal does to a process that listens, before training and in it; each case is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.train.stopping import stopping_from
+
+HEAD = """
+import os, signal, sys, time
+from dsrun.train.stopping import stopping_from
+stopping = stopping_from(os.environ)
+stopping.listen()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a Python process with the listening head and the given body; it says `ready` when it is."""
+    processes = []
+
+    def begin(body, **env):
+        variables = {
+            "DSRUN_SAVE_ON": "USR1,TERM",
+            "DSRUN_STOP_FILE": str(tmp_path / "stop"),
+            "DSRUN_FAILURES": str(tmp_path),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEAD + textwrap.dedent(body)],
+            env={**os.environ, **variables, **env},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_before_training_it_leaves_at_once(start, tmp_path):
+    process = start("print('ready', flush=True); time.sleep(60)")
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=20) == 0
+    assert (tmp_path / "stop").exists()
+
+
+def test_before_training_it_leaves_also_out_of_code_that_runs_no_handler(start, tmp_path):
+    """As a rank does that waits in C++ code for another one that never comes."""
+    body = """
+        import torch.distributed as dist
+        from dsrun.system.net import free_port
+        port = free_port()
+        print('ready', flush=True)
+        dist.TCPStore('127.0.0.1', port, world_size=2, is_master=True, wait_for_workers=True)
+    """
+    process = start(body)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert json.loads((tmp_path / "interrupted.json").read_text()) == {"step": None, "path": None}
+
+
+def test_in_training_it_only_takes_note(start):
+    body = """
+        stopping.begin()
+        print('ready', flush=True)
+        while not stopping.asked:
+            time.sleep(0.01)
+        time.sleep(3)
+        sys.exit(7)
+    """
+    process = start(body)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=20) == 7
+
+
+WORKS_ON = "stopping.begin(); print('ready', flush=True); time.sleep(4); time.sleep(4); sys.exit(7)"
+
+
+def test_a_second_sigterm_ends_it_at_once(start):
+    process = start(WORKS_ON)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+def test_signals_of_one_moment_are_one_wish(start):
+    process = start(WORKS_ON.replace("4", "1"))
+    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        process.send_signal(each)
+        time.sleep(0.05)
+    assert process.wait(timeout=20) == 7
+
+
+def test_under_a_supervisor_ending_at_once_is_its_business(start, tmp_path):
+    process = start(WORKS_ON, DSRUN_HEARTBEAT=str(tmp_path))
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 7
+
+
+def test_a_signal_to_a_forked_child_is_not_for_the_parent(start, tmp_path):
+    """`datasets` ends the processes of its pools by SIGTERM."""
+    body = """
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+        print('ready', flush=True)
+        time.sleep(0.3)
+        os.kill(child, signal.SIGTERM)
+        status = os.waitpid(child, 0)[1]
+        time.sleep(2.5)
+        sys.exit(os.WTERMSIG(status) if not stopping.asked else 99)
+    """
+    process = start(body)
+    assert process.wait(timeout=20) == signal.SIGTERM
+    assert not (tmp_path / "stop").exists()
+
+
+def test_nobody_asks_where_no_signal_is_named():
+    assert not stopping_from({}).is_on
+
+
+def test_a_name_that_is_no_signal_is_refused():
+    with pytest.raises(UsageError, match="SIGNONSENSE"):
+        stopping_from({"DSRUN_SAVE_ON": "USR1,NONSENSE"})
