@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_OUTPUT ?= runs/demo
 
-.PHONY: demo test test-slurm test-cuda-wheel lint bench docs clean
+.PHONY: demo test test-slurm test-faults test-cuda-wheel lint bench docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -19,6 +19,11 @@ test: $(VENV)/.test
 # it may not, or where no namespaces can be made.
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m tests.slurm
+
+# Every fault at every phase of a run: most of an hour. As root also the faults of disks. `make test` has eight of them.
+test-faults: $(VENV)/.test
+	$(BIN)/python -m tests.faults
+	$(BIN)/python -m tests.faults.kill_saves --kills 500
 
 # A CUDA wheel without a GPU: several gigabytes of packages and some minutes. Not part of `make test`.
 test-cuda-wheel: $(VENV)/.test $(CUDA_VENV)/.ready
@@ -40,6 +45,7 @@ docs: $(VENV)/.train
 	$(BIN)/python -m dsrun.slurm.reference docs/slurm.md
 	$(BIN)/python -m dsrun.zero.shipped ds_configs
 	$(BIN)/python -m dsrun.wheel.reference docs/wheels.md
+	$(BIN)/python -m dsrun.causes.reference docs/diagnose.md
 
 # `==` would also take 2.13.0+cpu where an index has one; `===` compares the whole version.
 $(CUDA_VENV)/.ready:

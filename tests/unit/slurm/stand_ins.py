@@ -10,6 +10,7 @@ from string import Template
 
 from dsrun.slurm.spec import make_spec, read
 
+MODULE = "torch.distributed.run"
 RECORD = 'printf "%s\\0" "$#" "${0##*/}" "$@" >>"$STAND_INS/record"\n'
 # srun runs the command of node 0 only, without srun's own options, which the template writes as --name=value.
 SRUN = 'while [[ ${1-} == --* ]]; do shift; done\nSLURM_NODEID=0 exec "$@"\n'
@@ -21,7 +22,6 @@ esac
 """
 PYTHON = """\
 env -0 >"$STAND_INS/environment"
-if [[ $* == "-m dsrun.launch.verdict"* ]]; then echo "${*: -1}"; exit; fi
 source "$STAND_INS/worker"
 """
 JOB = "JobId=12 JobName=x JobState=FAKED\n   JobState=RUNNING Reason=None\n   StdErr=log.txt\n"
@@ -44,7 +44,14 @@ class Finished:
     @property
     def launched(self) -> tuple[str, ...]:
         """The words that torch.distributed.run was started with."""
-        return next(words[2:] for words in self.of("python") if words[:2] == ("-m", "torch.distributed.run"))
+        words = next(words for words in self.of("python") if MODULE in words)
+        return words[words.index(MODULE) + 1 :]
+
+    @property
+    def supervisor(self) -> tuple[str, ...]:
+        """The words that stand before those: of dsrun's own training they are a supervisor's."""
+        words = next(words for words in self.of("python") if MODULE in words)
+        return words[: words.index(MODULE)]
 
     @property
     def received(self) -> list[str]:

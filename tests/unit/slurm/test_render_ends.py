@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -68,22 +69,11 @@ def test_a_failed_run_keeps_its_code_and_stays_out_of_the_queue(shell):
     assert (done.code, requeued(done)) == (9, False)
 
 
-def test_the_verdict_decides_the_code(shell):
-    shell.worker = "exit 143"
-    shell.put("python", "if [[ $* == *verdict* ]]; then echo 7; else exit 143; fi\n")
+def test_a_run_that_was_told_to_stop_by_signals_to_its_steps_goes_back_into_the_queue(shell):
+    """The batch script has heard nothing of them."""
+    shell.worker = "exit 75"
     done = shell.run(training(shell))
-    assert done.code == 7
-    assert done.of("python")[-1] == (
-        "-m",
-        "dsrun.launch.verdict",
-        f"{shell.folder}/runs/train-12/logs/slurm-12-0",
-        "143",
-    )
-
-
-def test_without_a_verdict_the_code_of_srun_stands(shell):
-    shell.put("python", "if [[ $* == *verdict* ]]; then exit 1; else exit 143; fi\n")
-    assert shell.run(training(shell)).code == 143
+    assert (done.code, requeued(done)) == (0, True)
 
 
 @pytest.mark.parametrize("which", [signal.SIGUSR1, signal.SIGTERM])
@@ -149,13 +139,13 @@ def test_no_requeue_means_none(shell):
     shell.worker, shell.job = SAVES, PREEMPTED
     done = signalled(shell, training(shell, requeue="false"), signal.SIGUSR1)
     assert not requeued(done)
-    assert done.code == 1  # a job that is not finished did not succeed
+    assert done.code == 75  # a job that is not finished did not succeed
 
 
 def test_a_requeue_that_fails_is_no_success(shell):
     shell.worker, shell.job = SAVES, PREEMPTED
     shell.put("scontrol", 'case "$1" in show) cat "$STAND_INS/job";; requeue) exit 1;; esac\n')
-    assert signalled(shell, training(shell), signal.SIGUSR1).code == 1
+    assert signalled(shell, training(shell), signal.SIGUSR1).code == 75
 
 
 def test_workers_that_do_not_leave_in_time_are_ended_so_that_the_job_can_go_back(shell):
@@ -214,26 +204,46 @@ def test_an_array_task_never_speaks_for_the_whole_array(shell):
     assert (shell.folder / "runs" / "train-12_3").is_dir()
 
 
-def test_each_node_starts_one_agent_that_outlives_the_signals(shell):
+def rendezvous(done):
+    """torch.distributed.run's own options."""
+    return dict(word.split("=", 1) for word in done.launched if word.startswith("--") and "=" in word)
+
+
+def test_each_node_starts_one_supervisor_that_outlives_early_signals(shell):
     shell.worker = 'kill -USR1 $$; kill -TERM $$; touch "$DSRUN_OUTPUT/FINISHED"; exit 0'
     done = shell.run(training(shell, nodes="2", gpus_per_node="4"))
     assert done.code == 0
-    options = dict(word.split("=", 1) for word in done.launched if word.startswith("--") and "=" in word)
-    assert options == {
+    assert done.supervisor == ("-m", "dsrun", "launch", "--", "python", "-m")
+    assert rendezvous(done) == {
         "--nnodes": "2",
         "--nproc-per-node": "4",
-        "--max-restarts": "0",
         "--rdzv-backend": "c10d",
-        "--rdzv-endpoint": "first-node:15012",
+        "--rdzv-endpoint": "first-node:15024",
         "--rdzv-id": "12-0",
     }
     seen = done.environment
-    assert "SIGTERM" not in seen["PET_SIGNALS_TO_HANDLE"]
-    assert seen["PET_RDZV_CONF"] == "is_host=true"
+    assert re.fullmatch("[0-9a-f]{32}", seen["DSRUN_SECRET"])
     assert seen["OMP_NUM_THREADS"] == "1"  # 8 cores, 4 workers, half for the data loaders
     assert {
         seen[name].startswith(str(shell.tools)) for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
     } == {True}
+
+
+def test_restarts_are_the_recipes_unless_the_job_says_how_many(shell):
+    shell.worker = FINISHED
+    assert rendezvous(shell.run(training(shell, max_restarts="0")))["--max-restarts"] == "0"
+    assert rendezvous(shell.run(other(shell)))["--max-restarts"] == "0"
+
+
+def test_each_node_starts_one_agent_of_any_other_program_that_outlives_the_signals(shell):
+    shell.worker = "kill -USR1 $$; kill -TERM $$; exit 0"
+    done = shell.run(other(shell, nodes="2", gpus_per_node="4"))
+    assert done.code == 0
+    assert done.supervisor == ("-m",)
+    assert rendezvous(done)["--rdzv-endpoint"] == "first-node:15024"
+    seen = done.environment
+    assert "SIGTERM" not in seen["PET_SIGNALS_TO_HANDLE"]
+    assert seen["PET_RDZV_CONF"] == "is_host=true"
 
 
 def test_a_job_on_cpus_says_so_and_shares_the_cores(shell):
@@ -245,8 +255,11 @@ def test_a_job_on_cpus_says_so_and_shares_the_cores(shell):
 
 def test_srun_is_told_of_the_cpus_and_the_environment(shell):
     shell.variables["SLURM_CPUS_PER_TASK"] = "6"
-    done = shell.run(training(shell))
+    done = shell.run(other(shell))
     assert done.of("srun")[0][:3] == ("--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=6")
+    # The supervisors leave together; one that died alone must not keep the others for ever.
+    done = shell.run(training(shell))
+    assert done.of("srun")[0][:3] == ("--export=ALL", "--wait=60", "--cpus-per-task=6")
 
 
 def test_an_old_lock_of_a_killed_build_is_removed(shell):

@@ -1,0 +1,66 @@
+"""`python -m tests.faults [--only TEXT] [--write]`: every fault at every phase; exit code 1 if one was not survived."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.faults import report
+from tests.faults.cells import cells
+from tests.faults.damage import damaged
+from tests.faults.harness import ROOT, Bench, Result
+from tests.faults.surroundings import surroundings
+
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def main(argv: list[str]) -> int:
+    """Run the cells one after another, a line each."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--folder", type=Path, help="where runs go; what failed stays there")
+    parser.add_argument("--write", action="store_true", help="put the results into docs/reliability.md")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    options = parser.parse_args(argv)
+    if options.list:
+        print("\n".join(each.name for each in cells()))
+        return 0
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="dsrun-faults-"))
+    bench = Bench(folder)
+    bench.prepare()
+    results = []
+    for result in _results(bench, options.only):
+        results.append(result)
+        words = "; ".join(result.wrong) or "fine"
+        print(f"{time.strftime('%H:%M:%S')} {result.name}: {words} ({result.seconds:.0f} s)", flush=True)
+    print(report.summary(results))
+    if options.write:
+        _write(results)
+    return 1 if any(each.wrong for each in results) else 0
+
+
+def _results(bench: Bench, only: str) -> Iterator[Result]:
+    for cell in cells():
+        if only in cell.name:
+            yield bench.run(cell)
+    groups: dict[str, Callable[[Bench], list[Result]]] = {"damage": damaged, "surroundings": surroundings}
+    for name, group in groups.items():
+        if only in name:
+            yield from group(bench)
+
+
+def _write(results: list[Result]) -> None:
+    text = PAGE.read_text()
+    head, _, rest = text.partition(report.BEGIN)
+    tail = rest.partition(report.END)[2]
+    PAGE.write_text(
+        f"{head}{report.BEGIN}\n{report.summary(results)}.\n\n{report.table(results)}\n{report.END}{tail}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
