@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until the supervisor closes the socket; its death ends this process anyway."""
     agent_process.wish_to_stop()
     channel = socket.socket(fileno=int(argv[0]))
-    name_thread("dsrun warm")
+    name_thread("dsrun-warm")
     forks = _prepare(argv[2:])
     lines = channel.makefile("rb")
     _answer(channel, {"forks": forks})

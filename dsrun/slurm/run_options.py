@@ -30,7 +30,8 @@ class InterruptionOptions:
     )
     max_restarts: int | None = option(
         None,
-        "times all workers are started again within the job after one has died; default run.yaml's, else 0",
+        "times all workers are started again within the job after one has died; default run.yaml's, "
+        "else the training's own (3), for other programs 0",
         group="interruptions",
         metavar="N",
         least=0,

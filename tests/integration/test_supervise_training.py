@@ -31,7 +31,7 @@ class Training:
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def processes(self):
-        """The family by what `ps` calls them: dsrun warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
+        """The family by what `ps` calls them: dsrun-warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
         return {each.name(): each for each in psutil.Process(self.process.pid).children(recursive=True)}
 
     def at_step(self, step, attempt):
@@ -68,11 +68,11 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     family = run.processes()
     mark = family["rank-1"].environ()["DSRUN_FAMILY"].rpartition("/")[2]
     assert family["rank-0"].ppid() == family["rank-1"].ppid() == family["pt_elastic"].pid
-    assert family["pt_elastic"].ppid() == family["dsrun warm"].pid
+    assert family["pt_elastic"].ppid() == family["dsrun-warm"].pid
     family["rank-1"].kill()
     run.at_step(30, attempt=1)
-    assert run.processes()["dsrun warm"].pid == family["dsrun warm"].pid
-    run.processes()["dsrun warm"].kill()
+    assert run.processes()["dsrun-warm"].pid == family["dsrun-warm"].pid
+    run.processes()["dsrun-warm"].kill()
     run.at_step(60, attempt=2)
     run.processes()["rank-0"].send_signal(signal.SIGTERM)
     _, said = run.process.communicate(timeout=PATIENCE_S)

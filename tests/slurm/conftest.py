@@ -89,7 +89,8 @@ def start(ada, tiny):
     """Starts a training on two nodes, one rank each: `start(folder, "--partition", "back", train=["--zero", "3"])`."""
 
     def training(cwd: Path, *options: object, train: list[object] = ()) -> Training:
-        flags = ["--zero", "2", "--max-steps", STEPS, "--save-steps", 7, *train]
+        # Halting ranks is how the tests keep a training waiting: the supervisor must not take it for a failure.
+        flags = ["--zero", "2", "--max-steps", STEPS, "--save-steps", 7, "--hang-timeout", 0, *train]
         program = ["train", *tiny, *flags, "--output", cwd / "run"]
         job = ada.submit(
             "--nodes", "2", "--gpus-per-node", "0", "--nproc", "1", *options, program=program, cwd=cwd

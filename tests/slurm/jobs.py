@@ -31,8 +31,15 @@ ENDED = {
 PATIENCE_S = 300
 """Far more than anything takes here; two slow cores may start ten workers at once."""
 SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)\s*")
-# What torch.distributed.run starts; neither its own command line nor srun's has these words in a row.
-WORKER = "-u -m dsrun.train"
+# The ranks of one run folder: they are forked by a process whose environment names the folder, and call themselves so.
+RANKS = """
+for folder in /proc/[0-9]*; do
+    case $(cat "$folder/comm") in
+        rank-*) grep -qzxF "DSRUN_OUTPUT=$1" "$folder/environ" && echo "${folder#/proc/}" ;;
+    esac
+done 2>/dev/null
+true
+"""
 
 
 @dataclass(frozen=True)
@@ -244,9 +251,6 @@ class Training:
             subprocess.run(words, capture_output=True, check=False)
 
     def _on(self, machine: str) -> list[int]:
-        words = self.job.cluster.command(["ps", "-eww", "-o", "pid,args"], machine=machine)
+        words = self.job.cluster.command(["sh", "-c", RANKS, "sh", str(self.folder.path)], machine=machine)
         done = subprocess.run(words, capture_output=True, text=True, check=True)
-        lines = [
-            line for line in done.stdout.splitlines() if WORKER in line and str(self.folder.path) in line
-        ]
-        return [int(line.split()[0]) for line in lines]
+        return [int(line) for line in done.stdout.split()]

@@ -61,13 +61,13 @@ def test_the_loss_is_that_of_a_single_node(demos, nodes):
 
 
 def test_wrong_data_fails_the_job_with_the_workers_own_exit_code(ada, place, tiny):
-    """torch.distributed.run ends with 1 and srun with 143, whatever the workers said."""
+    """torch.distributed.run ends with 1, whatever the workers said."""
     (place / "data.jsonl").write_text('{"source": "w1", "target": "w2"}\n')
     flags = [*tiny[:2], "--bf16", "false", "--train-file", "data.jsonl", "--output", "run"]
     script = ada.render("--gpus-per-node", "0", program=["train", *flags], cwd=place)
     (place / "data.jsonl").write_text("this is no JSON\n")
     job = ada.sbatch(script, cwd=place).wait_for("FAILED")
     assert job.exit_code == 2
-    assert "error: rank 0: " in job.log
+    assert "error: " in job.log
     assert "data.jsonl" in job.log
     assert job.restarts == 0

@@ -29,9 +29,9 @@ mkdir -p "$DSRUN_FAILURES" && touch "$DSRUN_FAILURES/began" || exit 4
 say() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 say "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
 
-# Rendezvous: the first host, and a port that other jobs on it will not have.
+# Rendezvous: the first host, and a port that other jobs on it will not have; the next one is taken as well.
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID % 15000))"
+endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID * 2 % 15000))"
 
 signalled=
 # shellcheck disable=SC2317,SC2329

@@ -29,9 +29,9 @@ mkdir -p "$DSRUN_FAILURES" && touch "$DSRUN_FAILURES/began" || exit 4
 say() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 say "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
 
-# Rendezvous: the first host, and a port that other jobs on it will not have.
+# Rendezvous: the first host, and a port that other jobs on it will not have; the next one is taken as well.
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID % 15000))"
+endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID * 2 % 15000))"
 
 signalled=
 watchdog=
@@ -51,14 +51,11 @@ pass_on() {
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
 
-# What each node runs; nothing in it is expanded on the batch host. Signals go to the workers, which save and leave;
-# the agent above them must outlive that: left to itself torch.distributed.run kills them 30 s after a TERM.
+# What each node runs; nothing in it is expanded on the batch host. Signals go to the supervisors, which have the workers
+# save and leave; until they listen, a signal must not end them.
 # shellcheck disable=SC2016
 on_node='
 trap "" USR1 TERM
-export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
-if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
-export PET_RDZV_CONF
 cache=${TMPDIR:-/tmp}/dsrun-$UID
 # What lies in a folder of that name may be run: it has to be of this user.
 mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
@@ -73,11 +70,17 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
 exec "$@"
 '
 
+# One supervisor a node. They start and end the workers of all nodes together, restart them after a transient failure,
+# and leave together with one exit code: 75 for a run that was told to stop. What follows -- is what each of them starts.
+# The supervisors show one another this word.
+DSRUN_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export DSRUN_SECRET
 # srun does not take --cpus-per-task over from sbatch (since SLURM 22.05).
-srun --export=ALL --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+srun --export=ALL --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     bash -c "$on_node" dsrun-node \
-    /opt/dsrun/bin/python -m torch.distributed.run \
-    --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 --max-restarts=0 \
+    /opt/dsrun/bin/python -m dsrun launch -- \
+    python -m torch.distributed.run \
+    --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 \
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     --module -- dsrun.train --model demo-t5 --zero 2 &
 step=$!
@@ -93,7 +96,7 @@ trap '' USR1 TERM
 
 # Finished, failed, or only interrupted.
 [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
-[ "$code" -ne 0 ] || signalled=${signalled:-a signal}
+case $code in 0 | 75) signalled=${signalled:-a signal} ;; esac
 job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
 job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
 # When a node dies, the other workers fail at once, and SLURM notices minutes later.
@@ -108,7 +111,6 @@ if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
     fi
     say "interrupted by $signalled and not finished after $restart requeues"
 fi
-# The code of the worker that failed first, with its one line; srun has another one after it has killed the rest.
-[ "$code" -eq 0 ] || code=$(/opt/dsrun/bin/python -m dsrun.launch.verdict "$DSRUN_FAILURES" "$code" || echo "$code")
-[ "$code" -ne 0 ] || code=1
+# srun's code is the highest of the supervisors', which all have that of the worker that failed first.
+[ "$code" -ne 0 ] || code=75
 exit "$code"
