@@ -97,7 +97,7 @@ def inspect(*, where: Path, form: str) -> int:
         _print_json({"checkpoint": facts})
     else:
         for name, value in _lines(found):
-            click.echo(f"{name + ':':<14}{value}")
+            click.echo(f"{name + ':':<18}{value}")
     return 0
 
 

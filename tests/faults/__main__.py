@@ -7,11 +7,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from tests.faults import report
 from tests.faults.cells import cells
-from tests.faults.damage import damaged
+from tests.faults.damage import damages, resume_after
 from tests.faults.harness import ROOT, Bench, Result
 from tests.faults.surroundings import surroundings
 
@@ -23,6 +25,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--folder", type=Path, help="where runs go; what failed stays there")
+    parser.add_argument("--at-once", type=int, default=2, help="cells that run side by side")
     parser.add_argument("--write", action="store_true", help="put the results into docs/reliability.md")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     options = parser.parse_args(argv)
@@ -33,24 +36,27 @@ def main(argv: list[str]) -> int:
     bench = Bench(folder)
     bench.prepare()
     results = []
-    for result in _results(bench, options.only):
+    for result in _results(bench, options.only, options.at_once):
         results.append(result)
         words = "; ".join(result.wrong) or "fine"
         print(f"{time.strftime('%H:%M:%S')} {result.name}: {words} ({result.seconds:.0f} s)", flush=True)
+    results.sort(key=lambda each: each.name)
     print(report.summary(results))
     if options.write:
         _write(results)
     return 1 if any(each.wrong for each in results) else 0
 
 
-def _results(bench: Bench, only: str) -> Iterator[Result]:
-    for cell in cells():
-        if only in cell.name:
-            yield bench.run(cell)
-    groups: dict[str, Callable[[Bench], list[Result]]] = {"damage": damaged, "surroundings": surroundings}
-    for name, group in groups.items():
-        if only in name:
-            yield from group(bench)
+def _results(bench: Bench, only: str, at_once: int) -> Iterator[Result]:
+    """The results as they come. What changes the model or mounts disks goes last and alone."""
+    tasks: list[Callable[[], Result]] = [partial(bench.run, each) for each in cells() if only in each.name]
+    if only in "damage":
+        tasks += [partial(resume_after, bench, *each) for each in damages()]
+    with ThreadPoolExecutor(at_once) as pool:
+        for done in as_completed([pool.submit(task) for task in tasks]):
+            yield done.result()
+    if only in "surroundings":
+        yield from surroundings(bench)
 
 
 def _write(results: list[Result]) -> None:

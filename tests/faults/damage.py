@@ -41,12 +41,10 @@ def delete(path: Path) -> None:
 WAYS: dict[str, Callable[[Path], None]] = {"truncated": truncate, "a bit flipped": flip, "deleted": delete}
 
 
-def damaged(bench: Bench) -> list[Result]:
-    """Each kind of file damaged in each way in the newest checkpoint of a stopped run, then resumed."""
-    return [resume_after(bench, kind, way, 1) for kind in KINDS for way in WAYS] + [
-        resume_after(bench, kind, "a bit flipped", 2)
-        for kind in ("weights", "optimizer shard", "trainer state")
-    ]
+def damages() -> list[tuple[str, str, int]]:
+    """Kind of file, way of damage, and how many of the newest checkpoints have it: the arguments of `resume_after`."""
+    found = [(kind, way, 1) for kind in KINDS for way in WAYS]
+    return found + [(kind, "a bit flipped", 2) for kind in ("weights", "optimizer shard", "trainer state")]
 
 
 def resume_after(bench: Bench, kind: str, way: str, checkpoints: int) -> Result:
