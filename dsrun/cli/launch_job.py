@@ -42,8 +42,9 @@ class Work:
 def launch_here(options: Options, place: Here, program: Program) -> int:
     """Run this machine's part of the run to its end; the exit code."""
     from dsrun.launch.convene import convened
-    from dsrun.launch.council import Stopped
+    from dsrun.launch.council import RendezvousError, Stopped
     from dsrun.launch.environment import SECRET_VARIABLE
+    from dsrun.launch.ledger import Ledger
     from dsrun.launch.supervise import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
     from dsrun.system.host import hostname
@@ -75,6 +76,13 @@ def launch_here(options: Options, place: Here, program: Program) -> int:
     except Stopped as stopped:
         remark(str(stopped))
         return stopped.exit_code
+    except RendezvousError as error:
+        if place.node == 0:
+            folder = RunFolder.create(Path(work.output), force=work.force)
+            Ledger(folder, remark).never_began(
+                str(error), cause="rendezvous_timeout", exit_code=error.exit_code
+            )
+        raise
     return _report(outcome, folder, work, place)
 
 

@@ -60,6 +60,10 @@ class Ledger:
             with suppress(OSError):  # nobody listens any more
                 self._say(_line(failure, decision))
 
+    def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
+        """On the first node: why there was not even a first attempt."""
+        self._event("failure", cause=cause, message=message, exit_code=exit_code)
+
     def apply(self, decision: Decision) -> None:
         """On every node: put the remedy where the ranks find it."""
         if decision.action == "restart" and decision.remedy != self.remedy():

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from dsrun.runs.records import read_records
+from dsrun.system.net import free_port
+
 ALLOCATION = {
     "SLURM_JOB_ID": "4711",
     "SLURM_JOB_NUM_NODES": "2",
@@ -153,6 +156,26 @@ def test_by_hand_on_each_node(shown):
         "my_train.py",
     )
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=3000"} <= set(words)
+
+
+def test_a_node_that_never_comes_is_named_and_recorded(dsrun, here):
+    flags = [
+        "--nodes",
+        "2",
+        "--node-rank",
+        "0",
+        "--master-addr",
+        "127.0.0.1",
+        "--rendezvous-timeout",
+        "1",
+        "--output",
+        "run",
+    ]
+    done = dsrun("launch", *flags, "--master-port", str(free_port()), "--", "true")
+    assert done.returncode == 1
+    assert "node 1 did not come within 1 s" in done.stderr
+    (event,) = read_records(here / "run" / "events.jsonl")
+    assert (event["kind"], event["cause"], event["exit_code"]) == ("failure", "rendezvous_timeout", 1)
 
 
 def test_a_task_of_slurm(shown, environ):
