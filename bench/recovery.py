@@ -1,7 +1,8 @@
 """What a killed rank costs: from the kill to the first new step, and goodput with a kill every minute.
 
-dsrun train with ZeRO-2 against `torchrun --max-restarts` with a plain Trainer script under DDP: the same model, batch
-and number of steps between checkpoints, two gloo ranks on CPU, in turn on one machine. Only ratios are compared.
+dsrun train under DDP (--zero 0) against `torchrun --max-restarts` with a plain Trainer script, DDP as well: the same
+model, batch and number of steps between checkpoints, two gloo ranks on CPU, in turn on one machine. Only ratios are
+compared.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Dsrun(Run):
 
     def __init__(self, folder: Path, model: Path, data: Path) -> None:
         flags = {
-            "model": model, "train-file": data, "max-length": TOKENS, "zero": 2, "nproc": RANKS, "bf16": "false",
+            "model": model, "train-file": data, "max-length": TOKENS, "zero": 0, "nproc": RANKS, "bf16": "false",
             "global-batch-size": BATCH, "learning-rate": 1e-3, "logging-steps": 1, "max-steps": ENDLESS,
             "save-every": SAVE, "validation-split-percentage": 0, "max-restarts": 1000, "output": folder,
         }  # fmt: skip
