@@ -95,7 +95,7 @@ def _errors() -> list[Cell]:
         for fault, name, cause in (
             ("no space left", "ENOSPC", "disk_full"),
             ("input/output error", "EIO", "disk_full"),
-            ("read-only file system", "EROFS", "permission_denied"),
+            ("read-only file system", "EROFS", "disk_full"),
         )
     ]  # fmt: skip
     return [
