@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.train import checked_recipe, default_output, report, show, topology_of, training_job
+from dsrun.cli.train import checked_recipe, default_output, report, show, teller, topology_of, training_job
 from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_RESUME, MissingError, UsageError
 
@@ -72,7 +72,7 @@ def launch_here(options: Options, place: Here, program: Program) -> int:
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
             job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
-            outcome = supervise(job, council, remark if place.node == 0 else _silence)
+            outcome = supervise(job, council, teller(folder) if place.node == 0 else _silence)
     except Stopped as stopped:
         remark(str(stopped))
         return stopped.exit_code

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -80,7 +80,7 @@ def _launch(recipe: Recipe, args: list[str]) -> int:
         return 0
     require_training_packages()
     RunFolder.create(folder.path, force=recipe.spec.force)
-    outcome = supervise(job, Alone(), remark)
+    outcome = supervise(job, Alone(), teller(folder))
     account(folder)
     return report(outcome, folder)
 
@@ -180,7 +180,24 @@ def account(folder: RunFolder) -> None:
 
     ledger = goodput(iter_records(folder.events))
     if ledger.productive:
-        click.echo(f"  {words(ledger)}", err=True)
+        line = f"  {words(ledger)}"
+        click.echo(line, err=True)
+        _keep(line, folder)
+
+
+def teller(folder: RunFolder) -> Callable[[str], None]:
+    """Tells the user what the supervisor does, and console.log with him."""
+
+    def tell(line: str) -> None:
+        remark(line)
+        _keep(f"note: {line}", folder)
+
+    return tell
+
+
+def _keep(line: str, folder: RunFolder) -> None:
+    with suppress(OSError), folder.console.open("a", encoding="utf-8") as log:
+        log.write(line + "\n")
 
 
 def report(outcome: Outcome, folder: RunFolder, *, foreign: bool = False) -> int:

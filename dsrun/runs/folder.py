@@ -71,6 +71,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def console(self) -> Path:
+        """What the user saw."""
+        return self.path / "console.log"
+
+    @property
     def finished(self) -> Path:
         """There when the last attempt reached the run's end; what a requeued job looks for."""
         return self.path / "FINISHED"

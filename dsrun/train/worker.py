@@ -95,7 +95,7 @@ def _going_on(recipe: Recipe) -> Recipe:
 
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: Life) -> None:
     if rank == 0:
-        console.record_in(folder.path / "console.log")
+        console.record_in(folder.console)
     from dsrun.train.demos import fill_in
     from dsrun.train.run import run
     from dsrun.train.world import here, leave
