@@ -93,23 +93,6 @@ def test_lora_targets_that_do_not_exist(tiny, pairs, tmp_path):
     refused(done, "nope", "q_proj")
 
 
-def test_a_checkpoint_of_another_world_size(tiny, pairs, tmp_path):
-    flags = [
-        "--model",
-        tiny["llama"],
-        "--train-file",
-        pairs["train"],
-        "--global-batch-size",
-        "8",
-        "--save-steps",
-        "2",
-    ]
-    dsrun(*flags, "--max-steps", "2", output=tmp_path / "run").ok()
-    (tmp_path / "run" / "model").rename(tmp_path / "finished")
-    done = dsrun(*flags, "--max-steps", "4", "--nproc", "2", output=tmp_path / "run")
-    refused(done, "saved by 1 rank", "--nproc 1")
-
-
 def test_the_disk_is_too_small(tiny, pairs, tmp_path):
     """A file system of 2 MiB, smaller than one checkpoint of this model."""
     small = tmp_path / "small"
