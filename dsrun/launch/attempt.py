@@ -15,7 +15,7 @@ from dsrun.launch import guard
 from dsrun.launch.agent import ATTEMPT_VARIABLE, FAILURES_VARIABLE, Agent, Starter
 from dsrun.launch.command import run_arguments
 from dsrun.launch.evidence import collect
-from dsrun.launch.failures import Remains, interruption
+from dsrun.launch.failures import Remains, exit_code_of, interruption
 from dsrun.launch.job import Job
 from dsrun.launch.ranks import RANKS_VARIABLE, read_news
 from dsrun.launch.watch import BEFORE_TRAINING, Hang, Watch
@@ -251,8 +251,9 @@ class Attempt:
         left = told and (self.job.foreign or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
-                # Gone, and the agent, which lives, has not said how: it is itself stopped. A guess.
-                self._ended.setdefault(rank, -signal.SIGKILL)
+                # Gone, and the agent has not said how (yet; or it is itself stopped). Without its own word, a guess.
+                told_code = exit_code_of(self._folder / "failures", rank)
+                self._ended.setdefault(rank, -signal.SIGKILL if told_code is None else told_code)
         remains = Remains(
             failures=self._folder / "failures",
             log=self._log,

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,20 +30,35 @@ Classify = Callable[[str, int | None], str]
 """The cause code that a log and an exit code show, "" for none."""
 
 
-def first_failure(folder: Path, *, only_expected: bool = False) -> dict[str, Any] | None:
+def first_failure(
+    folder: Path, *, only_expected: bool = False, first: Collection[int] = ()
+) -> dict[str, Any] | None:
     """The failure that began it, None where no worker wrote one.
 
     A rank that knows what is wrong says more than one that only lost its peers, however early; `only_expected` passes
-    over the latter. Keys: rank, exit_code, message, time, log, expected; of newer workers also cause, trace, step.
+    over the latter, but not over ranks of `first` that failed by themselves, for whatever reason. Keys: rank,
+    exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step.
     """
     failures = sorted(
         (found for file in folder.glob("rank-*.json") if (found := _read(file))),
         key=lambda each: float(each["time"]),
     )
-    known = [each for each in failures if each["expected"] or (each.get("cause") or "") not in _UNTOLD]
+    known = [
+        each
+        for each in failures
+        if each["expected"]
+        or (each.get("cause") or "") not in _UNTOLD
+        or (each["rank"] in first and each.get("consequence") is False)
+    ]
     if not known and not only_expected:
         known = failures
     return known[0] if known else None
+
+
+def exit_code_of(folder: Path, rank: int) -> int | None:
+    """The exit code that `rank` wrote down before it ended; None where it wrote nothing."""
+    said = _read(folder / f"rank-{rank}.json")
+    return int(said["exit_code"]) if said else None
 
 
 def interruption(folder: Path) -> dict[str, Any] | None:
@@ -81,7 +96,9 @@ def explain(remains: Remains, classify: Classify) -> Failure:
             remains, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
         )
     killed = _killed(remains.ended)
-    said = first_failure(remains.failures, only_expected=killed is not None)
+    order = list(remains.ended)
+    before = order[: order.index(killed)] if killed is not None else order
+    said = first_failure(remains.failures, only_expected=killed is not None, first=before)
     if said:
         return _told(remains, said, classify)
     if killed is not None:

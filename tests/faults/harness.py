@@ -128,6 +128,7 @@ class Bench:
         fault: dict[str, object] = {
             "point": cell.phase, "action": cell.action, "rank": cell.rank, "call": cell.call,
             "marker": str(run.with_name(f"{run.name}-struck")) if cell.once else None,
+            "step": None if cell.once else cell.call - 1,
         }  # fmt: skip
         result = Result(cell.name)
         said = self._first(cell, run, fault, mark, result)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dsrun.launch.failures import Remains, explain, first_failure, interruption, trace_of
+from dsrun.launch.failures import Remains, exit_code_of, explain, first_failure, interruption, trace_of
 from dsrun.launch.watch import Hang
 
 TRACEBACK = """\
@@ -69,6 +69,22 @@ def test_a_killed_rank_comes_before_those_that_lost_it(remains, cause):
     assert (failure.cause, failure.rank, failure.exit_code, failure.step) == ("rank_killed", 1, -9, 4)
     assert failure.message == "rank 1 was killed (SIGKILL) after step 4"
     assert failure.detected_s == 0.1
+
+
+def test_a_rank_that_crashed_comes_before_those_that_were_killed_for_it(remains):
+    """The agent's end takes its other ranks along by SIGKILL."""
+    crash = {"rank": 1, "time": 1.0, "cause": None, "consequence": False, "message": "boom", "trace": "t"}
+    lost = {"rank": 0, "time": 1.1, "cause": "nccl_network", "consequence": True}
+    failure = explain(remains(crash, lost, ended={1: 1, 0: -9}), unknown)
+    assert (failure.rank, failure.message, failure.trace) == (1, "boom", "t")
+    # The other way round the crash came of the kill.
+    assert explain(remains(crash, ended={0: -9, 1: 1}), unknown).cause == "rank_killed"
+
+
+def test_a_rank_that_is_gone_is_asked_for_its_own_word(tmp_path, remains):
+    remains({"rank": 0, "time": 1.0, "exit_code": 3})
+    assert exit_code_of(tmp_path, 0) == 3
+    assert exit_code_of(tmp_path, 1) is None
 
 
 def test_a_rank_that_ran_out_of_memory_comes_before_one_that_aborted_for_it(remains):
