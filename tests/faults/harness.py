@@ -164,7 +164,7 @@ class Bench:
     def _judge_records(self, cell: Cell, run: Path, result: Result) -> None:
         failures = [each for each in read_records(run / "events.jsonl") if each["kind"] == "failure"]
         if failures:
-            result.cause = failures[0].get("cause")
+            result.cause = failures[-1].get("cause")
             result.detected_s = failures[0].get("seconds")
         if cell.cause is not None and result.cause != cell.cause:
             result.wrong.append(f"cause {result.cause} and not {cell.cause}")
