@@ -156,17 +156,17 @@ def test_tensorboard_writes_on_rank_0_into_the_run_folder(tiny, pairs, tmp_path)
 def test_a_killed_worker_ends_the_run_and_leaves_nobody(tiny, pairs, tmp_path):
     argv = [
         sys.executable, "-m", "dsrun", "train", "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT,
-        "--max-steps", "100000", "--nproc", "2", "--output", str(tmp_path / "run"),
+        "--max-steps", "100000", "--nproc", "2", "--max-restarts", "0", "--output", str(tmp_path / "run"),
     ]  # fmt: skip
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-        family = psutil.Process(process.pid)
-        wait_for(lambda: len(records_or_nothing(tmp_path / "run")) > 2)
-        everyone = family.children(recursive=True)
-        worker = next(
-            p for p in everyone if "dsrun.train" in p.cmdline() and "torch.distributed.run" not in p.cmdline()
-        )
-        worker.send_signal(signal.SIGKILL)
-        err = process.communicate(timeout=60)[1]
+        try:
+            family = psutil.Process(process.pid)
+            wait_for(lambda: len(records_or_nothing(tmp_path / "run")) > 2)
+            everyone = family.children(recursive=True)
+            next(p for p in everyone if p.name() == "rank-1").send_signal(signal.SIGKILL)
+            err = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode == 128 + signal.SIGKILL
     assert "SIGKILL" in err.splitlines()[-2] + err.splitlines()[-1]
     assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
