@@ -47,7 +47,7 @@ def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             wait_for(lambda: len(complete_checkpoints(run)) > 0)
-            worker = next(each for each in workers(process.pid) if each.environ()["RANK"] == str(rank))
+            worker = worker_of(process.pid, rank)
             _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (100_000, hard))
             _, said = process.communicate(timeout=120)
@@ -65,20 +65,11 @@ def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs
     assert {row["cause"] for row in failures} == {"disk_full"}
 
 
-def workers(pid: int) -> list[psutil.Process]:
-    """The ranks below the launcher, whichever processes stand in between."""
-    found = []
-    for each in psutil.Process(pid).children(recursive=True):
-        try:
-            if (
-                "RANK" in each.environ()
-                and "LOCAL_RANK" in each.environ()
-                and "dsrun" in " ".join(each.cmdline())
-            ):
-                found.append(each)
-        except psutil.Error:
-            continue
-    return found
+def worker_of(pid: int, rank: int) -> psutil.Process:
+    """A rank below the launcher, whichever processes stand in between: a forked one has its starter's command line."""
+    return next(
+        each for each in psutil.Process(pid).children(recursive=True) if each.name() == f"rank-{rank}"
+    )
 
 
 def wait_for(condition, seconds: float = 300) -> None:
