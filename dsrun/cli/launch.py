@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -107,7 +108,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
 )
 @click.option("--tied", is_flag=True, hidden=True)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
-def command(program: tuple[str, ...], **given: object) -> int:
+def command(program: tuple[str, ...], **given: Any) -> int:
     """Run a training script on one machine or many, and keep it running.
 
     PROGRAM is `my_train.py --flag`, `python my_train.py`, `-m my.module`, any executable, or `dsrun train --flag`. It
@@ -120,7 +121,7 @@ def command(program: tuple[str, ...], **given: object) -> int:
     from dsrun.launch.context import Given, ThroughSrun, ThroughSsh, detect
     from dsrun.launch.tie import take_hold
 
-    options = Options(**given)  # type: ignore[arg-type]
+    options = Options(**given)
     if options.tied:
         take_hold()
     _heed()

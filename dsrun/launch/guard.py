@@ -54,6 +54,14 @@ def state_and_parent(pid: int) -> tuple[str, int]:
         return "", 0
 
 
+def threads(pid: int) -> int:
+    """How many threads of `pid` are left; 0 where there is no such process."""
+    try:
+        return sum(1 for _ in (_PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return 0
+
+
 def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
     """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
     spared = set(spare)

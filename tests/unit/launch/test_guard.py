@@ -103,3 +103,23 @@ def test_a_process_that_is_gone_has_no_state():
     assert done.returncode == 0
     assert guard.state_and_parent(2**22 - 1) == ("", 0)
     assert guard.state_and_parent(os.getpid())[1] == os.getppid()
+
+
+def test_a_zombie_whose_threads_go_on_has_not_ended():
+    """As a rank whose asynchronous I/O gives pinned buffers back: its main thread is gone, waitpid has no answer."""
+    code = (
+        "import ctypes, os, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)  # exit(2), of this thread alone\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while guard.state_and_parent(process.pid)[0] != "Z" and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert guard.state_and_parent(process.pid)[0] == "Z"
+            assert guard.threads(process.pid) > 1
+            assert process.poll() is None
+        finally:
+            process.kill()
+    assert guard.threads(process.pid) == 0
