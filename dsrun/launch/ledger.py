@@ -43,7 +43,7 @@ class Ledger:
         remedy = decision.remedy if decision.remedy != self.remedy() else None
         self._event(
             "failure",
-            cause=failure.cause or None,
+            cause=decision.cause or failure.cause or None,
             rank=failure.rank,
             exit_code=failure.exit_code,
             step=failure.step,
