@@ -19,7 +19,7 @@ from dsrun.runs.heartbeat import read_beats
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
-from tests.integration.conftest import SHORT, dsrun
+from tests.integration.conftest import SHORT
 
 pytestmark = pytest.mark.train
 
@@ -115,15 +115,17 @@ def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path)
 
 
 def test_an_evaluation_alone_is_left_too(tiny, pairs, tmp_path):
+    many = tmp_path / "validation.jsonl"
+    many.write_text(Path(pairs["validation"]).read_text() * 20)
     folder = RunFolder(tmp_path / "run")
-    flags = ["--model", tiny["llama"], "--validation-file", pairs["validation"], "--do_eval", *SHORT]
+    flags = ["--model", tiny["llama"], "--validation-file", str(many), "--do_eval", *SHORT]
     flags += ["--per_device_eval_batch_size", "1"]
-    stop = tmp_path / "stop"
-    stop.touch()
-    env = {"DSRUN_SAVE_ON": "USR1", "DSRUN_STOP_FILE": str(stop)}
-    told = dsrun(*flags, output=folder.path, env=env)
-    assert "told to stop: left the evaluation" in told.err
-    assert not told.evaluations
+    told = Group(tmp_path / "a", folder.path, *flags)
+    os.kill(told.wait_for("evaluating", step=0), signal.SIGTERM)
+    assert "told to stop: left the evaluation" in told.end()
+    assert json.loads((told.failures / "interrupted.json").read_text()) == {"step": 0, "path": None}
+    assert not metrics(folder)
     assert not folder.finished.exists()
-    assert dsrun(*flags, output=folder.path).ok().evaluations
+    Group(tmp_path / "b", folder.path, *flags).end()
+    assert any("eval_loss" in row for row in metrics(folder))
     assert folder.finished.exists()
