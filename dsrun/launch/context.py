@@ -146,12 +146,7 @@ def _by_hand(given: Given, environ: Mapping[str, str]) -> Here:
         raise UsageError(f"NODE_RANK={node}, but --nodes {nodes}", fix=f"nodes are 0 to {nodes - 1}")
     if nodes == 1:
         return Here(how="one machine", port=given.master_port)
-    host = given.master_addr or environ.get("MASTER_ADDR")
-    if not host:
-        raise UsageError(
-            f"--nodes {nodes}, but not where the first one is",
-            fix="--master-addr NAME_OF_NODE_0, on all nodes",
-        )
+    host = _first_machine(given, environ, f"--nodes {nodes}, but not where the first one is")
     port = _port(given, environ, DEFAULT_PORT)
     return Here(
         how=f"node {node} of {nodes}, started by hand",
@@ -244,12 +239,8 @@ def _in_mpi(given: Given, environ: Mapping[str, str], names: tuple[str, str, str
         )
     if nodes == 1:
         return Here(how="one machine, under mpirun", port=given.master_port)
-    host = given.master_addr or environ.get("MASTER_ADDR")
-    if not host:
-        raise UsageError(
-            f"under mpirun on {nodes} machines, which does not say where the first one is",
-            fix="--master-addr NAME_OF_THE_FIRST_MACHINE",
-        )
+    why = f"under mpirun on {nodes} machines, which does not say where the first one is"
+    host = _first_machine(given, environ, why)
     port = _port(given, environ, DEFAULT_PORT)
     return Here(
         how=f"node {node} of {nodes}, under mpirun",
@@ -260,6 +251,13 @@ def _in_mpi(given: Given, environ: Mapping[str, str], names: tuple[str, str, str
         run=f"mpi {port}",
         returns=False,
     )
+
+
+def _first_machine(given: Given, environ: Mapping[str, str], missing: str) -> str:
+    host = given.master_addr or environ.get("MASTER_ADDR")
+    if not host:
+        raise UsageError(missing, fix="--master-addr NAME_OF_NODE_0, the same on all nodes")
+    return host
 
 
 def _port(given: Given, environ: Mapping[str, str], default: int) -> int:

@@ -62,8 +62,8 @@ def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outco
     """
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
-        stop_file = Path(job.env.get(STOP_FILE_VARIABLE) or scratch / "stop")
-        wishes = Wishes(stop_file, council.announce_stop)
+        outer = job.env.get(STOP_FILE_VARIABLE)
+        wishes = Wishes(scratch / "stop", council.announce_stop, outer=Path(outer) if outer else None)
         stack.enter_context(wishes.listening())
         mark = uuid.uuid4().hex
         guardian = stack.enter_context(Guard(mark, scratch))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 
 from dsrun.launch.agent_process import write_wish
+from dsrun.system.proc import handling
 
 SOMEBODY = "a signal"
 """Who made the stop file, when it does not say."""
+
+OUTER_LOOK_S = 1.0
+"""How often the outer file is looked at: all nodes of a large job ask one file server for it."""
 
 HEEDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
@@ -22,11 +26,14 @@ class Wishes:
 
     The first SIGTERM, SIGUSR1 or SIGHUP asks to save and leave; one more SIGTERM or SIGHUP, or SIGINT, to end at once.
     One SIGINT ends without saving, a second one at once. The stop file, whose content is the signal's name, carries
-    the wish between the processes of this machine: agent and ranks look at it, and may make it.
+    the wish between the processes of this machine: agent and ranks look at it, and may make it. `outer` is the stop
+    file of whoever has started this supervisor, such as the batch script of a SLURM job.
     """
 
-    def __init__(self, file: Path, announce: Callable[[str], None]) -> None:
+    def __init__(self, file: Path, announce: Callable[[str], None], *, outer: Path | None = None) -> None:
         self.file = file
+        self._outer = outer
+        self._next_look = 0.0
         self._announce = announce
         self._stop: str | None = None
         self._own = False
@@ -37,9 +44,18 @@ class Wishes:
 
     def stop(self) -> str | None:
         """The name of the signal that asks to save and leave, None where nobody did."""
-        if self._stop is None and self.file.exists():
-            self.ask(self.file.read_text().strip() or SOMEBODY)
+        if self._stop is None:
+            file = self.file if self.file.exists() else self._outer_file()
+            if file is not None:
+                self.ask(file.read_text().strip() or SOMEBODY)
         return self._stop
+
+    def _outer_file(self) -> Path | None:
+        now = time.monotonic()
+        if self._outer is None or now < self._next_look:
+            return None
+        self._next_look = now + OUTER_LOOK_S
+        return self._outer if self._outer.exists() else None
 
     def ask(self, name: str, *, announce: bool = True) -> None:
         """Signal `name` came to this machine; or, without `announce`, another node said so."""
@@ -62,16 +78,6 @@ class Wishes:
             self._own = True
             self.ask(signal.Signals(signum).name)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Heed the signals in here. Python allows that in the main thread only; what is ignored (nohup) stays so."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        heeded = [each for each in HEEDED if signal.getsignal(each) is not signal.SIG_IGN]
-        before = {signum: signal.signal(signum, self.heed) for signum in heeded}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+    def listening(self) -> AbstractContextManager[None]:
+        """Heed the signals in here."""
+        return handling(self.heed, HEEDED)

@@ -164,21 +164,22 @@ class _Watch:
 
 
 @contextmanager
-def _handlers(watch: _Watch, signals: Sequence[int]) -> Iterator[None]:
-    """Python allows handlers in the main thread only; elsewhere signals keep their meaning.
+def handling(handler: Callable[[int, FrameType | None], None], signals: Sequence[int]) -> Iterator[None]:
+    """Have `handler` called for `signals` in here, and what handled them before afterwards.
 
-    A signal that is ignored stays so: under `nohup` a hang-up must not stop the run.
+    Python allows handlers in the main thread only; elsewhere signals keep their meaning. A signal that is ignored
+    stays so: under `nohup` a hang-up must not stop the run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     heeded = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, watch.handle) for signum in heeded}
+    before = {signum: signal.signal(signum, handler) for signum in heeded}
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        for signum, former in before.items():
+            signal.signal(signum, signal.SIG_DFL if former is None else former)
 
 
 def run_foreground(
@@ -205,7 +206,7 @@ def run_foreground(
     watch = _Watch(on_signal, patience_s)
     outer = os.environ.get(FAMILY_VARIABLE)  # dsrun under dsrun: both may end what is left
     environ = {**(os.environ if env is None else env), FAMILY_VARIABLE: f"{outer}/{mark}" if outer else mark}
-    with _handlers(watch, forward):
+    with handling(watch.handle, forward):
         process = subprocess.Popen(
             _tethered(argv, environ, cwd),
             env=environ,

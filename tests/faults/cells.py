@@ -20,16 +20,16 @@ BEFORE_TRAINING = ("import", "rendezvous", "tokenising", "loading", "resuming")
 class Cell:
     """One fault at one point of a run.
 
-    `ends` lists the exit codes that the first command may have; `cause` is the code in events.jsonl, where one is
-    due. A run that ended with another code than 0 is started again by the same command, as a user would, unless
-    `again` is False. `relative` is how far figures may lie from the undisturbed run's: 0 is to the bit; a halved micro
-    batch forms its sums in another order.
+    `rank` is the one that is struck, None for whichever comes to the point first. `ends` lists the exit codes that
+    the first command may have; `cause` is the code in events.jsonl, where one is due. A run that ended with another
+    code than 0 is started again by the same command, as a user would, unless `again` is False. `relative` is how far
+    figures may lie from the undisturbed run's: 0 is to the bit; a halved micro batch forms its sums in another order.
     """
 
     fault: str
     phase: str
     action: str
-    rank: int = 1
+    rank: int | None = 1
     call: int = 1
     once: bool = True
     ends: tuple[int, ...] = (0,)
@@ -71,8 +71,8 @@ def cells() -> list[Cell]:
 def _signals() -> list[Cell]:
     found = []
     for phase in PHASES:
-        # Only the main rank writes the manifest, the model and the predictions.
-        rank = 0 if phase in ("committing", "tokenising") else 1
+        # Only the main rank writes the manifest; the rank that takes the lock first tokenises for all.
+        rank = {"committing": 0, "tokenising": None}.get(phase, 1)
         common = {"phase": phase, "rank": rank, "call": CALLS.get(phase, 1)}
         for fault, (action, ends, cause) in DEADLY.items():
             flags = ("--hang-timeout", "10") if cause == HUNG else ()

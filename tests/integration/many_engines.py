@@ -7,7 +7,6 @@ classes, the stage, the loss, and whether the weights moved; or the error.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -17,14 +16,13 @@ from typing import Any
 
 import deepspeed
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from deepspeed.utils import groups
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dsrun.train.engine import prepare_ops
 from dsrun.train.world import here, leave
+from tests.integration.forgetting import forget
 
 LENGTH = 16
 
@@ -104,18 +102,6 @@ def trained(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def forget() -> None:
-    """What a fresh process would not know of the engine before it."""
-    gc.collect()
-    unset_hf_deepspeed_config()
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]
-    for state in (AcceleratorState, GradientState):
-        state._reset_state()
-    PartialState._shared_state.clear()
-    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-
-
 def main(file: str) -> None:
     world = here(use_cpu=True)
     deepspeed.init_distributed(dist_backend="gloo")
@@ -125,6 +111,7 @@ def main(file: str) -> None:
         prepare_ops(config, world, say=lambda line: None)
         results[case["name"]] = (trained if case["target"] == "trainer" else alone)(config)
         forget()
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
         if os.environ["RANK"] == "0":
             Path(file + ".out").write_text(json.dumps(results))
     leave()

@@ -1,4 +1,4 @@
-"""Several training runs one after another in one process group: `many_runs.py FILE` with a list of argument lists.
+"""Several training runs one after another in one process group: `many_runs FILE` with a list of argument lists.
 
 Starting a worker costs seconds, a tiny run fractions of one; so a test of many combinations starts workers once.
 A run may fail where its arguments begin with MAY_FAIL: each rank then leaves `error-R.json` in the run folder.
@@ -6,14 +6,10 @@ A run may fail where its arguments begin with MAY_FAIL: each rank then leaves `e
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 from pathlib import Path
-
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dsrun.errors import DsrunError
 from dsrun.recipe.resolve import resolve
@@ -21,6 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console
 from dsrun.train.run import run
 from dsrun.train.world import here, leave
+from tests.integration.forgetting import forget
 
 MAY_FAIL = "may-fail"
 
@@ -31,7 +28,7 @@ def main(file: str) -> None:
             _failing(argv[1:])
         else:
             _one(argv)
-        _forget()
+        forget()
     leave()
 
 
@@ -50,17 +47,6 @@ def _failing(argv: list[str]) -> None:
         facts = {"message": error.message, "cause": error.cause, "rollback": getattr(error, "rollback", None)}
         output = Path(resolve(argv, Path.cwd()).spec.output)
         (output / f"error-{os.environ['RANK']}.json").write_text(json.dumps(facts))
-
-
-def _forget() -> None:
-    """A fresh process would know nothing of the run before it."""
-    gc.collect()
-    unset_hf_deepspeed_config()
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]
-    for state in (AcceleratorState, GradientState):
-        state._reset_state()
-    PartialState._shared_state.clear()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Faults from within: Python imports this file first when its folder is on PYTHONPATH.
 
-DSRUN_FAULT describes one fault as JSON: `point`, `action`, `rank`, `call` (the how-manieth call of the point) and
-`marker`, a file that says it has happened already. The product has no hook for this: the function at the point is
-wrapped when its module has been imported, in ranks started cold as in those forked from a warm process.
+DSRUN_FAULT describes one fault as JSON: `point`, `action`, `rank` (null for whichever comes first), `call` (the
+how-manieth call of the point) and `marker`, a file that says it has happened already. The product has no hook for
+this: the function at the point is wrapped when its module has been imported, in ranks started cold as in those forked
+from a warm process.
 """
 
 import errno
@@ -41,7 +42,7 @@ class Fault:
         said = json.loads(text)
         self.point = said["point"]
         self.action = said["action"]
-        self.rank = said.get("rank", 0)
+        self.rank = said["rank"]
         self.call = said.get("call", 1)
         self.marker = said.get("marker")
         # Instead of `call`, where the point is a method of the Trainer: after so many optimizer steps, every time.
@@ -51,7 +52,7 @@ class Fault:
     def is_due(self, arguments):
         if self.point == "committing" and not str(arguments[0]).endswith("manifest.json"):
             return False
-        if int(os.environ.get("RANK", "-1")) != self.rank:
+        if self.rank not in (None, int(os.environ.get("RANK", "-1"))):
             return False
         self.calls += 1
         if self.calls != self.call and self.step is None:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dsrun.launch.wishes import SOMEBODY, Wishes
+from dsrun.launch.wishes import OUTER_LOOK_S, SOMEBODY, Wishes
 
 
 @pytest.fixture
@@ -63,6 +63,20 @@ def test_a_signal_that_came_another_way_before_is_not_the_first_of_two(wishes, a
 def test_a_file_without_a_word(wishes):
     wishes.file.touch()
     assert wishes.stop() == SOMEBODY
+
+
+def test_the_file_of_whoever_started_it_is_looked_at_now_and_then(tmp_path, announced, monkeypatch):
+    outer = tmp_path / "outer"
+    wishes = Wishes(tmp_path / "stop", announced.append, outer=outer)
+    clock = [100.0]
+    monkeypatch.setattr("dsrun.launch.wishes.time.monotonic", lambda: clock[0])
+    assert wishes.stop() is None
+    outer.write_text("SIGUSR1")
+    assert wishes.stop() is None
+    clock[0] += OUTER_LOOK_S
+    assert wishes.stop() == "SIGUSR1"
+    assert announced == ["SIGUSR1"]
+    assert wishes.file.read_text() == "SIGUSR1"
 
 
 def test_what_another_node_announced_is_not_announced_again(wishes, announced):

@@ -1,0 +1,155 @@
+"""How the supervisors of several nodes find one another, and whom they do not let in."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dsrun.errors import EXIT_RESUME, UsageError
+from dsrun.launch import follower as follower_module
+from dsrun.launch import leader as leader_module
+from dsrun.launch.council import RendezvousError, Stopped, shared_key
+from dsrun.launch.wire import listen
+from dsrun.system.net import free_port
+
+
+def test_nodes_may_come_before_the_first_one(town):
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(town.follower, 1, 2)
+        time.sleep(0.5)  # refused once or twice by then
+        leader = town.leader(2)
+        one = early.result()
+    leader.gather()
+    one.gather()
+    assert one.facts == {"output": "runs/x"}
+
+
+def test_nodes_that_do_not_come_are_named(town):
+    leader = town.leader(4, patience_s=1.0)
+    town.follower(2, 4)
+    with pytest.raises(RendezvousError, match=r"nodes 1, 3 did not come within 1 s"):
+        leader.gather()
+
+
+def test_a_first_node_that_does_not_come_is_named(town):
+    with pytest.raises(
+        RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{town.port} within 0 s"
+    ):
+        town.follower(1, 2, patience_s=0.0)
+
+
+def test_a_first_node_that_gives_up_says_so(town):
+    leader = town.leader(3)
+    one = town.follower(1, 3)
+    leader.close()
+    with pytest.raises(RendezvousError, match="has left before all nodes were there"):
+        one.gather()
+
+
+def test_a_signal_before_all_are_there_ends_the_wait_everywhere(town):
+    leader = town.leader(3)
+    one = town.follower(1, 3)
+    one.announce_stop("SIGTERM")
+    for council in (leader, one):
+        with pytest.raises(Stopped) as stopped:
+            council.gather()
+        assert stopped.value.exit_code == EXIT_RESUME
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_was_signalled_before_all_are_there_may_leave_at_once(town, first):
+    """As `convened` does; the others hear of the signal before they miss the one who leaves."""
+    leader = town.leader(3)
+    one = town.follower(1, 3)
+    signalled, other = (leader, one) if first else (one, leader)
+    signalled.announce_stop("SIGTERM")
+    signalled.close()
+    with pytest.raises(Stopped):
+        other.gather()
+
+
+def test_strangers_are_not_let_in(town):
+    leader = town.leader(2)
+    with pytest.raises(UsageError, match="belongs to another run"):
+        town.follower(1, 2, key=shared_key(run="test", secret="other"))
+    with socket.create_connection((town.host, town.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert json.loads(stranger.makefile().readline())["dsrun"]
+    town.follower(1, 2)
+    leader.gather()
+
+
+def test_a_connection_that_says_nothing_holds_nobody_up(town, monkeypatch):
+    monkeypatch.setattr(leader_module, "_GUEST_S", 0.5)
+    leader = town.leader(2)
+    with socket.create_connection((town.host, town.port)) as silent:
+        town.follower(1, 2)
+        leader.gather()
+        silent.settimeout(20)
+        while silent.recv(4096):  # its end, not a time-out
+            pass
+
+
+def test_the_follower_is_not_fooled_by_another_program_on_the_port(town, monkeypatch):
+    """It goes on looking for the first node until its time is up."""
+    monkeypatch.setattr(follower_module, "_CONNECT_S", 0.5)
+    with listen(town.host, town.port) as other:
+        talker = threading.Thread(target=_talk, args=(other,), daemon=True)
+        talker.start()
+        with pytest.raises(RendezvousError, match="could not reach"):
+            town.follower(1, 2, patience_s=0.1)
+
+
+def _talk(server):
+    sock, _ = server.accept()
+    with sock:
+        sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+def test_two_machines_cannot_be_the_same_node(town):
+    town.leader(3)
+    town.follower(1, 3)
+    with pytest.raises(UsageError, match="machine-1 is node 1 already"):
+        town.follower(1, 3)
+
+
+def test_all_nodes_must_be_told_the_same_number_of_nodes(town):
+    town.leader(3)
+    with pytest.raises(UsageError, match="started for 2 nodes, the first one for 3"):
+        town.follower(1, 2)
+
+
+def test_a_node_number_that_does_not_exist_is_refused(town):
+    town.leader(3)
+    with pytest.raises(UsageError, match="there is no node 3"):
+        town.follower(3, 3)
+
+
+def test_it_meets_over_ipv6_too(town):
+    town.host = "::1"
+    _, one = town.open(2)
+    assert one.local_address == "::1"
+
+
+def test_all_addresses_take_ipv4_and_ipv6():
+    with listen("some-host", port := free_port()):
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port)).close()
+
+
+def test_a_taken_port_is_a_usage_error(town):
+    with (
+        listen(town.host, town.port),
+        pytest.raises(UsageError, match=rf"port {town.port}, .* --master-port"),
+    ):
+        listen(town.host, town.port)
+
+
+def test_the_key_depends_on_the_run_and_on_the_secret():
+    keys = {shared_key(run=run, secret=secret) for run in "ab" for secret in (None, "x")}
+    assert len(keys) == 4

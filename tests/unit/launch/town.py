@@ -1,0 +1,110 @@
+"""Councils over real sockets for tests: one process as all nodes, and processes that can be killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dsrun.launch.council import shared_key
+from dsrun.launch.follower import Seat, join
+from dsrun.launch.leader import Leader
+from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.launch.wire import listen
+from dsrun.system.net import free_port
+
+KEY = shared_key(run="test", secret="word")
+FAILED = Failure(cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=7)
+NEVER = 1e9
+
+# A node of its own: says when it takes part, and then what it is told.
+NODE = """
+import sys
+from dsrun.launch.council import Ended, shared_key
+from dsrun.launch.follower import Seat, join
+host, port, node, nodes, ok = sys.argv[1], *map(int, sys.argv[2:])
+key = shared_key(run="test", secret="word")
+council = join(host, port, Seat(node=node, nodes=nodes, name=f"machine-{node}", key=key))
+council.gather()
+print("began", council.attempt, flush=True)
+while not ok and not council.check():
+    pass
+print("over" if council.check() else "ended", flush=True)
+decision = council.settle(Ended(node=node, ok=bool(ok)), None)
+print(decision.action, decision.exit_code, decision.why, flush=True)
+council.close()
+"""
+
+
+def restart(why="again"):
+    return Decision(action="restart", exit_code=1, wait_s=0.0, why=why, remedy=Remedy(halvings=2))
+
+
+def stop(code=3):
+    return Decision(action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=Remedy(offload="cpu"))
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+class Town:
+    """Councils in one process, closed at the end; `open(3)` are the leader and two followers, gathered."""
+
+    def __init__(self):
+        self.host = "127.0.0.1"
+        self.port = free_port()
+        self.councils = []
+        self.children = []
+
+    def leader(self, nodes, **options):
+        options = {"facts": {"output": "runs/x"}, "patience_s": 20.0, **options}
+        return self._kept(Leader(listen(self.host, self.port), nodes, KEY, **options))
+
+    def follower(self, node, nodes, *, key=KEY, patience_s=20.0):
+        seat = Seat(node=node, nodes=nodes, name=f"machine-{node}", key=key)
+        return self._kept(join(self.host, self.port, seat, patience_s=patience_s))
+
+    def open(self, nodes, **options):
+        leader = self.leader(nodes, **options)
+        followers = [self.follower(node, nodes) for node in range(1, nodes)]
+        for council in (leader, *followers):
+            council.gather()
+        return leader, *followers
+
+    def process(self, node, nodes, *, ok=False):
+        argv = [sys.executable, "-c", NODE, self.host, str(self.port), str(node), str(nodes), str(int(ok))]
+        root = str(Path(__file__).parents[3])
+        child = subprocess.Popen(
+            argv, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True
+        )
+        self.children.append(child)
+        return child
+
+    def _kept(self, council):
+        self.councils.append(council)
+        return council
+
+    def close(self):
+        for council in self.councils:
+            council.close()
+        for child in self.children:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+
+
+def settle_all(councils, ends, decide):
+    """All councils settle at once, as the machines of a cluster do; `decide` is the first node's."""
+
+    def settle(council, ended):
+        return council.settle(ended, decide if council.node == 0 else None)
+
+    with ThreadPoolExecutor(len(councils)) as pool:
+        return list(pool.map(settle, councils, ends))
