@@ -208,6 +208,8 @@ def report(outcome: Outcome, folder: RunFolder, *, foreign: bool = False) -> int
         remark(outcome.message)
     elif outcome.message:
         complain(outcome.message)
+        if outcome.advice:
+            click.echo(f"       {outcome.advice}", err=True)
         if outcome.log and outcome.exit_code == EXIT_TOOL_FAILED:
             click.echo(f"       the whole story is in {outcome.log}", err=True)
     return outcome.exit_code

@@ -52,8 +52,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended: the exit code to pass on, and one line where it failed or was told to stop."""
+    """How the run ended: the exit code to pass on, and one line where it failed or was told to stop.
+
+    `advice` says why the run was not started again, and what would help; `log` is where the whole story stands.
+    """
 
     exit_code: int
     message: str | None = None
+    advice: str | None = None
     log: str | None = None

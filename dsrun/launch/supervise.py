@@ -39,7 +39,7 @@ from dsrun.launch.council import Council, Ended
 from dsrun.launch.failures import explain
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.ledger import Ledger
-from dsrun.launch.policy import Decision, Failure, decide, shrink
+from dsrun.launch.policy import CONFIGURATION, Decision, Failure, decide, shrink
 from dsrun.launch.wishes import SOMEBODY, Wishes
 from dsrun.runs.folder import RunFolder
 from dsrun.system.net import free_port
@@ -203,9 +203,12 @@ class _Supervision:
         if decision.exit_code == EXIT_RESUME:
             return Outcome(EXIT_RESUME, _stopped(self._wishes.stop(), end.saved))
         failure = self._history[-1] if self._history else None
-        if failure is None:
-            return Outcome(decision.exit_code, decision.why, str(self._log))
-        return Outcome(decision.exit_code, failure.message or decision.why, failure.log or str(self._log))
+        log = (failure and failure.log) or str(self._log)
+        if failure is None or failure.message in decision.why:  # also where there is no message
+            return Outcome(decision.exit_code, decision.why, log=log)
+        # The worker's own words on a mistake in the command say all that helps.
+        advice = None if decision.exit_code in CONFIGURATION else decision.why
+        return Outcome(decision.exit_code, failure.message, advice, log)
 
 
 def _stopped(name: str | None, saved: str | None) -> str:

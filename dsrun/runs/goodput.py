@@ -74,11 +74,11 @@ class _Span:
 
     def lose(self, step: int) -> None:
         """Training went back to `step`: what was done beyond it does not count."""
-        if self.use != "training" or (self.end is not None and self.end <= step):
+        if self.use != "training":
             return
         if step <= self.begin:
             self.lost = self.length
-        elif self.end is not None:
+        elif self.end is not None and self.end > step:
             self.lost = max(self.lost, self.length * (self.end - step) // (self.end - self.begin))
 
 

@@ -1,4 +1,5 @@
-"""A tiny model, with its own code as on the Hub, whose loss is NaN or infinite when it reads a certain token."""
+"""A tiny model, with its own code as on the Hub, whose loss is NaN or infinite when it reads a certain token, or that
+runs out of memory when it reads too much."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from transformers import LlamaForCausalLM
 class PoisonedLlama(LlamaForCausalLM):
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
-        if self.training and (input_ids == 2).any():
+        if self.training and {when}:
             {what}
         return output
 """
@@ -27,12 +28,17 @@ NAN = "output.logits = output.logits * float('nan')"
 INFINITE_LOSS = (
     "output.logits = output.logits.masked_fill(torch.arange(output.logits.shape[-1]) == 2, -float('inf'))"
 )
+READS_POISON = "(input_ids == 2).any()"
+MORE_THAN_TWO_ROWS = "input_ids.shape[0] > 2"
+# More than a process can address: the error is the allocator's own.
+TOO_MUCH_MEMORY = "torch.empty(2**50, dtype=torch.uint8)"
 
 
-def poisoned_model(folder: Path, what: str = NAN) -> str:
-    """The model's folder; train it with --trust-remote-code."""
+def poisoned_model(folder: Path, what: str = NAN, when: str = READS_POISON) -> str:
+    """The folder of a model that does `what` in training `when` it sees a batch like this; train it with
+    --trust-remote-code."""
     make_model(folder, "llama")
-    (folder / "poison.py").write_text(CODE.format(what=what))
+    (folder / "poison.py").write_text(CODE.format(what=what, when=when))
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "poison.PoisonedLlama"}
     (folder / "config.json").write_text(json.dumps(config))

@@ -99,6 +99,11 @@ def test_what_a_run_that_was_given_up_did_after_its_last_checkpoint_is_lost() ->
     assert seconds(events) == {"productive": 10.0, "lost": 5.0, "total": 15.0}
 
 
+def test_a_step_that_was_never_finished_is_lost() -> None:
+    events = [at(0, "start"), at(10, "training", step=0), at(14, "failure", step=0, cause="host_oom_killed")]
+    assert seconds(events) == {"restart": 10.0, "lost": 4.0, "total": 14.0}
+
+
 def test_hours_between_the_parts_of_a_requeued_job_are_idle() -> None:
     events = [
         at(0, "start"),
