@@ -77,9 +77,9 @@ class Ledger:
 
 def _line(failure: Failure, decision: Decision) -> str:
     """Who failed how, and what comes next: "rank 1 was killed (SIGKILL) after step 12: again from step 10 in 1 s"."""
-    if not failure.message:
-        return decision.why
-    return f"{failure.message}: {decision.why.removeprefix(f'{cause_named(failure.cause).title}: ')}"
+    next_ = decision.why.removeprefix(f"{cause_named(failure.cause).title}: ")
+    # Where nobody knows the cause, the message is all there is to say of it.
+    return next_ if failure.message in next_ else f"{failure.message}: {next_}"
 
 
 def _plain(remedy: Remedy) -> dict[str, Any]:

@@ -33,8 +33,9 @@ _PASSING = frozenset(
 )
 
 
-def checkpoint_facts(plan: Plan, tokenizer: Any) -> dict[str, Any]:
-    """What this run would write into a manifest's `extra`, but for the step.
+def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
+    """What this run would write into a manifest's `extra`, but for the step. `train` are the rows to train on; a
+    stream, or None, has no length.
 
     Call it before the model is built: building fits the config to the tokenizer, and a resumed run compares with what
     the first start had at the same point.
@@ -51,6 +52,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any) -> dict[str, Any]:
         "accumulation": plan.batch.accumulation,
         "seed": hf.get("seed", 42),
         "data_seed": hf.get("data_seed"),
+        "train_rows": len(train) if hasattr(train, "__len__") else None,
         "model_type": plan.config.model_type,
         "config": config,
         "config_sha256": _digest(config),

@@ -27,6 +27,13 @@ AUTO = ("auto", "true", "True")
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
 _SHOWN_DIFFERENCES = 3
+# Facts that may differ, but make the course another one than that of an uninterrupted run.
+_SAID_DIFFERENCES = {
+    "global_batch": "global batch size",
+    "seed": "seed",
+    "data_seed": "data seed",
+    "train_rows": "number of training rows",
+}
 
 Say = Callable[[str], None]
 Beat = Callable[[], None]
@@ -177,7 +184,7 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
             fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
         )
     said = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
-    for name, words in (("global_batch", "global batch size"), ("seed", "seed"), ("data_seed", "data seed")):
+    for name, words in _SAID_DIFFERENCES.items():
         if _differ(saved, facts, name):
             said.append(
                 f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"

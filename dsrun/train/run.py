@@ -81,7 +81,7 @@ class _Run:
 
     def carry_out(self, tokenizer: Any) -> None:
         try:
-            facts = checkpoint_facts(self.plan, tokenizer)
+            facts = checkpoint_facts(self.plan, tokenizer, self.data.train)
             start = self._start(facts) if "train" in self.plan.phases else None
             plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
             replace(self, plan=plan)._carry_out(tokenizer, start, facts)

@@ -59,8 +59,9 @@ POLITE = {
     "SIGUSR1 to the agent": "USR1 agent",
     "SIGUSR1 to the supervisor": "USR1 supervisor",
 }
-# The how-manieth call of the point: late enough that a checkpoint lies behind, early enough that work lies ahead.
-CALLS = {"forward": 6, "optimizer": 6, "saving": 2, "shards": 2, "committing": 2, "evaluating": 1}
+# The how-manieth call of the point: late enough that a checkpoint lies behind, early enough that the run is not over
+# before a wish to stop has come by way of the agent and the supervisor.
+CALLS = {"forward": 3, "optimizer": 3, "saving": 2, "shards": 2, "committing": 2, "evaluating": 1}
 
 
 def cells() -> list[Cell]:

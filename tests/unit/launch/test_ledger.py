@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launch.ledger import REMEDY_FILE, Ledger
-from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.launch.policy import Decision, Failure, Limits, Remedy, decide
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import read_records
@@ -43,6 +43,13 @@ def test_a_restart_is_recorded_and_said_in_one_line(ledger, said, tmp_path):
     assert (failed["exit_code"], failed["seconds"], failed["attempt"]) == (-9, 0.1, 0)
     assert (restarted["kind"], restarted["attempt"], restarted["seconds"]) == ("restart", 1, 2.0)
     assert said == ["rank 1 was killed: again from step 10 in 2 s"]
+
+
+def test_what_nobody_knows_is_said_once(ledger, said):
+    failure = Failure(cause="", rank=1, message="rank 1 ended with exit code 1")
+    decision = decide([failure], Limits(), progress=[None, None], remedy=Remedy())
+    ledger.failed(failure, decision, attempt=0)
+    assert said == ["rank 1 ended with exit code 1: again in 1 s (restart 1 of at most 3)"]
 
 
 def test_a_remedy_is_recorded_and_put_where_the_ranks_find_it(ledger, tmp_path):

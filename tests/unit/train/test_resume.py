@@ -25,6 +25,7 @@ FACTS = {
     "tokenizer_sha256": "t0",
     "global_batch": 64,
     "seed": 42,
+    "train_rows": 90,
 }
 
 
@@ -178,11 +179,14 @@ def test_a_changed_tokenizer_is_refused(run):
         find(run)
 
 
-def test_a_changed_batch_or_seed_is_said(run):
-    folder = checkpoint(run, 5, global_batch=32)
+def test_a_changed_batch_or_other_data_is_said(run):
+    folder = checkpoint(run, 5, global_batch=32, train_rows=100)
     said = []
     assert find(run, said=said) == folder
-    assert said[0] == "the global batch size was 32 when checkpoint-5 was saved, and is 64 now"
+    assert said[:2] == [
+        "the global batch size was 32 when checkpoint-5 was saved, and is 64 now",
+        "the number of training rows was 100 when checkpoint-5 was saved, and is 90 now",
+    ]
 
 
 def test_an_untrusted_checkpoint_is_refused_before_it_is_read(run):
