@@ -31,19 +31,17 @@ def collect(
     """Write into `folder` what can be learned of the living ranks `pids` (rank → process id) in a few seconds.
 
     rank-R.proc.txt: what the kernel says of the process and its threads. rank-R.stacks.txt: the Python stacks of all
-    its threads, from py-spy where it is installed, else from the process itself (faulthandler, by SIGUSR2) where it
-    said that it answers. NCCL's flight recorder: its dumps since `began` (seconds since the epoch).
+    its threads, from py-spy where it is installed and may look, which also sees a stopped process; else from the
+    process itself (faulthandler, by SIGUSR2) where it said that it answers. NCCL's flight recorder: its dumps since
+    `began` (seconds since the epoch).
     """
     with suppress(OSError):  # a full disk must not keep the run from being ended
         folder.mkdir(parents=True, exist_ok=True)
         _trigger_flight_recorder(env, pids)
         for rank, pid in pids.items():
             (folder / f"rank-{rank}.proc.txt").write_text(describe(pid, beats.get(rank)))
-        spy = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
-        if spy:
-            _spy(spy, folder, pids)
-        else:
-            _ask(folder, pids, beats)
+        seen = _spy(folder, pids)
+        _ask(folder, {rank: pid for rank, pid in pids.items() if rank not in seen}, beats)
         _copy_flight_recorder(folder, env, began)
 
 
@@ -65,19 +63,28 @@ def _read(file: Path) -> str:
         return f"({error.strerror})"
 
 
-def _spy(spy: str, folder: Path, pids: Mapping[int, int]) -> None:
-    running = []
+def _spy(folder: Path, pids: Mapping[int, int]) -> set[int]:
+    """The ranks whose stacks py-spy has written. The kernel may forbid it to look (kernel.yama.ptrace_scope)."""
+    spy = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
+    if spy is None:
+        return set()
+    files = {rank: folder / f"rank-{rank}.stacks.txt" for rank in pids}
+    running = {}
     for rank, pid in pids.items():
-        with (folder / f"rank-{rank}.stacks.txt").open("wb") as out:
+        with files[rank].open("wb") as out:
             argv = [spy, "dump", "--nonblocking", "--pid", str(pid)]
-            running.append(subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL))
+            running[rank] = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     deadline = time.monotonic() + PY_SPY_S
-    for each in running:
+    seen = set()
+    for rank, process in running.items():
         with suppress(subprocess.TimeoutExpired):
-            each.wait(max(0.0, deadline - time.monotonic()))
-            continue
-        each.kill()
-        each.wait()
+            if process.wait(max(0.0, deadline - time.monotonic())) == 0:
+                seen.add(rank)
+                continue
+        process.kill()
+        process.wait()
+        files[rank].unlink()
+    return seen
 
 
 def _ask(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:

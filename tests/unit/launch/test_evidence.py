@@ -53,6 +53,27 @@ def beats_of(folder, pids, answers):
     return read_beats(folder)
 
 
+@pytest.fixture
+def blind(monkeypatch, tmp_path):
+    """py-spy is not allowed to look."""
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\necho 'Permission Denied: try again with sudo' >&2; exit 1\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr("dsrun.launch.evidence.shutil.which", lambda name, path: str(spy))
+
+
+def test_stacks_of_a_stopped_rank_too(ranks, tmp_path):
+    pids = {0: ranks(0), 1: ranks(1)}
+    os.kill(pids[1], signal.SIGSTOP)
+    while state_and_parent(pids[1])[0] != "T":
+        time.sleep(0.01)
+    collect(tmp_path / "evidence", pids, {}, {}, began=time.time())
+    for rank in pids:
+        assert "wait_for_the_others" in (tmp_path / "evidence" / f"rank-{rank}.stacks.txt").read_text()
+    assert "T (stopped)" in (tmp_path / "evidence" / "rank-1.proc.txt").read_text()
+
+
+@pytest.mark.usefixtures("blind")
 def test_stacks_of_those_that_answer_and_the_state_of_all(ranks, tmp_path):
     pids = {0: ranks(0), 1: ranks(1)}
     os.kill(pids[1], signal.SIGSTOP)
@@ -68,6 +89,7 @@ def test_stacks_of_those_that_answer_and_the_state_of_all(ranks, tmp_path):
     assert "step=7" in state
 
 
+@pytest.mark.usefixtures("blind")
 def test_nobody_is_signalled_who_would_die_of_it(ranks, tmp_path):
     pids = {0: ranks(0)}
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, False), {}, began=time.time())
