@@ -95,6 +95,7 @@ class Attempt:
         self._beats: dict[int, Beat] = {}
         self._hang: Hang | None = None
         self._by_others = False
+        self._evidence: Path | None = None
         self._well = self._began = time.monotonic()
         self._began_at = time.time()
         self._ooms = oom_kills()
@@ -237,8 +238,8 @@ class Attempt:
 
     def _collect(self) -> None:
         living = {rank: pid for rank, pid in self._alive().items() if rank not in self._missing}
-        folder = self.job.run / "logs" / f"evidence-attempt-{self.number}"
-        collect(folder, living, self._beats, self.job.env, began=self._began_at)
+        self._evidence = self.job.run / "logs" / f"evidence-attempt-{self.number}"
+        collect(self._evidence, living, self._beats, self.job.env, began=self._began_at)
 
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the family, and wait for the word of how the agent ended."""
@@ -270,6 +271,7 @@ class Attempt:
                 rank: beat.step for rank, beat in self._beats.items() if beat.phase not in BEFORE_TRAINING
             },
             out_of_memory=oom_kills() > self._ooms,
+            evidence=self._evidence,
             node=self.job.node_rank,
         )
         path = saved.get("path") if saved else None

@@ -74,7 +74,8 @@ class Remains:
     `ended` are the ranks that ended by themselves, in the order in which that was seen, with their return codes
     (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `noticed_s`
     the seconds between the last look that found all well and the one that did not; `steps` the optimizer steps that
-    each rank had done; `out_of_memory`: the kernel killed a process of this job for memory.
+    each rank had done; `out_of_memory`: the kernel killed a process of this job for memory; `evidence` is the folder
+    with what was learned of the ranks before they were ended (`dsrun.launch.evidence`).
     """
 
     failures: Path
@@ -85,6 +86,7 @@ class Remains:
     noticed_s: float | None = None
     steps: Mapping[int, int]
     out_of_memory: bool = False
+    evidence: Path | None = None
     node: int = 0
 
 
@@ -92,9 +94,10 @@ def explain(remains: Remains, classify: Classify) -> Failure:
     """The failure of the rank that failed first."""
     hang = remains.hang
     if hang is not None:
-        return _failure(
+        found = _failure(
             remains, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
         )
+        return replace(found, log=str(remains.evidence or remains.log))
     killed = _killed(remains.ended)
     order = list(remains.ended)
     before = order[: order.index(killed)] if killed is not None else order

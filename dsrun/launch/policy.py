@@ -191,7 +191,7 @@ def _restarted(
     title = _title(last)
     done = sum(_counts(failure) for failure in history[:-1])
     if done >= limits.max_restarts:
-        return _stop(f"{title}; {_times(done)} of --max-restarts {limits.max_restarts}", remedy, last)
+        return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", remedy, last)
     stalled = _since_progress(history, progress)
     if stalled > STALLED and _newest(progress) is not None:
         return _stop(

@@ -122,9 +122,11 @@ def test_else_the_ranks_own_log_tells(remains, tmp_path):
     assert code == 1
 
 
-def test_a_hang_is_named_whoever_ended_since(remains):
+def test_a_hang_is_named_whoever_ended_since_and_its_evidence(remains, tmp_path):
     hang = Hang(rank=1, silent_s=12.4, limit_s=10, stopped=True)
-    failure = explain(remains(hang=hang, ended={0: 1}, steps={1: 3}, agent=None), unknown)
+    found = {"hang": hang, "ended": {0: 1}, "steps": {1: 3}, "agent": None, "evidence": tmp_path / "seen"}
+    failure = explain(remains(**found), unknown)
+    assert failure.log == str(tmp_path / "seen")
     assert (failure.cause, failure.rank, failure.step, failure.detected_s) == ("rank_hung", 1, 3, 12.4)
     assert "stopped" in failure.message
 
