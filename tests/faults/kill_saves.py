@@ -105,52 +105,77 @@ def _rank(rank: int, port: int, writer: int, run: Path, *, stage: str, backgroun
         os._exit(code)
 
 
+class Kills:
+    """Kill after kill in one run folder, and what the starts in between report."""
+
+    def __init__(self, run: Path, *, stage: str, seed: int, background: bool) -> None:
+        self.run = run
+        self.stage = stage
+        self.background = background
+        self.dice = random.Random(seed)
+        self.tally = Tally()
+        self._digests: dict[tuple[int, int], str] = {}
+        self._visible = 0
+        self._length_s = 0.1
+        self._saves = 0
+
+    def carry_out(self, kills: int) -> Tally:
+        """`kills` kills with a start before and after each; ends at the first start that does not go on."""
+        for number in range(kills + 1):
+            log = self.run.with_name(f"{self.run.name}.log")
+            ranks = Round(self.run, stage=self.stage, background=self.background, log=log)
+            trouble = self._follow(ranks, saves=self.dice.randint(1, 3))
+            if trouble:
+                self.tally.failures.append(f"after kill {number}: {trouble}")
+            elif number:
+                self.tally.recoveries += 1
+            if number == kills or trouble:
+                ranks.kill(None, 0.0)
+                break
+            time.sleep(self.dice.uniform(0.0, 1.3 * self._length_s))
+            ranks.kill(self.dice.choice([None, *range(RANKS)]), self.dice.uniform(0.0, 0.05))
+            self._visible = max(self._visible, _newest(self.run))
+            self.tally.kills += 1
+            found = _phase(self.run, self.background)
+            self.tally.phases[found] = self.tally.phases.get(found, 0) + 1
+        return self.tally
+
+    def _follow(self, ranks: Round, *, saves: int) -> str:
+        """Listen until so many saves have begun; what went wrong, "" for nothing."""
+        self._saves, deadline = 0, time.monotonic() + PATIENCE_S
+        while self._saves < saves:
+            if time.monotonic() > deadline:
+                return "nothing was saved in time"
+            for rank, words in ranks.words(1.0):
+                trouble = self._hear(rank, words)
+                if trouble:
+                    return trouble
+        return ""
+
+    def _hear(self, rank: int, words: list[str]) -> str:
+        match words:
+            case ["weights", step, digest]:
+                self.tally.steps_again += (rank, int(step)) in self._digests
+                self.tally.steps = max(self.tally.steps, int(step))
+                if self._digests.setdefault((rank, int(step)), digest) != digest:
+                    return f"step {step} on rank {rank} gave other weights than before"
+            case ["start", step] if rank == 0 and int(step) < self._visible:
+                return f"checkpoint-{self._visible} was visible, and it started from {step}"
+            case ["visible", step, _, seconds] if rank == 0:
+                self._visible = int(step)
+                self._length_s = 0.5 * self._length_s + 0.5 * float(seconds)
+            case ["begin", *_] if rank == 0:
+                self._saves += 1
+        return ""
+
+
 def kill_saves(run: Path, kills: int, *, stage: str = "2", seed: int = 0, background: bool = False) -> Tally:
     """Kill `kills` saves into the folder `run` at random moments. Call it in a process of one thread."""
     from tests.faults import saver
 
     saver.import_everything()
     run.mkdir(parents=True, exist_ok=True)
-    dice, tally = random.Random(seed), Tally()
-    digests: dict[tuple[int, int], str] = {}
-    visible, length = 0, 0.1
-    for number in range(kills + 1):
-        ranks = Round(run, stage=stage, background=background, log=run.with_name(f"{run.name}.log"))
-        wanted = dice.randint(1, 3)
-        started, trouble, saves, deadline = None, "", 0, time.monotonic() + PATIENCE_S
-        while not trouble and saves < wanted:
-            if time.monotonic() > deadline:
-                trouble = "nothing was saved in time"
-            for rank, words in ranks.words(1.0):
-                if words[0] == "start" and rank == 0:
-                    started = int(words[1])
-                    if started < visible:
-                        trouble = f"checkpoint-{visible} was visible, and it started from {started}"
-                elif words[0] == "weights":
-                    step, digest = int(words[1]), words[2]
-                    tally.steps_again += (rank, step) in digests
-                    if digests.setdefault((rank, step), digest) != digest:
-                        trouble = f"step {step} on rank {rank} gave other weights than before"
-                    tally.steps = max(tally.steps, step)
-                elif words[0] == "visible" and rank == 0:
-                    visible = int(words[1])
-                    length = 0.5 * length + 0.5 * float(words[3])
-                elif words[0] == "begin" and rank == 0:
-                    saves += 1
-        if number and not trouble:
-            tally.recoveries += 1
-        if trouble:
-            tally.failures.append(f"after kill {number}: {trouble}")
-        if number == kills or trouble:
-            ranks.kill(None, 0.0)
-            break
-        time.sleep(dice.uniform(0.0, 1.3 * length))
-        ranks.kill(dice.choice([None, *range(RANKS)]), dice.uniform(0.0, 0.05))
-        visible = max(visible, _newest(run))
-        tally.kills += 1
-        found = _phase(run, background)
-        tally.phases[found] = tally.phases.get(found, 0) + 1
-    return tally
+    return Kills(run, stage=stage, seed=seed, background=background).carry_out(kills)
 
 
 def _newest(run: Path) -> int:
