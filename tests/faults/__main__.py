@@ -53,19 +53,29 @@ def _results(bench: Bench, only: str, at_once: int) -> Iterator[Result]:
     if only in "damage":
         tasks += [partial(resume_after, bench, *each) for each in damages()]
     with ThreadPoolExecutor(at_once) as pool:
-        for done in as_completed([pool.submit(task) for task in tasks]):
+        for done in as_completed([pool.submit(_timed, task) for task in tasks]):
             yield done.result()
     if only in "surroundings":
-        yield from surroundings(bench)
+        began = time.monotonic()
+        for result in surroundings(bench):
+            result.seconds, began = time.monotonic() - began, time.monotonic()
+            yield result
+
+
+def _timed(task: Callable[[], Result]) -> Result:
+    """The task's result, with the seconds it took."""
+    began = time.monotonic()
+    result = task()
+    result.seconds = time.monotonic() - began
+    return result
 
 
 def _write(results: list[Result]) -> None:
     text = PAGE.read_text()
     head, _, rest = text.partition(report.BEGIN)
     tail = rest.partition(report.END)[2]
-    PAGE.write_text(
-        f"{head}{report.BEGIN}\n{report.summary(results)}.\n\n{report.table(results)}\n{report.END}{tail}"
-    )
+    words = f"{time.strftime('%Y-%m-%d')}: {report.summary(results)}."
+    PAGE.write_text(f"{head}{report.BEGIN}\n{words}\n\n{report.tables(results)}\n{report.END}{tail}")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,6 @@ class Bench:
 
     def run(self, cell: Cell) -> Result:
         """Carry out `cell` in a folder of its own, which is removed where all went well."""
-        began = time.monotonic()
         mark = uuid.uuid4().hex
         run = self.folder / f"{cell.name}-{mark[:6]}"
         if cell.phase == "resuming":
@@ -143,7 +142,6 @@ class Bench:
         self._judge_records(cell, run, result)
         if cell.again and not result.wrong:
             result.wrong += findings(run, self.whole, samples=SAMPLES, relative=cell.relative)
-        result.seconds = time.monotonic() - began
         if result.wrong:
             (self.folder / f"{run.name}.said").write_text(said)
         else:

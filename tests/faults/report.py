@@ -1,32 +1,23 @@
-"""The table of docs/reliability.md, from the results of a whole run of the cells."""
+"""The tables of docs/reliability.md, from the results of a whole run of the cells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from tests.faults.cells import PHASES
 from tests.faults.harness import Result
 
 BEGIN, END = "<!-- results: python -m tests.faults --write -->", "<!-- end of results -->"
+LEGEND = """\
+Each field holds the exit code of the first command and, after an arrow, that of the same command given again; then how
+soon the fault was noticed."""
 
 
-def table(results: Sequence[Result]) -> str:
-    """One row per fault, one column per phase: what happened and how soon it was noticed."""
-    rows = ["| fault | where | exit codes | cause | noticed after | took |", "|---|---|---|---|---|---|"]
-    for each in results:
-        fault, _, phase = each.name.partition("@")
-        codes = ", ".join(map(str, each.codes))
-        noticed = "" if each.detected_s is None else f"{each.detected_s:.1f} s"
-        verdict = "" if not each.wrong else f" **{each.wrong[0]}**"
-        columns = [
-            fault.replace("-", " ") + verdict,
-            phase,
-            codes,
-            each.cause or "",
-            noticed,
-            f"{each.seconds:.0f} s",
-        ]
-        rows.append("| " + " | ".join(columns) + " |")
-    return "\n".join(rows)
+def tables(results: Sequence[Result]) -> str:
+    """Faults at points of the run as a matrix of fault × phase; damage and surroundings as a list."""
+    cells = [each for each in results if "@" in each.name]
+    others = [each for each in results if "@" not in each.name]
+    return f"{LEGEND}\n\n{_matrix(cells)}\n\n{_list(others)}"
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -35,3 +26,32 @@ def summary(results: Sequence[Result]) -> str:
     noticed = [each.detected_s for each in results if each.detected_s is not None]
     words = f"{good} of {len(results)} cells end as they have to"
     return words + (f"; slowest to be noticed: {max(noticed):.1f} s" if noticed else "")
+
+
+def _matrix(cells: Iterable[Result]) -> str:
+    found: dict[str, dict[str, Result]] = {}
+    for each in cells:
+        fault, _, phase = each.name.partition("@")
+        found.setdefault(fault.replace("-", " "), {})[phase] = each
+    rows = [
+        [fault, *(_field(by_phase[phase]) if phase in by_phase else "" for phase in PHASES)]
+        for fault, by_phase in found.items()
+    ]
+    return _rows(["fault", *PHASES], rows)
+
+
+def _list(others: Iterable[Result]) -> str:
+    rows = [[each.name.replace("-", " "), _field(each), each.cause or ""] for each in others]
+    return _rows(["damage or surroundings", "ends", "cause"], rows)
+
+
+def _field(result: Result) -> str:
+    words = " → ".join(map(str, result.codes))
+    if result.detected_s is not None:
+        words += f", {result.detected_s:.1f} s"
+    return words + (f" **{result.wrong[0]}**" if result.wrong else "")
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
