@@ -97,7 +97,7 @@ def _goodput(scratch: Path, model: Path, data: Path) -> None:
         + f" goodput, a kill every {EVERY_S:.0f} s"
     )
     if shares["torchrun"]:
-        print(f"dsrun keeps {shares['dsrun'] / shares['torchrun']:.2f} × the steps")
+        print(f"dsrun's goodput is {shares['dsrun'] / shares['torchrun']:.2f} × torchrun's")
 
 
 def _share(run: Run) -> float:
