@@ -196,6 +196,7 @@ def _changes(work: Work, place: Here, run: Path, met_from: str | None) -> dict[s
         foreign=work.foreign,
         debug=work.debug,
         nodes=place.nodes,
+        node=place.node,
         network=network,
         libuv=has_libuv(),
     )

@@ -25,17 +25,20 @@ def launch_environment(
     foreign: bool,
     debug: bool,
     nodes: int = 1,
+    node: int = 0,
     network: Mapping[str, str] | None = None,
     libuv: bool = True,
 ) -> dict[str, str | None]:
     """The variables to set (None: to remove) for agent and workers; what the user has set stays as it is.
 
-    `run` is the run folder, `network` what `network_variables` found for several nodes, `libuv` whether torch has it.
+    `run` is the run folder, `node` the number of this one of `nodes`, `network` what `network_variables` found for several nodes, `libuv` whether torch has it.
     """
     changes = worker_environment(topology, environ, debug=debug)
     if foreign:
         # dsrun's own worker must not be misled by them; a user's script may be meant by them.
         changes = {name: value for name, value in changes.items() if name not in MISLEADING}
+        # Scripts written for other launchers read it; torch's agent sets GROUP_RANK, which means the same.
+        changes["NODE_RANK"] = str(node)
     if nodes > 1:
         # For one machine alone.
         changes.pop("GLOO_SOCKET_IFNAME", None)

@@ -49,6 +49,11 @@ def test_what_would_mislead_dsruns_worker_may_be_meant_for_a_users_script():
     assert changes(environ=environ, foreign=False)["ACCELERATE_USE_CPU"] is None
 
 
+def test_a_users_script_is_told_its_node_as_other_launchers_do():
+    assert changes(environ={"NODE_RANK": "7"}, nodes=3, node=2)["NODE_RANK"] == "2"
+    assert "NODE_RANK" not in changes(foreign=False)
+
+
 def test_the_run_folder_is_told():
     assert changes()["DSRUN_OUTPUT"] == "/runs/x"
 
