@@ -59,9 +59,10 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
     from dsrun.launch.fleet import Crew, remote_argv
     from dsrun.launch.passing import passed_on
     from dsrun.launch.tie import FLAG, greeting
-    from dsrun.system.interfaces import is_this_machine
+    from dsrun.system.interfaces import behind_alias, is_this_machine
 
-    address = options.master_addr or hosts[0].address
+    # ssh's own aliases mean nothing to the ranks, nor on the other machines.
+    address = options.master_addr or behind_alias(hosts[0].address)
     here = [is_this_machine(host.address) for host in hosts]
     if len(hosts) > 1 and not options.master_addr and _is_loopback(address) and not all(here):
         raise UsageError(

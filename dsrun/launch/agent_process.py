@@ -64,9 +64,10 @@ def run(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> in
         import_module("torch.distributed.run").main(list(argv))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        # As the interpreter would: torch's table of failures is the message of its exception.
-        traceback.print_exc()
+    except BaseException as error:
+        # torch's way to say that a rank failed, of which the supervisor tells more in one line.
+        if type(error).__name__ != "ChildFailedError":
+            traceback.print_exc()
         return 1
     return 0
 

@@ -31,7 +31,8 @@ def launch_environment(
 ) -> dict[str, str | None]:
     """The variables to set (None: to remove) for agent and workers; what the user has set stays as it is.
 
-    `run` is the run folder, `node` the number of this one of `nodes`, `network` what `network_variables` found for several nodes, `libuv` whether torch has it.
+    `run` is the run folder, `node` the number of this one of `nodes`, `network` what `network_variables` found for
+    several nodes, `libuv` whether torch has it.
     """
     changes = worker_environment(topology, environ, debug=debug)
     if foreign:

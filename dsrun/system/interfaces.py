@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import subprocess
+from contextlib import suppress
+
+# ssh -G only reads its configuration, which may run commands (`Match exec`).
+_SSH_S = 10.0
 
 
 def addresses() -> dict[str, list[str]]:
@@ -54,6 +59,22 @@ def is_this_machine(host: str) -> bool:
         return False
     own = {address for each in addresses().values() for address in each}
     return any(str(entry[4][0]).partition("%")[0] in own for entry in entries)
+
+
+def behind_alias(host: str) -> str:
+    """`host`, or where no name service knows it, the name or address that ssh's configuration has for it."""
+    with suppress(OSError):
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return host
+    with suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run(
+            ["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False
+        )
+        for line in asked.stdout.splitlines():
+            key, _, value = line.partition(" ")
+            if key == "hostname":
+                return value
+    return host
 
 
 def plain_address(address: str) -> str:

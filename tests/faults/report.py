@@ -9,10 +9,10 @@ from tests.faults.harness import Result
 
 BEGIN, END = "<!-- results: python -m tests.faults --write -->", "<!-- end of results -->"
 LEGEND = """\
-Each field holds the exit code of the first command and, after an arrow, that of the same command given again; then how
-soon the fault was noticed. 0: the run went on by itself and ended well; 75: it left as it was told to, with a checkpoint
-where training had begun; 143: it was told twice and left at once; 1 and 2: it ended with its reason; -9: the command
-itself was killed."""
+Each field holds the exit code of the first command and, after an arrow, that of the same command given again; then
+how soon the fault was noticed. 0: the run went on by itself and ended well; 75: it left as it was told to, with a
+checkpoint where training had begun; 143: it was told twice and left at once; 1 and 2: it ended with its reason; -9: the
+command itself was killed."""
 
 
 def tables(results: Sequence[Result]) -> str:

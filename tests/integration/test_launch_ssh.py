@@ -1,0 +1,131 @@
+"""`dsrun launch --hostfile` through a real sshd on this machine, which stands for two of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsrun.system.net import free_port
+
+SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
+SSH, KEYGEN = shutil.which("ssh"), shutil.which("ssh-keygen")
+
+pytestmark = [
+    pytest.mark.train,
+    pytest.mark.skipif(not (SSHD and SSH and KEYGEN), reason="needs OpenSSH's server and client"),
+]
+
+PROGRAM = """
+import os, sys, time
+print("node", os.environ["NODE_RANK"], "rank", os.environ["RANK"], sys.argv[1], flush=True)
+if sys.argv[1] == "stay":
+    time.sleep(100)
+sys.exit(7 * (os.environ["RANK"] == "1"))
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with a program and a hostfile; PATH holds an ssh that knows the two names in it."""
+    for key in ("host", "user"):
+        subprocess.run([KEYGEN, "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
+    port = free_port()
+    (tmp_path / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
+        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\n"
+    )
+    (tmp_path / "ssh_config").write_text(
+        f"Host one two\n HostName 127.0.0.1\n Port {port}\n IdentityFile {tmp_path}/user\n IdentitiesOnly yes\n"
+        f" StrictHostKeyChecking no\n UserKnownHostsFile {tmp_path}/known\n LogLevel ERROR\n"
+    )
+    (tmp_path / "bin").mkdir()
+    client = tmp_path / "bin" / "ssh"
+    client.write_text(f'#!/bin/sh\nexec {SSH} -F {tmp_path}/ssh_config "$@"\n')
+    client.chmod(0o755)
+    (tmp_path / "hosts").write_text("one slots=1\ntwo slots=1\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where Debian's sshd, as root, locks its children up
+    log = (tmp_path / "sshd.log").open("w")
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log)
+    try:
+        _wait(lambda: _answers(client))
+        yield tmp_path
+    finally:
+        server.terminate()
+        server.wait()
+        log.close()
+
+
+def launch(place, *args):
+    flags = ["--hostfile", "hosts", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    command = [
+        sys.executable,
+        "-m",
+        "dsrun",
+        "launch",
+        *flags,
+        "--max-restarts",
+        "0",
+        "--",
+        "program.py",
+        *args,
+    ]
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "PYTHONPATH": root}
+    return subprocess.Popen(
+        command, cwd=place, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+
+
+def left(place):
+    """Command lines of the program's processes on either machine."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(place) and "program.py" in (words := process.cmdline()):
+                found.append(words)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_each_machine_runs_its_part_and_the_exit_code_comes_back(place):
+    done = launch(place, "here")
+    _, said = done.communicate(timeout=120)
+    lines = said.splitlines()
+    assert sorted(line for line in lines if line.startswith("node")) == [
+        "node 0 rank 0 here",
+        "node 1 rank 1 here",
+    ]
+    assert done.returncode == 7
+    assert lines[-1].startswith("error: the workers failed: rank 1 ended with exit code 7")
+    assert "Traceback" not in said
+    assert left(place) == []
+
+
+def test_nothing_is_left_on_any_machine_when_the_first_process_is_killed(place):
+    run = launch(place, "stay")
+    assert sorted(run.stderr.readline() for _ in range(2)) == ["node 0 rank 0 stay\n", "node 1 rank 1 stay\n"]
+    assert left(place) != []
+    run.kill()
+    run.communicate()
+    _wait(lambda: not left(place))
+
+
+def _answers(client):
+    return subprocess.run([client, "one", "true"], stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def _wait(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)

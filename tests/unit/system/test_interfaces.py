@@ -1,0 +1,38 @@
+"""Names of machines that only ssh knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.system.interfaces import behind_alias
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """ssh -G as OpenSSH answers it, with one alias."""
+    program = tmp_path / "ssh"
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = -G ] && echo "host $3" && echo user me\n'
+        'if [ "$3" = gpu-a.invalid ]; then echo hostname 10.1.2.3; else echo "hostname $3"; fi\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+@pytest.mark.usefixtures("ssh")
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("gpu-a.invalid", "10.1.2.3"),
+        ("gpu-b.invalid", "gpu-b.invalid"),
+        ("localhost", "localhost"),
+        ("10.9.8.7", "10.9.8.7"),
+    ],
+)
+def test_an_alias_of_ssh_is_looked_up_where_no_name_service_knows_it(name, address):
+    assert behind_alias(name) == address
+
+
+def test_without_ssh_a_name_stays_what_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert behind_alias("gpu-a.invalid") == "gpu-a.invalid"
