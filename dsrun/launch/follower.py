@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 import time
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from dsrun.launch.council import (
     without_leader,
 )
 from dsrun.launch.policy import Decision
-from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, challenge, proof
+from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, challenge, is_proof, proof
 
 _CONNECT_S = 5.0
 _AGAIN_S = 0.3
@@ -85,7 +84,7 @@ class Follower(Exchange):
         with self.changed:
             while self._decision is None and not self._left:
                 self.changed.wait(0.2)
-            decision, self._decision, self._over = self._decision, None, False
+            decision, self._decision = self._decision, None
         return decision or without_leader(self._host, departed=self._departed)
 
     def close(self) -> None:
@@ -106,8 +105,10 @@ class Follower(Exchange):
             elif "decision" in message:
                 try:
                     self._decision = decision_from_dict(message["decision"])
-                except (TypeError, KeyError) as error:
+                except (TypeError, KeyError, ValueError) as error:
                     raise ConnectionError(str(error)) from None
+                # Here and not where it is taken: the next attempt's failure may be the very next message.
+                self._over = False
             elif "bye" in message:
                 self._left = self._departed = True
             self.changed.notify_all()
@@ -178,7 +179,7 @@ def _joined(host: str, port: int, seat: Seat) -> Follower:
                 f"{host}:{port} refuses node {seat.node} of {seat.nodes}: {answer['refused']}",
                 fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
             )
-        if not hmac.compare_digest(str(answer.get("proof")), proof(seat.key, "leader", number)):
+        if not is_proof(answer.get("proof"), proof(seat.key, "leader", number)):
             raise ConnectionError("what answers there is not the first node of this run")
     except BaseException:
         wire.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 import time
 from contextlib import suppress
@@ -23,7 +22,7 @@ from dsrun.launch.council import (
     unless_stopped,
 )
 from dsrun.launch.policy import Decision
-from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, challenge, proof
+from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, challenge, is_proof, proof
 
 STRAGGLE_S = 60.0
 """Seconds that a node has to end its part of an attempt after another's has failed."""
@@ -233,7 +232,7 @@ class Leader(Exchange):
         if "ended" in message:
             try:
                 ended = Ended.from_dict({**message["ended"], "node": member.node})
-            except (TypeError, KeyError) as error:
+            except (TypeError, KeyError, ValueError) as error:
                 raise ConnectionError(str(error)) from None
             self._record(ended)
         elif "stop" in message:
@@ -271,8 +270,7 @@ class Leader(Exchange):
 
     def _judge(self, guest: _Guest, message: Message) -> None:
         node, nodes = message.get("node"), message.get("nodes")
-        shown = proof(self._key, "follower", guest.number, node, nodes)
-        if not hmac.compare_digest(shown, str(message.get("proof"))):
+        if not is_proof(message.get("proof"), proof(self._key, "follower", guest.number, node, nodes)):
             self._refuse(guest, "it belongs to another run, or has another DSRUN_SECRET")
             return
         reason = self._unfit(message)
@@ -291,9 +289,9 @@ class Leader(Exchange):
 
     def _unfit(self, message: Message) -> str | None:
         """Why the supervisor that sent `message` cannot take part."""
-        node, version = message["node"], message.get("version")
-        if message["nodes"] != self.nodes:
-            return f"it was started for {message['nodes']} nodes, the first one for {self.nodes}"
+        node, nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
+        if nodes != self.nodes:
+            return f"it was started for {nodes} nodes, the first one for {self.nodes}"
         if not isinstance(node, int) or not 1 <= node < self.nodes:
             return f"there is no node {node} to be"
         if version != __version__:

@@ -51,6 +51,15 @@ def test_a_failure_of_the_first_node_ends_the_others_attempt(town):
         assert decision.result() == stop()
 
 
+def test_a_failure_that_comes_with_the_decision_ends_the_next_attempt(town):
+    """As when a node is lost before it has heard that the run is started again."""
+    _, one = town.open(2)
+    for message in ({"decision": decision_as_dict(restart())}, {"over": 2}):
+        one.heard(one._wire, message)
+    assert one.settle(Ended(node=1, ok=False), None) == restart()
+    assert one.check()
+
+
 def test_a_killed_node_is_lost_at_once_and_named(town, monkeypatch):
     monkeypatch.setattr(leader_module, "SILENCE_S", NEVER)
     leader = town.leader(3)

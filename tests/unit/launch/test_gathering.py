@@ -84,6 +84,28 @@ def test_strangers_are_not_let_in(town):
     leader.gather()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        b'{"proof": "\xc3\xa9"}',
+        b'{"proof": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"node": [1], "nodes": {}}',
+        b"\xff",
+    ],
+)
+def test_nothing_that_a_stranger_says_disturbs_the_others(town, words):
+    """A port scanner must not end the thread that carries all words of the run."""
+    leader = town.leader(2)
+    with socket.create_connection((town.host, town.port)) as stranger:
+        stranger.sendall(words + b"\n")
+        stranger.settimeout(20)
+        while stranger.recv(4096):  # until it is shown out
+            pass
+    town.follower(1, 2)
+    leader.gather()
+
+
 def test_a_connection_that_says_nothing_holds_nobody_up(town, monkeypatch):
     monkeypatch.setattr(leader_module, "_GUEST_S", 0.5)
     leader = town.leader(2)
@@ -95,20 +117,25 @@ def test_a_connection_that_says_nothing_holds_nobody_up(town, monkeypatch):
             pass
 
 
-def test_the_follower_is_not_fooled_by_another_program_on_the_port(town, monkeypatch):
+@pytest.mark.parametrize(
+    "words", [[b"SSH-2.0-OpenSSH_9.6\r\n"], [b'{"challenge": 1}\n', b'{"proof": "\xc3\xa9"}\n']]
+)
+def test_the_follower_is_not_fooled_by_another_program_on_the_port(town, monkeypatch, words):
     """It goes on looking for the first node until its time is up."""
     monkeypatch.setattr(follower_module, "_CONNECT_S", 0.5)
     with listen(town.host, town.port) as other:
-        talker = threading.Thread(target=_talk, args=(other,), daemon=True)
+        talker = threading.Thread(target=_talk, args=(other, words), daemon=True)
         talker.start()
         with pytest.raises(RendezvousError, match="could not reach"):
             town.follower(1, 2, patience_s=0.1)
 
 
-def _talk(server):
+def _talk(server, words):
     sock, _ = server.accept()
     with sock:
-        sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+        for each in words:
+            sock.sendall(each)
+            sock.recv(4096)
 
 
 def test_two_machines_cannot_be_the_same_node(town):
