@@ -147,16 +147,13 @@ class Attempt:
         now = time.monotonic()
         self._beats = read_beats(self._folder / "beats")
         states = {rank: guard.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
-        gone = [rank for rank, state in states.items() if state in ("", "X") or self._is_dead(rank, state)]
+        # One whose threads still give memory back, such as pinned buffers of asynchronous I/O, cannot be waited for by
+        # the agent yet.
+        gone = [rank for rank in states if not guard.lives(self._pids[rank])]
         self._missing = {rank: self._missing.get(rank, now) for rank in gone}
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
         self._hang = self._watch.look(beats, living, now)
-
-    def _is_dead(self, rank: int, state: str) -> bool:
-        """Whether a zombie has ended altogether: one whose threads still give memory back, such as pinned buffers of
-        asynchronous I/O, cannot be waited for by the agent yet."""
-        return state == "Z" and guard.threads(self._pids[rank]) <= 1
 
     def _alive(self) -> dict[int, int]:
         """The ranks that have not ended as far as the agent has said."""

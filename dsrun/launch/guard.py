@@ -30,7 +30,7 @@ def members(mark: str, *, spare: Iterable[int] = ()) -> set[int]:
     family: set[int] = set()
     for pid in (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()):
         state, parent = state_and_parent(pid)
-        if state in ("", "Z", "X"):
+        if not _is_alive(pid, state):
             continue
         parents[pid] = parent
         if _carries(pid, mark.encode()):
@@ -62,30 +62,52 @@ def threads(pid: int) -> int:
         return 0
 
 
+def lives(pid: int) -> bool:
+    """Whether a thread of `pid` is left. The main thread of a zombie has ended, but its others may go on."""
+    return _is_alive(pid, state_and_parent(pid)[0])
+
+
+def _is_alive(pid: int, state: str) -> bool:
+    return threads(pid) > 1 if state == "Z" else state not in ("", "X")
+
+
 def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
     """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
     spared = set(spare)
     deadline = time.monotonic() + within_s
+    # Who gives much memory back shows no environment any more, but holds GPUs, locks and files until it is gone.
+    dying: set[int] = set()
     quiet = 0
     while quiet < _QUIET_ROUNDS:
-        alive = members(mark, spare=spared)
-        quiet = 0 if alive else quiet + 1
-        for pid in alive:
+        found = members(mark, spare=spared)
+        for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if alive and time.monotonic() > deadline:
+        dying = {pid for pid in dying | found if lives(pid)}
+        quiet = 0 if found or dying else quiet + 1
+        if (found or dying) and time.monotonic() > deadline:
             return False
         time.sleep(_LOOK_S)
     return True
 
 
 def _carries(pid: int, mark: bytes) -> bool:
-    try:
-        environ = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:  # gone, or another user's
-        return False
+    environ = _environ(pid)
     _, found, rest = (b"\0" + environ).partition(b"\0" + VARIABLE)
     return bool(found) and mark in rest.partition(b"\0")[0].split(b"/")
+
+
+def _environ(pid: int) -> bytes:
+    """What `pid` was started with, NAME=VALUE between zero bytes; nothing where it is gone, or another user's."""
+    process = _PROC / str(pid)
+    with suppress(PermissionError, FileNotFoundError):
+        try:
+            return (process / "environ").read_bytes()
+        except ProcessLookupError:  # the main thread has ended: the others still know
+            for task in (process / "task").iterdir():
+                with suppress(OSError):
+                    return (task / "environ").read_bytes()
+    return b""
 
 
 def main(arguments: list[str]) -> int:

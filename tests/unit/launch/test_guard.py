@@ -37,10 +37,6 @@ def start(mark: str | None, code: str = SLEEP) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
 
 
-def lives(pid: int) -> bool:
-    return guard.state_and_parent(pid)[0] not in ("", "Z")
-
-
 def ignored(pid: int) -> int:
     """The mask of the signals that a process ignores."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -105,21 +101,35 @@ def test_a_process_that_is_gone_has_no_state():
     assert guard.state_and_parent(os.getpid())[1] == os.getppid()
 
 
-def test_a_zombie_whose_threads_go_on_has_not_ended():
+def test_a_zombie_whose_threads_go_on_has_not_ended_and_is_ended_too(mark):
     """As a rank whose asynchronous I/O gives pinned buffers back: its main thread is gone, waitpid has no answer."""
     code = (
         "import ctypes, os, threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,)).start()\n"
         "ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)  # exit(2), of this thread alone\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
-        try:
-            deadline = time.monotonic() + 30
-            while guard.state_and_parent(process.pid)[0] != "Z" and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert guard.state_and_parent(process.pid)[0] == "Z"
-            assert guard.threads(process.pid) > 1
-            assert process.poll() is None
-        finally:
-            process.kill()
-    assert guard.threads(process.pid) == 0
+    process = start(mark, code)
+    wait_until(lambda: guard.state_and_parent(process.pid)[0] == "Z")
+    assert guard.threads(process.pid) > 1
+    assert guard.lives(process.pid)
+    assert process.poll() is None
+    assert guard.members(mark) == {process.pid}
+    assert guard.end(mark)
+    assert process.wait(10) == -9
+    assert not guard.lives(process.pid)
+
+
+def test_who_is_still_giving_memory_back_has_not_ended(mark, monkeypatch):
+    """Nothing in /proc tells any more that such a process is of the family."""
+    monkeypatch.setattr(guard, "_QUIET_ROUNDS", 1)
+    monkeypatch.setattr(guard, "_LOOK_S", 0.001)
+    size, small_pages = 1 << 29, 15  # MADV_NOHUGEPAGE: many pages take their time
+    code = (
+        f"import mmap, time; memory = mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        f"memory.madvise({small_pages}); memory[::4096] = bytes({size // 4096}); print('full', flush=True)\n{SLEEP}"
+    )
+    process = start(mark, code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "full\n"
+    assert guard.end(mark)
+    assert process.poll() == -9
