@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Full, Queue
 from typing import IO, Protocol
 
 from dsrun.system.tether import tethered
@@ -24,6 +25,11 @@ SAVE_ON_VARIABLE = "DSRUN_SAVE_ON"
 ATTEMPT_VARIABLE = "DSRUN_ATTEMPT"
 
 AGENT_IMPORTS = ("torch.distributed.run",)
+STUCK_S = 5.0
+"""Seconds that a terminal may take no words before they go on without it."""
+_PIECES = 16
+_END = b""
+
 # What every worker of dsrun.train imports sooner or later.
 WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.demos")
 
@@ -164,7 +170,11 @@ def _tied(
 
 
 class Relay:
-    """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive."""
+    """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive.
+
+    Nobody who writes is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
+    is gone) is left out there, and what does not fit on the disk in `copy`. A rank that waits would seem to hang.
+    """
 
     def __init__(self, pipe: Path, copy: IO[bytes] | None = None) -> None:
         self._other = copy
@@ -172,25 +182,45 @@ class Relay:
         self._read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._hold = os.open(pipe, os.O_WRONLY)
         os.set_blocking(self._read, True)
-        self._thread = threading.Thread(target=self._copy, name="console relay", daemon=True)
+        self._screen: Queue[bytes] = Queue(maxsize=_PIECES)
+        self._stuck = False
+        self._copying = threading.Thread(target=self._copy, name="console relay", daemon=True)
+        self._showing = threading.Thread(target=self._show, name="console", daemon=True)
 
     def __enter__(self) -> Relay:
-        self._thread.start()
+        self._copying.start()
+        self._showing.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._hold)
-        self._thread.join(timeout=5)
-        os.close(self._read)
+        self._copying.join(timeout=STUCK_S)
+        if not self._copying.is_alive():
+            os.close(self._read)
+        self._offer(_END)
+        if not self._stuck:
+            self._showing.join(timeout=STUCK_S)
 
     def _copy(self) -> None:
-        sys.stderr.flush()
         while data := os.read(self._read, 65536):
-            with suppress(OSError):  # the terminal is gone; who writes here must not be held up by that
-                os.write(2, data)
             if self._other:
-                self._other.write(data)
-                self._other.flush()
+                with suppress(OSError):
+                    self._other.write(data)
+                    self._other.flush()
+            self._offer(data)
+
+    def _offer(self, data: bytes) -> None:
+        try:
+            self._screen.put(data, timeout=0 if self._stuck else STUCK_S)
+            self._stuck = False
+        except Full:
+            self._stuck = True
+
+    def _show(self) -> None:
+        while data := self._screen.get():
+            with suppress(OSError):  # the terminal is gone
+                while data:
+                    data = data[os.write(2, data) :]
 
 
 @contextmanager

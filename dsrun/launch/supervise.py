@@ -80,7 +80,8 @@ def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outco
             log=log,
             look=guardian.keep,
         )
-        with log.open("ab") as file, echoed(file, scratch / "output", job.echo) as sink:
+        # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
+        with log.open("ab", buffering=0) as file, echoed(file, scratch / "output", job.echo) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(Relay(scratch / "console"))
             return _Supervision(around, council, Ledger(RunFolder(job.run), say), sink).keep_going()

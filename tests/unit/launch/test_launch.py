@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from dsrun.launch.agent import Relay, echoed
 from dsrun.launch.command import agent_argv, run_arguments, worker_environment
 from dsrun.launch.job import Job
 from dsrun.launch.topology import Topology, decide
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,42 @@ def test_the_agents_output_goes_to_the_log_and_with_debug_to_the_user_too(tmp_pa
         subprocess.run([sys.executable, "-c", "print('noise of the agent')"], stdout=sink, check=True)
     assert log.read_text() == "noise of the agent\n"
     assert capfd.readouterr().err == ("noise of the agent\n" if echo else "")
+
+
+SHOUT = [sys.executable, "-c", "import os; os.write(1, b'x' * 4_000_000)"]
+
+
+def test_a_full_disk_holds_no_rank_up(tmp_path, capfd):
+    with Path("/dev/full").open("ab", buffering=0) as file, echoed(file, tmp_path / "output", True) as sink:
+        subprocess.run(SHOUT, stdout=sink, check=True, timeout=60)
+    assert len(capfd.readouterr().err) == 4_000_000
+
+
+# A supervisor whose stderr nobody reads.
+UNREAD = f"""
+import subprocess, sys
+from pathlib import Path
+from dsrun.launch import agent
+agent.STUCK_S = 0.2
+with open("log", "ab") as file, agent.echoed(file, Path("output"), True) as sink:
+    subprocess.run({SHOUT}, stdout=sink, check=True)
+print("done", flush=True)
+"""
+
+
+def test_a_terminal_that_takes_nothing_holds_no_rank_up(tmp_path):
+    argv, env = [sys.executable, "-c", UNREAD], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        try:
+            assert select.select([child.stdout], [], [], 60)[0]
+            assert child.stdout.read() == b"done\n"
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+    assert (tmp_path / "log").stat().st_size == 4_000_000
 
 
 def job(*program: str, **more: Any) -> Job:
