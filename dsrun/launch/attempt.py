@@ -84,6 +84,7 @@ class Attempt:
         self._wishes = around.wishes
         self._others = around.others
         self._log = around.log
+        self._log_begins = _size(around.log)
         self._around = around
         self._watch = Watch(job.hang_timeout)
         self._pids: dict[int, int] = {}
@@ -260,6 +261,7 @@ class Attempt:
         remains = Remains(
             failures=self._folder / "failures",
             log=self._log,
+            log_begins=self._log_begins,
             ended=self._ended,
             agent=code,
             hang=self._hang,
@@ -278,3 +280,9 @@ class Attempt:
 def _kill(pid: int, signum: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+def _size(file: Path) -> int:
+    with suppress(OSError):
+        return file.stat().st_size
+    return 0

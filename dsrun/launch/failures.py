@@ -75,11 +75,13 @@ class Remains:
     (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `noticed_s`
     the seconds between the last look that found all well and the one that did not; `steps` the optimizer steps that
     each rank had done; `out_of_memory`: the kernel killed a process of this job for memory; `evidence` is the folder
-    with what was learned of the ranks before they were ended (`dsrun.launch.evidence`).
+    with what was learned of the ranks before they were ended (`dsrun.launch.evidence`). `log` is the launcher's, of
+    which this attempt wrote what follows the first `log_begins` bytes.
     """
 
     failures: Path
     log: Path
+    log_begins: int = 0
     ended: Mapping[int, int]
     agent: int | None = None
     hang: Hang | None = None
@@ -107,15 +109,14 @@ def explain(remains: Remains, classify: Classify) -> Failure:
     if killed is not None:
         return _death(remains, killed, classify)
     failed = next(((rank, code) for rank, code in remains.ended.items() if code), None)
-    text = tail(remains.log)
+    text = _words(remains)
     if failed:
         rank, code = failed
         message = f"rank {rank} ended with exit code {code}"
         found = _failure(remains, classify(text, code), rank, code, message)
         return replace(found, trace=trace_of(text))
     if remains.agent is not None and remains.agent < 0:
-        name = signal.Signals(-remains.agent).name
-        message = f"the agent of the ranks was killed ({name})"
+        message = f"the agent of the ranks was killed ({_signal_name(-remains.agent)})"
         return _failure(remains, "agent_killed", None, remains.agent, message)
     message = _last_words(text) or "the ranks could not be started"
     return _failure(remains, classify(text, remains.agent), None, remains.agent or EXIT_TOOL_FAILED, message)
@@ -143,14 +144,13 @@ def _told(remains: Remains, said: Mapping[str, Any], classify: Classify) -> Fail
 def _death(remains: Remains, rank: int, classify: Classify) -> Failure:
     """A rank died by a signal and could not say why."""
     code = remains.ended[rank]
-    name = signal.Signals(-code).name
     step = remains.steps.get(rank)
     where = f" after step {step}" if step else ""
     cause = "host_oom_killed" if remains.out_of_memory and code == -signal.SIGKILL else ""
     if not cause and code != -signal.SIGKILL:
         # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
-        cause = classify(tail(remains.log), code)
-    message = f"rank {rank} was killed ({name}){where}" + (
+        cause = classify(_words(remains), code)
+    message = f"rank {rank} was killed ({_signal_name(-code)}){where}" + (
         ", out of host memory" if remains.out_of_memory else ""
     )
     return _failure(remains, cause or "rank_killed", rank, code, message)
@@ -177,11 +177,22 @@ def _failure(
     )
 
 
-def tail(log: Path, size: int = _LOG_TAIL) -> str:
-    """The end of a log; "" where there is none."""
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # a real-time signal between the first and the last
+        return f"signal {signum}"
+
+
+def _words(remains: Remains) -> str:
+    return tail(remains.log, begins=remains.log_begins)
+
+
+def tail(log: Path, size: int = _LOG_TAIL, *, begins: int = 0) -> str:
+    """The end of a log, at most `size` bytes and none before `begins`; "" where there is none."""
     with suppress(OSError), log.open("rb") as file:
         file.seek(0, 2)
-        file.seek(max(0, file.tell() - size))
+        file.seek(max(begins, file.tell() - size))
         return file.read().decode(errors="replace")
     return ""
 

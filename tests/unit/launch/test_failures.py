@@ -131,6 +131,24 @@ def test_a_hang_is_named_whoever_ended_since_and_its_evidence(remains, tmp_path)
     assert "stopped" in failure.message
 
 
+def test_signals_without_a_name_of_their_own(remains):
+    """Python names the first and the last of the real-time signals only."""
+    assert explain(remains(ended={1: -40}), unknown).message == "rank 1 was killed (signal 40)"
+    assert explain(remains(agent=-40), unknown).message == "the agent of the ranks was killed (signal 40)"
+
+
+def test_only_the_words_of_this_attempt_count(remains):
+    """All attempts of a program of the user's own write into one log."""
+    earlier = TRACEBACK.format(line=9, text="first of all") + AGENT
+    left = remains(log=earlier + "bash: oops\n", log_begins=len(earlier), ended={0: 3})
+    seen = []
+    failure = explain(left, lambda text, code: seen.append(text) or "")
+    assert (failure.trace, seen) == (None, ["bash: oops\n"])
+    assert explain(remains(log=earlier, log_begins=len(earlier)), unknown).message == (
+        "the ranks could not be started"
+    )
+
+
 def test_a_killed_agent(remains):
     failure = explain(remains(agent=-9, steps={0: 3, 1: 4}), unknown)
     assert (failure.cause, failure.rank, failure.exit_code, failure.step) == ("agent_killed", None, -9, 4)
