@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,8 @@ from dsrun.launch.ranks import RANKS_VARIABLE, Recorder, sow, start_with
 from dsrun.system.tether import name_thread
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
-# SIGTERM is missing: torch would end the ranks thirty seconds later, in the middle of a save.
+# For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in
+# the middle of a save.
 TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -41,12 +43,18 @@ class _Wish:
 
 
 def write_wish(file: Path, name: str) -> None:
-    """Say in the stop file that signal `name` asks to stop; the first one stays."""
-    if not file.exists():
-        # In one step: whoever sees the file sees what is in it.
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text(name)
-        partial.rename(file)
+    """Say in the stop file that signal `name` asks to stop; the first one stays.
+
+    For signal handlers: a disk that takes nothing must not end who was to be told. Without its content the file still
+    says that somebody asks.
+    """
+    with suppress(OSError):
+        if not file.exists():
+            # In one step: whoever sees the file sees what is in it.
+            partial = file.with_name(f".{file.name}.{os.getpid()}")
+            with suppress(OSError):
+                partial.write_text(name)
+            partial.rename(file)
 
 
 def run(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:

@@ -34,6 +34,7 @@ from dsrun.launch.agent import (
     Warm,
     echoed,
 )
+from dsrun.launch.agent_process import TORCH_SIGNALS
 from dsrun.launch.attempt import Attempt, End, Surroundings
 from dsrun.launch.council import Council, Ended
 from dsrun.launch.failures import explain
@@ -115,8 +116,7 @@ class _Supervision:
             CONSOLE_VARIABLE: str(self._around.scratch / "console"),
             STOP_FILE_VARIABLE: str(self._wishes.file),
             SAVE_ON_VARIABLE: "USR1,TERM",
-            # For torch versions whose agent has the option: see agent_process.TORCH_SIGNALS.
-            "PET_SIGNALS_TO_HANDLE": "SIGINT,SIGHUP,SIGQUIT",
+            "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
         if self._job.terminal_width:
             variables[TERMINAL_VARIABLE] = str(self._job.terminal_width)

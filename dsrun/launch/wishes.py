@@ -45,17 +45,17 @@ class Wishes:
     def stop(self) -> str | None:
         """The name of the signal that asks to save and leave, None where nobody did."""
         if self._stop is None:
-            file = self.file if self.file.exists() else self._outer_file()
-            if file is not None:
-                self.ask(file.read_text().strip() or SOMEBODY)
+            name = _read(self.file) or self._read_outer()
+            if name is not None:
+                self.ask(name)
         return self._stop
 
-    def _outer_file(self) -> Path | None:
+    def _read_outer(self) -> str | None:
         now = time.monotonic()
         if self._outer is None or now < self._next_look:
             return None
         self._next_look = now + OUTER_LOOK_S
-        return self._outer if self._outer.exists() else None
+        return _read(self._outer)
 
     def ask(self, name: str, *, announce: bool = True) -> None:
         """Signal `name` came to this machine; or, without `announce`, another node said so."""
@@ -81,3 +81,11 @@ class Wishes:
     def listening(self) -> AbstractContextManager[None]:
         """Heed the signals in here."""
         return handling(self.heed, HEEDED)
+
+
+def _read(file: Path) -> str | None:
+    """The signal's name that a stop file holds; None where there is none, or where it cannot be read now."""
+    try:
+        return file.read_text(errors="replace").strip() or SOMEBODY
+    except OSError:
+        return None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from dsrun.launch.wishes import OUTER_LOOK_S, SOMEBODY, Wishes
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -77,6 +82,38 @@ def test_the_file_of_whoever_started_it_is_looked_at_now_and_then(tmp_path, anno
     assert wishes.stop() == "SIGUSR1"
     assert announced == ["SIGUSR1"]
     assert wishes.file.read_text() == "SIGUSR1"
+
+
+@pytest.mark.parametrize("outer", ["", "x" * 300])
+def test_a_file_that_cannot_be_looked_at_is_none(tmp_path, announced, outer):
+    """As on a file server that does not answer; here a folder, and a name that is too long."""
+    assert Wishes(tmp_path / "stop", announced.append, outer=tmp_path / outer).stop() is None
+
+
+def test_a_file_of_other_bytes(wishes):
+    wishes.file.write_bytes(b"\xff")
+    assert wishes.stop() == "\N{REPLACEMENT CHARACTER}"
+
+
+# A process that may write nothing into files, as on a full disk.
+FULL = """
+import resource, sys
+from pathlib import Path
+from dsrun.launch.wishes import Wishes
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+wishes = Wishes(Path(sys.argv[1]), print)
+wishes.heed(15)
+print(wishes.stop(), wishes.file.exists())
+"""
+
+
+@pytest.mark.parametrize("name", ["stop", "no such folder/stop"])
+def test_a_wish_survives_a_full_disk(tmp_path, name):
+    argv = [sys.executable, "-c", FULL, str(tmp_path / name)]
+    done = subprocess.run(
+        argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["SIGTERM", f"SIGTERM {name == 'stop'}"], done.stderr
 
 
 def test_what_another_node_announced_is_not_announced_again(wishes, announced):
