@@ -31,6 +31,8 @@ _LEAVE_S = 10.0
 _ENDING_S = 5.0
 # Within this time after a supervisor the first one ends too, when it was the run that ended.
 _TOGETHER_S = 3.0
+# How often a lost machine is called, which may be starting up.
+_CALL_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +55,32 @@ def remote_argv(
 
 @dataclass
 class _Running:
-    """A started supervisor. `ended` is when (CLOCK_MONOTONIC) it was first seen to be gone."""
+    """A started supervisor. `begun` and `ended` are when (CLOCK_MONOTONIC, seconds) it was started and first seen to be
+    gone; `losses` counts those before it on this machine that were lost."""
 
     crew: Crew
     process: subprocess.Popen[bytes]
     begun: float = field(default_factory=time.monotonic)
     ended: float | None = None
-    tries: int = 0
+    losses: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it ran for so long that it must have found the others."""
+        return self.ended is not None and self.ended - self.begun >= _SETTLED_S
+
+    @property
+    def is_away(self) -> bool:
+        """Whether ssh cannot reach a machine, yet or again, that has had its part in the run."""
+        return self.losses > 0 and not self.settled and _by_ssh(self)
 
 
 def run_fleet(crews: Sequence[Crew], *, max_restarts: int, say: Callable[[str], None]) -> int:
     """Start all supervisors, the first node's first, and stay until they have ended; its exit code.
 
     Signals are passed on to all of them. One that ends alone, as when its machine is lost, is started again
-    up to `max_restarts` times, for the first node waits for it; at the start it ends them all.
+    up to `max_restarts` times, for the first node waits for it, and says when it has waited long enough; at the start
+    it ends them all.
     """
     signals: list[int] = []
     with _collected(signals):
@@ -102,16 +116,16 @@ def _stay(running: list[_Running], signals: list[int], max_restarts: int, say: C
             if each.process.poll() is None or each.process.returncode == 0:
                 continue
             each.ended = each.ended or now
-            if now - each.ended < _TOGETHER_S:
+            if now - each.ended < (_CALL_S if each.is_away else _TOGETHER_S):
                 continue
-            if each.ended - each.begun < _SETTLED_S or each.tries >= max_restarts:
-                say(f"{each.crew.name}: {_words(each)}; without it the run cannot go on")
-                _end(running)
-                return EXIT_TOOL_FAILED if _by_ssh(each) else exit_of(each.process.returncode)
-            say(f"{each.crew.name}: {_words(each)}; its supervisor is started again")
-            again = _start(each.crew)
-            again.tries = each.tries + 1
-            running[index] = again
+            if not each.is_away:
+                if not each.settled or each.losses >= max_restarts:
+                    say(f"{each.crew.name}: {_words(each)}; without it the run cannot go on")
+                    _end(running)
+                    return EXIT_TOOL_FAILED if _by_ssh(each) else exit_of(each.process.returncode)
+                say(f"{each.crew.name}: {_words(each)}; its supervisor is started again")
+            running[index] = _start(each.crew)
+            running[index].losses = each.losses + each.settled
         time.sleep(_LOOK_S)
     if _by_ssh(first):
         say(f"{first.crew.name}: {_words(first)}")

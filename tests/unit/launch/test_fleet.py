@@ -94,6 +94,24 @@ def test_one_that_is_lost_later_is_started_again(crew, monkeypatch):
     assert said[0] == "beta: its supervisor ended with exit code 137; its supervisor is started again"
 
 
+def test_a_machine_that_takes_its_time_to_come_back_is_waited_for(crew, tmp_path, monkeypatch):
+    """As one that starts up anew: ssh does not reach it for minutes."""
+    for name, value in {"_TOGETHER_S": 0.1, "_CALL_S": 0.1, "_SETTLED_S": 2.0, "_LEAVE_S": 0.1}.items():
+        monkeypatch.setattr(fleet, name, value)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        f"#!/bin/sh\ncd {tmp_path}; echo call >> said\n"
+        "case $(grep -c call said) in 1) sleep 3; exit 255;; [234]) exit 255;; *) echo back >> said; cat;; esac\n"
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    wait = f"while 'back' not in open({said_file(crew)!r}).read(): time.sleep(0.05)\n"
+    said = []
+    crews = [crew("alpha", wait), crew("beta", "", ssh=True)]
+    assert run_fleet(crews, max_restarts=1, say=said.append) == 0
+    assert said == ["beta: ssh has lost it, or cannot reach it; its supervisor is started again"]
+
+
 def said_file(crew):
     argv = crew("x", "").argv
     return argv[2].split("open('")[1].split("'")[0]
