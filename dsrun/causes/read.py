@@ -29,15 +29,17 @@ def scan_text(text: str) -> tuple[Scan, int | None]:
     return scan_stream(io.BytesIO(text.encode(errors="replace")))
 
 
-def scan_file(path: Path) -> tuple[Scan, int | None]:
-    """As `scan_stream`, of a file, also one that gzip compressed. Raises UsageError where it cannot be read."""
+def scan_log(log: Path | bytes, name: str) -> tuple[Scan, int | None]:
+    """As `scan_stream`, of a file, which may be a pipe, or of a content; also of one that gzip compressed.
+
+    Raises UsageError where it cannot be read, with the log's name.
+    """
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            return scan_stream(gzip.open(file) if packed else file)
+        with log.open("rb") if isinstance(log, Path) else io.BufferedReader(io.BytesIO(log)) as stream:
+            packed = stream.peek(2)[:2] == b"\x1f\x8b"
+            return scan_stream(gzip.open(stream) if packed else stream)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def scan_stream(stream: BinaryIO | gzip.GzipFile) -> tuple[Scan, int | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.causes.classify import Diagnosis, diagnosis, root
-from dsrun.causes.read import scan_file, scan_stream
+from dsrun.causes.read import scan_log
 from dsrun.causes.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
@@ -58,8 +57,7 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None) -
     """
     found = {}
     for name, log in logs.items():
-        scanned = scan_file(log) if isinstance(log, Path) else scan_stream(io.BytesIO(log))
-        told = diagnosis(*scanned, exit_code=exit_code)
+        told = diagnosis(*scan_log(log, name), exit_code=exit_code)
         if told:
             found[name] = told
     first = root(found)

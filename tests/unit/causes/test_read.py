@@ -2,13 +2,16 @@
 
 import gzip
 import io
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dsrun.causes import read
 from dsrun.causes.classify import diagnosis
-from dsrun.causes.read import scan_file, scan_stream, scan_text
+from dsrun.causes.read import scan_log, scan_stream, scan_text
 from dsrun.errors import UsageError
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
@@ -19,15 +22,28 @@ def test_a_compressed_log_is_read_like_any_other(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.log", tmp_path / "b.log"
     plain.write_text(f"x\n{OOM}\n")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert scan_file(packed)[0].hits == scan_file(plain)[0].hits
-    assert [hit.line for hit in scan_file(plain)[0].hits] == [2, 2, 2]
+    for log in (plain, packed, plain.read_bytes(), packed.read_bytes()):
+        assert [hit.line for hit in scan_log(log, "a log")[0].hits] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_pipe_is_read_like_any_other(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """As the shell's <(command) is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pipe.write_bytes, pack(f"x\n{OOM}\n".encode()))
+        assert [hit.line for hit in scan_log(pipe, "a pipe")[0].hits] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["none.log", "torn.gz", "."])
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> None:
-    (tmp_path / "torn.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
-    with pytest.raises(UsageError, match="cannot be read"):
-        scan_file(tmp_path / name)
+    torn = gzip.compress(b"x" * 1000)[:20]
+    (tmp_path / "torn.gz").write_bytes(torn)
+    with pytest.raises(UsageError, match="the log cannot be read"):
+        scan_log(tmp_path / name, "the log")
+    with pytest.raises(UsageError, match="standard input cannot be read"):
+        scan_log(torn, "standard input")
 
 
 def test_of_a_large_log_the_beginning_and_the_end_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
