@@ -12,7 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.train import checked_recipe, default_output, report, show, teller, topology_of, training_job
+from dsrun.cli.train import (
+    account,
+    checked_recipe,
+    default_output,
+    report,
+    show,
+    teller,
+    topology_of,
+    training_job,
+)
 from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_RESUME, MissingError, UsageError
 
@@ -207,7 +216,7 @@ def _job(work: Work, place: Here, run: Path, changes: Mapping[str, str | None]) 
 
     port = place.port
     if place.nodes == 1 and port is not None:
-        port = claim_port(port, find=False)
+        port = claim_port(port, find=None)
     return work.job(
         run=run,
         env={name: value for name, value in {**os.environ, **changes}.items() if value is not None},
@@ -239,6 +248,8 @@ def _silence(line: str) -> None:
 def _report(outcome: Outcome, folder: RunFolder, work: Work, place: Here) -> int:
     """Say how it ended: the first node in full, the others where each has a terminal of its own."""
     if place.node == 0:
+        if not work.foreign:
+            account(folder)
         return report(outcome, folder, foreign=work.foreign)
     if outcome.message and place.own_terminal:
         (remark if outcome.exit_code == EXIT_RESUME else complain)(outcome.message)

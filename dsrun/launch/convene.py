@@ -42,7 +42,7 @@ def convened(
                 return
             key = shared_key(run=place.run, secret=secret)
             if place.node == 0:
-                port = claim_port(place.port or 0, find=False)
+                port = claim_port(place.port or 0, find=None)
                 council = first = Leader(
                     listen(place.host, port + 1),
                     place.nodes,

@@ -48,11 +48,11 @@ def next_free_port(port: int, tries: int = TRIES) -> int | None:
     return next((candidate for candidate in following if port_is_free(candidate)), None)
 
 
-def claim_port(port: int, find: bool) -> int:
+def claim_port(port: int, find: bool | None) -> int:
     """`port` when it is free, with `find` else the next free one of the ten after it.
 
     Raises UsageError when the port is taken, naming its holder where the system tells, and the next free
-    port.
+    port. `find` is None for a command without --find-port, which is not recommended then.
     """
     if not 1 <= port <= _LAST_PORT:
         raise UsageError(f"--master-port {port} is no port", fix=f"give a number from 1 to {_LAST_PORT}")
@@ -66,9 +66,8 @@ def claim_port(port: int, find: bool) -> int:
         raise UsageError(
             f"{taken}, and so are the {TRIES} after it", fix="leave --master-port out to get a free one"
         )
-    raise UsageError(
-        f"{taken}; the next free one is {following}", fix=f"--master-port {following} or --find-port"
-    )
+    flags = f"--master-port {following}" + ("" if find is None else " or --find-port")
+    raise UsageError(f"{taken}; the next free one is {following}", fix=flags)
 
 
 def _socket(host: str | None) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
 
 import pytest
@@ -264,6 +265,17 @@ def test_what_cannot_be_is_refused_in_one_line(dsrun, args, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("nodes", [[], ["--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]])
+def test_a_taken_port_is_refused_with_a_flag_that_is_there(dsrun, nodes):
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = dsrun("launch", *nodes, "--master-port", port, "--output", "run", "--", "true")
+    assert done.returncode == 2
+    assert f"port {port} is taken" in done.stderr
+    assert "(--master-port " in done.stderr
+    assert "--find-port" not in done.stderr
 
 
 def test_a_worker_does_not_launch_workers(dsrun, environ, here):

@@ -65,6 +65,9 @@ def test_claim_a_taken_port(taken):
     assert f"the next free one is {following}" in caught.value.message
     assert caught.value.fix == f"--master-port {following} or --find-port"
     assert net.claim_port(taken, find=True) == following
+    with pytest.raises(UsageError) as without_that_flag:
+        net.claim_port(taken, find=None)
+    assert without_that_flag.value.fix == f"--master-port {following}"
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
