@@ -16,7 +16,10 @@ Finished = subprocess.CompletedProcess[str]
 Dsrun = Callable[..., Finished]
 
 # A worker's variables would make `dsrun train` join a run, and GPUs would change how many workers there are.
-MEDDLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_", "ACCELERATE_", "NO_COLOR", "FORCE_COLOR", "DSRUN_")
+MEDDLING = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_", "SLURM_", "ACCELERATE_", "DSRUN_"),
+    *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NO_COLOR", "FORCE_COLOR"),
+)
 
 
 @pytest.fixture
