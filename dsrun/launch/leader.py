@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from dsrun import __version__
+from dsrun.launch.admission import PATIENCE_S, Guest, Member, refusal
 from dsrun.launch.council import (
     GATHER_S,
     Decide,
@@ -22,33 +22,10 @@ from dsrun.launch.council import (
     unless_stopped,
 )
 from dsrun.launch.policy import Decision
-from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, challenge, is_proof, proof
+from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, proof
 
 STRAGGLE_S = 60.0
 """Seconds that a node has to end its part of an attempt after another's has failed."""
-
-_GUEST_S = 10.0
-# A second supervisor for a node whose first was heard within this time is a mistake, later it is its successor.
-_PRESENT_S = 3.0
-
-
-@dataclass
-class _Member:
-    """A node's supervisor. `waiting` until an attempt begins that it takes part in."""
-
-    node: int
-    host: str
-    wire: Wire
-    waiting: bool = True
-
-
-@dataclass
-class _Guest:
-    """A connection that has not shown yet that it has the key."""
-
-    wire: Wire
-    number: str = field(default_factory=challenge)
-    since: float = field(default_factory=time.monotonic)
 
 
 class Leader(Exchange):
@@ -74,8 +51,8 @@ class Leader(Exchange):
         self._patience_s = patience_s
         self._returns = returns
         self._now = 0
-        self._guests: dict[Wire, _Guest] = {}
-        self._members: dict[int, _Member] = {}
+        self._guests: dict[Wire, Guest] = {}
+        self._members: dict[int, Member] = {}
         self._hosts: dict[int, str] = {}
         self._ends: dict[int, Ended] = {}
         self._failed_at: float | None = None
@@ -218,7 +195,7 @@ class Leader(Exchange):
     # what the thread does
 
     def admitted(self, wire: Wire) -> None:
-        guest = self._guests[wire] = _Guest(wire)
+        guest = self._guests[wire] = Guest(wire)
         self.post(wire, {"dsrun": __version__, "challenge": guest.number})
 
     def heard(self, wire: Wire, message: Message) -> None:
@@ -249,7 +226,7 @@ class Leader(Exchange):
     def tick(self) -> None:
         now = time.monotonic()
         for guest in list(self._guests.values()):
-            if now - guest.since > _GUEST_S:
+            if now - guest.since > PATIENCE_S:
                 del self._guests[guest.wire]
                 self.drop(guest.wire)
         for member in list(self._members.values()):
@@ -265,42 +242,21 @@ class Leader(Exchange):
             for member in list(self._members.values()):
                 self.post(member.wire, {"stop": stop})
 
-    def _member(self, wire: Wire) -> _Member | None:
+    def _member(self, wire: Wire) -> Member | None:
         return next((each for each in list(self._members.values()) if each.wire is wire), None)
 
-    def _judge(self, guest: _Guest, message: Message) -> None:
-        node, nodes = message.get("node"), message.get("nodes")
-        if not is_proof(message.get("proof"), proof(self._key, "follower", guest.number, node, nodes)):
-            self._refuse(guest, "it belongs to another run, or has another DSRUN_SECRET")
+    def _judge(self, guest: Guest, message: Message) -> None:
+        why = refusal(guest, message, key=self._key, nodes=self.nodes, members=self._members)
+        if why:
+            self.post(guest.wire, {"refused": why})
+            self.dismiss(guest.wire)
             return
-        reason = self._unfit(message)
-        if reason or not isinstance(node, int):
-            self._refuse(guest, reason or "it did not say which node it is")
-            return
+        node, host = int(message["node"]), str(message.get("host"))
         if node in self._members:
             self._lose(node, lost(node, self._hosts[node], silent=True))
-        host = str(message.get("host"))
         welcome = proof(self._key, "leader", message.get("challenge"))
         self.post(guest.wire, {"welcome": self._facts, "proof": welcome})
         with self.changed:
             self._hosts[node] = host
-            self._members[node] = _Member(node, host, guest.wire)
+            self._members[node] = Member(node, host, guest.wire)
             self.changed.notify_all()
-
-    def _unfit(self, message: Message) -> str | None:
-        """Why the supervisor that sent `message` cannot take part."""
-        node, nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
-        if nodes != self.nodes:
-            return f"it was started for {nodes} nodes, the first one for {self.nodes}"
-        if not isinstance(node, int) or not 1 <= node < self.nodes:
-            return f"there is no node {node} to be"
-        if version != __version__:
-            return f"it has dsrun {version}, the first node {__version__}"
-        there = self._members.get(node)
-        if there and time.monotonic() - there.wire.heard < _PRESENT_S:
-            return f"{there.host} is node {node} already"
-        return None
-
-    def _refuse(self, guest: _Guest, why: str) -> None:
-        self.post(guest.wire, {"refused": why})
-        self.dismiss(guest.wire)

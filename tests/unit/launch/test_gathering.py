@@ -107,7 +107,7 @@ def test_nothing_that_a_stranger_says_disturbs_the_others(town, words):
 
 
 def test_a_connection_that_says_nothing_holds_nobody_up(town, monkeypatch):
-    monkeypatch.setattr(leader_module, "_GUEST_S", 0.5)
+    monkeypatch.setattr(leader_module, "PATIENCE_S", 0.5)
     leader = town.leader(2)
     with socket.create_connection((town.host, town.port)) as silent:
         town.follower(1, 2)
