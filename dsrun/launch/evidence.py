@@ -100,13 +100,12 @@ def _ask(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> No
     while asked and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         for rank, (log, size) in list(asked.items()):
-            if state_and_parent(pids[rank])[0] in ("", "Z"):
+            if state_and_parent(pids[rank])[0] in ("", "Z", "T"):  # gone, or stopped: no answer will come
                 del asked[rank]
                 continue
             with suppress(OSError), log.open("rb") as file:
                 file.seek(size)
                 said = file.read()
-                # A stopped process answers never; the others within milliseconds.
                 if b"most recent call first" in said:
                     (folder / f"rank-{rank}.stacks.txt").write_bytes(said)
                     del asked[rank]

@@ -62,7 +62,8 @@ def blind(monkeypatch, tmp_path):
     monkeypatch.setattr("dsrun.launch.evidence.shutil.which", lambda name, path: str(spy))
 
 
-def test_stacks_of_a_stopped_rank_too(ranks, tmp_path):
+def test_stacks_of_a_stopped_rank_too(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsrun.launch.evidence.PY_SPY_S", 60)
     pids = {0: ranks(0), 1: ranks(1)}
     os.kill(pids[1], signal.SIGSTOP)
     while state_and_parent(pids[1])[0] != "T":
@@ -74,7 +75,9 @@ def test_stacks_of_a_stopped_rank_too(ranks, tmp_path):
 
 
 @pytest.mark.usefixtures("blind")
-def test_stacks_of_those_that_answer_and_the_state_of_all(ranks, tmp_path):
+def test_stacks_of_those_that_answer_and_the_state_of_all(ranks, tmp_path, monkeypatch):
+    """Who is stopped is not waited for."""
+    monkeypatch.setattr("dsrun.launch.evidence.STACKS_S", 600)
     pids = {0: ranks(0), 1: ranks(1)}
     os.kill(pids[1], signal.SIGSTOP)
     while state_and_parent(pids[1])[0] != "T":

@@ -61,7 +61,8 @@ def test_who_does_not_heed_that_is_killed(crew, monkeypatch):
     monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
     monkeypatch.setattr(fleet, "_ENDING_S", 0.2)
     stuck = "print(os.getpid(), file=said); time.sleep(600)"
-    run_fleet([crew("alpha", "time.sleep(1)"), crew("beta", stuck)], max_restarts=0, say=pytest.fail)
+    wait = "while not os.path.getsize(said.name): time.sleep(0.05)"
+    run_fleet([crew("alpha", wait), crew("beta", stuck)], max_restarts=0, say=pytest.fail)
     with pytest.raises(ProcessLookupError):
         os.kill(int(crew.said()[0]), 0)
 

@@ -22,7 +22,7 @@ NEVER = 1e9
 
 # A node of its own: says when it takes part, and then what it is told.
 NODE = """
-import sys
+import sys, time
 from dsrun.launch.council import Ended, shared_key
 from dsrun.launch.follower import Seat, join
 host, port, node, nodes, ok = sys.argv[1], *map(int, sys.argv[2:])
@@ -31,7 +31,7 @@ council = join(host, port, Seat(node=node, nodes=nodes, name=f"machine-{node}", 
 council.gather()
 print("began", council.attempt, flush=True)
 while not ok and not council.check():
-    pass
+    time.sleep(0.01)
 print("over" if council.check() else "ended", flush=True)
 decision = council.settle(Ended(node=node, ok=bool(ok)), None)
 print(decision.action, decision.exit_code, decision.why, flush=True)
