@@ -119,7 +119,8 @@ class Warm:
         return _Forked(self)
 
     def spared(self) -> set[int]:
-        return {self.process.pid}
+        # The number of one that has ended may belong to anybody by now.
+        return {self.process.pid} if self.process.poll() is None else set()
 
     def answers(self) -> Iterator[dict[str, int]]:
         """What it has said since the last call."""

@@ -212,7 +212,12 @@ class Attempt:
             if rank not in self._told:
                 self._told.add(rank)
                 _kill(pid, signum)
-        return now - self._told_at > self._patience(now)
+        return self._agent_is_stuck(now) or now - self._told_at > self._patience(now)
+
+    def _agent_is_stuck(self, now: float) -> bool:
+        """Whether all ranks have gone and their agent takes no notice, as when it is stopped."""
+        gone = self._missing
+        return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_S
 
     def _patience(self, now: float) -> float:
         """Seconds that the ranks may take from being told to stop until they have left."""
@@ -248,6 +253,9 @@ class Attempt:
         deadline = time.monotonic() + AGENT_S
         while spared and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
+        if spared and agent.poll() is None:
+            # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
+            guard.end(self._mark)
 
     def _end(self, code: int | None, noticed: float) -> End:
         saved = interruption(self._folder / "failures")

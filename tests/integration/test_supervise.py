@@ -142,6 +142,27 @@ def test_one_fault_after_the_other(supervised, tmp_path):
     assert not list(Path(third["scratch"]).parent.glob(Path(third["scratch"]).name))
 
 
+def test_a_stopped_warm_process_is_replaced(supervised):
+    """What has forked the agent of one attempt has to fork that of the next one."""
+    run = supervised(FOR_EVER)
+    (first,) = run.wait_for("begin", rank=0)
+    os.kill(psutil.Process(first["parent"]).ppid(), signal.SIGSTOP)
+    os.kill(first["pid"], signal.SIGKILL)
+    run.wait_for("step", 3, rank=1, attempt=1)
+    code, _, _ = run.end(signal.SIGTERM)
+    assert code == 75
+
+
+def test_who_was_told_to_stop_does_not_wait_for_a_stopped_agent(supervised):
+    run = supervised(FOR_EVER)
+    (begin,) = run.wait_for("begin", rank=0)
+    run.wait_for("step", 3, rank=1)
+    os.kill(begin["parent"], signal.SIGSTOP)
+    code, outcome, _ = run.end(signal.SIGTERM)
+    assert code == outcome["exit_code"] == 75
+    assert len(run.notes("told")) == 2
+
+
 def test_told_twice_it_ends_at_once(supervised):
     run = supervised(FOR_EVER, "--deaf")
     run.wait_for("step", 3, rank=0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.agent import Relay, echoed
+from dsrun.launch.agent import Relay, Warm, echoed
 from dsrun.launch.command import agent_argv, run_arguments, worker_environment
 from dsrun.launch.job import Job
 from dsrun.launch.topology import Topology, decide
@@ -118,6 +118,16 @@ def test_a_terminal_that_takes_nothing_holds_no_rank_up(tmp_path):
         finally:
             child.kill()
     assert (tmp_path / "log").stat().st_size == 4_000_000
+
+
+def test_the_number_of_a_dead_warm_process_spares_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsrun.launch.agent.AGENT_IMPORTS", ())
+    (tmp_path / "broken.py").write_text("raise ValueError")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with (tmp_path / "log").open("wb") as log:
+        warm = Warm(None, ["broken"], {**os.environ, "PYTHONPATH": path}, log)
+        assert warm.process.wait(60) == 1
+    assert warm.spared() == set()
 
 
 def job(*program: str, **more: Any) -> Job:
