@@ -6,9 +6,12 @@ import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from dsrun.launch.early import Early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +118,30 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     runs once per GPU with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, and is started again
     from its last checkpoint when a rank or a machine is lost. Under SLURM and mpirun the machines are known.
     """
-    from dsrun.cli.launch_fleet import over_ssh, through_srun
-    from dsrun.cli.launch_job import launch_here
-    from dsrun.cli.launch_program import program_of, without_torchrun
-    from dsrun.launch.context import Given, ThroughSrun, ThroughSsh, detect
+    from dsrun.cli.words import remark
+    from dsrun.launch.council import Stopped
+    from dsrun.launch.early import early_signals
     from dsrun.launch.tie import take_hold
 
     options = Options(**given)
     if options.tied:
         take_hold()
     _heed()
+    try:
+        with early_signals() as early:
+            return _launch(options, program, early)
+    except Stopped as stopped:
+        remark(str(stopped))
+        return stopped.exit_code
+
+
+def _launch(options: Options, program: tuple[str, ...], early: Early) -> int:
+    """Start what is to be started from here: this machine's part, or all machines'."""
+    from dsrun.cli.launch_fleet import over_ssh, through_srun
+    from dsrun.cli.launch_job import launch_here
+    from dsrun.cli.launch_program import program_of, without_torchrun
+    from dsrun.launch.context import Given, ThroughSrun, ThroughSsh, detect
+
     _check(options)
     options, words, name = without_torchrun(options, program)
     place = detect(
@@ -139,13 +156,13 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     )
     parsed = program_of(words)
     if isinstance(place, ThroughSsh):
-        return over_ssh(options, program)
+        return over_ssh(options, program, early)
     if isinstance(place, ThroughSrun):
         return through_srun(options, place.nodes, program)
     place = replace(place, run=f"{place.run} {name}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
-    return launch_here(options, place, parsed)
+    return launch_here(options, place, parsed, early)
 
 
 def _heed() -> None:

@@ -18,13 +18,14 @@ from dsrun.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
+    from dsrun.launch.early import Early
     from dsrun.launch.fleet import Crew
     from dsrun.launch.hostfile import Host
 
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
-def over_ssh(options: Options, program: tuple[str, ...]) -> int:
+def over_ssh(options: Options, program: tuple[str, ...], early: Early) -> int:
     """One supervisor on each machine of the hostfile; the first node's exit code."""
     from dsrun.launch.fleet import run_fleet
 
@@ -35,7 +36,9 @@ def over_ssh(options: Options, program: tuple[str, ...]) -> int:
     if any(crew.argv[0] == "ssh" for crew in crews) and shutil.which("ssh") is None:
         raise MissingError("there is no ssh here", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
-    return run_fleet(crews, max_restarts=restarts, say=complain)
+    code = run_fleet(crews, max_restarts=restarts, say=complain)
+    early.is_over = True
+    return code
 
 
 def _hosts(options: Options) -> tuple[Host, ...]:

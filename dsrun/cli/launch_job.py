@@ -28,6 +28,7 @@ from dsrun.errors import EXIT_RESUME, MissingError, UsageError
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
     from dsrun.launch.context import Here
+    from dsrun.launch.early import Early
     from dsrun.launch.job import Job, Outcome
     from dsrun.launch.topology import Topology
     from dsrun.runs.folder import RunFolder
@@ -48,10 +49,10 @@ class Work:
     job: Callable[..., Job]
 
 
-def launch_here(options: Options, place: Here, program: Program) -> int:
-    """Run this machine's part of the run to its end; the exit code."""
+def launch_here(options: Options, place: Here, program: Program, early: Early) -> int:
+    """Run this machine's part of the run to its end; the exit code. Raises Stopped where a signal came before."""
     from dsrun.launch.convene import convened
-    from dsrun.launch.council import RendezvousError, Stopped
+    from dsrun.launch.council import RendezvousError
     from dsrun.launch.environment import SECRET_VARIABLE
     from dsrun.launch.ledger import Ledger
     from dsrun.launch.supervise import supervise
@@ -70,6 +71,7 @@ def launch_here(options: Options, place: Here, program: Program) -> int:
         remark(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
     council_of_all = convened(
         place,
+        early,
         facts=facts,
         secret=os.environ.get(SECRET_VARIABLE),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
@@ -82,9 +84,7 @@ def launch_here(options: Options, place: Here, program: Program) -> int:
                 RunFolder.create(folder.path, force=work.force)
             job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
             outcome = supervise(job, council, teller(folder) if place.node == 0 else _silence)
-    except Stopped as stopped:
-        remark(str(stopped))
-        return stopped.exit_code
+            early.is_over = True
     except RendezvousError as error:
         if place.node == 0:
             folder = RunFolder.create(Path(work.output), force=work.force)

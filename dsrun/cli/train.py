@@ -19,6 +19,7 @@ from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
+    from dsrun.launch.early import Early
     from dsrun.launch.job import Job, Outcome
     from dsrun.launch.topology import Topology
     from dsrun.recipe.resolve import Recipe
@@ -45,20 +46,27 @@ class TrainCommand(click.Command):
 @click.pass_obj
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
+    from dsrun.launch.council import Stopped
+    from dsrun.launch.early import early_signals
     from dsrun.launch.packages import require_training_packages
     from dsrun.system.env import worker_from_env
 
     if worker_from_env(os.environ) is not None:
         require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
-    recipe = checked_recipe(args)
-    if recipe.spec.explain:
-        _explain(recipe)
-        return 0
-    return _launch(recipe, args)
+    try:
+        with early_signals() as early:
+            recipe = checked_recipe(args)
+            if recipe.spec.explain:
+                _explain(recipe)
+                return 0
+            return _launch(recipe, args, early)
+    except Stopped as stopped:
+        remark(str(stopped))
+        return stopped.exit_code
 
 
-def _launch(recipe: Recipe, args: list[str]) -> int:
+def _launch(recipe: Recipe, args: list[str], early: Early) -> int:
     from dsrun.launch.command import run_arguments, run_command
     from dsrun.launch.council import Alone
     from dsrun.launch.environment import has_libuv, launch_environment
@@ -80,7 +88,10 @@ def _launch(recipe: Recipe, args: list[str]) -> int:
         return 0
     require_training_packages()
     RunFolder.create(folder.path, force=recipe.spec.force)
-    outcome = supervise(job, Alone(), teller(folder))
+    council = Alone()
+    early.tell(council)
+    outcome = supervise(job, council, teller(folder))
+    early.is_over = True
     account(folder)
     return report(outcome, folder)
 

@@ -68,7 +68,7 @@ class Council(Protocol):
         """Tell all nodes that signal `name` asks the run to save and leave. A signal handler may call it."""
 
     def stop_asked(self) -> str | None:
-        """The signal that another node was sent, None while there was none."""
+        """The signal that was announced here or on another node, None while there was none."""
 
     def settle(self, ended: Ended, decide: Decide) -> Decision:
         """Report how the attempt ended here, wait for all nodes, and return what the first node decides.
@@ -108,7 +108,7 @@ class Alone:
         self._announced = name
 
     def stop_asked(self) -> str | None:
-        return None
+        return self._announced
 
     def settle(self, ended: Ended, decide: Decide) -> Decision:
         return unless_stopped(decide([ended]), self._announced)

@@ -58,9 +58,10 @@ class Follower(Exchange):
         """
         with self.changed:
             while not self._began:
-                if self._asked or self._announced:
-                    name = self._asked or self._announced
-                    raise Stopped(f"{name} came before the run began: the same command starts it")
+                if self.stop_asked():
+                    raise Stopped(
+                        f"{self.stop_asked()} came before the run began: the same command starts it"
+                    )
                 if self._left:
                     raise RendezvousError(
                         f"rendezvous: the first node ({self._host}) has left before all nodes were there",
@@ -77,7 +78,7 @@ class Follower(Exchange):
             self.post(self._wire, {"stop": name})
 
     def stop_asked(self) -> str | None:
-        return self._asked
+        return self._asked or self._announced
 
     def settle(self, ended: Ended, decide: Decide) -> Decision:
         self.post(self._wire, {"ended": ended.as_dict()})

@@ -76,8 +76,8 @@ class Leader(Exchange):
         Raises RendezvousError naming those that did not come, and Stopped when a signal came to one that did.
         """
         missing = self._wait_for_all(self._patience_s)
-        if self._stop_name():
-            raise Stopped(f"{self._stop_name()} came before the run began: the same command starts it")
+        if self.stop_asked():
+            raise Stopped(f"{self.stop_asked()} came before the run began: the same command starts it")
         if missing:
             raise RendezvousError(
                 f"rendezvous: {nodes_named(missing, self._hosts)} did not come within {self._patience_s:.0f} s",
@@ -94,7 +94,7 @@ class Leader(Exchange):
         self.wake()
 
     def stop_asked(self) -> str | None:
-        return self._asked
+        return self._announced or self._asked
 
     def settle(self, ended: Ended, decide: Decide) -> Decision:
         self._record(ended)
@@ -103,7 +103,7 @@ class Leader(Exchange):
                 self.changed.wait(0.2)
                 self._give_up_stragglers()
             ends = [self._ends[node] for node in range(self.nodes)]
-        decision = unless_stopped(decide(ends), self._stop_name())
+        decision = unless_stopped(decide(ends), self.stop_asked())
         if decision.action == "restart":
             decision = self._with_all(decision)
         with self.changed:
@@ -130,7 +130,7 @@ class Leader(Exchange):
         deadline = time.monotonic() + seconds
         with self.changed:
             while missing := [node for node in range(1, self.nodes) if node not in self._members]:
-                if time.monotonic() >= deadline or self._stop_name():
+                if time.monotonic() >= deadline or self.stop_asked():
                     return missing
                 self.changed.wait(0.2)
         return []
@@ -139,7 +139,7 @@ class Leader(Exchange):
         """A restart only when every lost node has come back."""
         missing = self._wait_for_all(self._patience_s if self._returns else 0.0)
         if not missing:
-            return unless_stopped(decision, self._stop_name())
+            return unless_stopped(decision, self.stop_asked())
         who = nodes_named(missing, self._hosts)
         why = f"{who} did not come back within {self._patience_s:.0f} s"
         if not self._returns:
@@ -147,7 +147,7 @@ class Leader(Exchange):
         stop = Decision(
             action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why, remedy=decision.remedy
         )
-        return stop if not self._stop_name() else unless_stopped(decision, self._stop_name())
+        return stop if not self.stop_asked() else unless_stopped(decision, self.stop_asked())
 
     def _send_begin(self) -> None:
         with self.changed:
@@ -159,9 +159,6 @@ class Leader(Exchange):
             for node in range(1, self.nodes):
                 if node not in self._members:
                     self._record(lost(node, self._hosts[node], silent=False))
-
-    def _stop_name(self) -> str | None:
-        return self._announced or self._asked
 
     def _record(self, ended: Ended) -> None:
         with self.changed:
@@ -236,7 +233,7 @@ class Leader(Exchange):
                 self.post(member.wire, {"alive": True})
 
     def look(self) -> None:
-        stop = self._stop_name()
+        stop = self.stop_asked()
         if stop and self._told != stop:
             self._told = stop
             for member in list(self._members.values()):

@@ -143,7 +143,7 @@ class _Supervision:
 
     def _attempt(self) -> End | None:
         """One attempt; None when nobody wants another one any more."""
-        if self._wishes.stop() or self._wishes.interrupted:
+        if self._nobody_wants_more():
             return None
         port = self._job.port or free_port()
         return Attempt(self._around, self._number).run(self._starter, self._env, port)
@@ -185,10 +185,13 @@ class _Supervision:
         """Wait before the next attempt; False when a signal says that there is none."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self._wishes.stop() or self._wishes.interrupted or self._council.stop_asked():
+            if self._nobody_wants_more():
                 return False
             time.sleep(WAIT_LOOK_S)
         return True
+
+    def _nobody_wants_more(self) -> bool:
+        return bool(self._wishes.stop() or self._wishes.interrupted or self._council.stop_asked())
 
     def _cut_short(self) -> Outcome:
         """The end by a signal."""
@@ -196,7 +199,7 @@ class _Supervision:
             return Outcome(128 + self._wishes.at_once, "ended at once, without saving")
         if self._wishes.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(EXIT_RESUME, _stopped(self._wishes.stop(), None))
+        return Outcome(EXIT_RESUME, _stopped(self._wishes.stop() or self._council.stop_asked(), None))
 
     def _outcome(self, end: End, decision: Decision) -> Outcome:
         if decision.exit_code == 0:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -276,6 +279,24 @@ def test_a_taken_port_is_refused_with_a_flag_that_is_there(dsrun, nodes):
     assert f"port {port} is taken" in done.stderr
     assert "(--master-port " in done.stderr
     assert "--find-port" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]]
+)
+def test_a_signal_before_anything_has_begun_means_come_again(here, environ, words):
+    os.mkfifo(here / "pipe")
+    argv = [sys.executable, "-m", "dsrun", *words]
+    with (
+        subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child,
+        (here / "pipe").open("w"),  # not before it reads there
+    ):
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (
+        75,
+        "note: SIGTERM came before the run began: the same command starts it\n",
+    )
 
 
 def test_a_worker_does_not_launch_workers(dsrun, environ, here):

@@ -187,7 +187,7 @@ def test_a_signal_to_the_first_node_reaches_all(town):
     leader, one = town.open(2)
     leader.announce_stop("SIGUSR1")
     until(one.stop_asked)
-    assert leader.stop_asked() is None
+    assert leader.stop_asked() == "SIGUSR1"
 
 
 def test_alone_decides_for_itself():

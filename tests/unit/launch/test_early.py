@@ -1,0 +1,86 @@
+"""Signals before a run begins: the command ends, and whatever swallows that, the run does not begin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.launch.council import Alone, Stopped
+from dsrun.launch.early import early_signals
+from dsrun.launch.job import Job
+from dsrun.launch.supervise import supervise
+from dsrun.launch.topology import Topology
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
+def test_a_signal_ends_what_has_not_begun(name):
+    with pytest.raises(Stopped, match=f"{name} came before the run began") as stopped, early_signals():
+        signal.raise_signal(signal.Signals[name])
+    assert stopped.value.exit_code == 75
+
+
+def swallowed(signum):
+    """As in code of somebody else's that catches everything."""
+    try:
+        signal.raise_signal(signum)
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_signal_that_is_swallowed_still_reaches_the_council(told_first):
+    council = Alone()
+    with early_signals() as early:
+        if told_first:
+            early.tell(council)
+        assert swallowed(signal.SIGUSR1)
+        early.tell(council)
+        assert council.stop_asked() == "SIGUSR1"
+        assert not swallowed(signal.SIGUSR1)
+
+
+def test_no_attempt_is_begun_once_the_council_was_told(tmp_path):
+    job = Job(
+        topology=Topology(1, "cpu", 1),
+        run=tmp_path / "run",
+        program=["--no-python", "touch", str(tmp_path / "begun")],
+        env=os.environ,
+        foreign=True,
+        warm=False,
+    )
+    council = Alone()
+    council.announce_stop("SIGTERM")
+    outcome = supervise(job, council)
+    assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
+    assert outcome.message is not None
+    assert "told to stop by SIGTERM" in outcome.message
+
+
+def test_what_comes_after_the_end_changes_nothing():
+    with early_signals() as early:
+        early.is_over = True
+        signal.raise_signal(signal.SIGTERM)
+
+
+SECOND = """
+import signal
+from dsrun.launch.early import early_signals
+with early_signals():
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_the_second_one_ends_at_once():
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", SECOND], env=env, check=False).returncode == -signal.SIGTERM
