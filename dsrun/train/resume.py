@@ -65,13 +65,13 @@ def find_checkpoint(
         found = _newest(folder, trust=trust, say=say, beat=beat)
     else:
         found = _given(Path(resume), trust=trust, say=say, beat=beat)
-    if found is None:
-        return None
-    for words in by_main(lambda: _compare(found, facts, force=force)):
-        say(words)
+    if found:
+        for words in by_main(lambda: _compare(found, facts, force=force)):
+            say(words)
     for words in by_main(lambda: _out_of_the_way(folder, found)):
         say(words)
-    say(f"resuming from {found}")
+    if found:
+        say(f"resuming from {found}")
     return found
 
 
@@ -203,10 +203,11 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(words) + (f"; {more} more" if more > 0 else "")
 
 
-def _out_of_the_way(folder: RunFolder, chosen: Path) -> list[str]:
-    """Set aside the run's checkpoints beyond the one chosen: damaged ones, and those of a course that is left now. A
-    later `auto` would otherwise take one of them for the newest, and rotation would delete this run's own instead."""
-    step = _step(chosen)
+def _out_of_the_way(folder: RunFolder, chosen: Path | None) -> list[str]:
+    """Set aside the run's checkpoints beyond the one chosen, all where there is none: damaged ones, and those of a
+    course that is left now. A later `auto` would otherwise take one of them for the newest, rotation would delete this
+    run's own instead, and the save of the same step would replace it."""
+    step = _step(chosen) if chosen else 0
     beyond = [] if step is None else [each for each, _ in folder.checkpoints() if each > step]
     return [
         f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}"

@@ -110,10 +110,17 @@ def test_damage_of_any_kind_to_the_newest_two_falls_back_to_the_third(name, dama
 
 
 def test_when_none_is_whole_the_run_starts_anew_and_says_so(run):
-    flip(checkpoint(run, 5) / "latest")
+    """The damaged ones have all their files in the right sizes: rotation would keep them in place of the new ones."""
+    for step in (5, 10):
+        flip(checkpoint(run, step) / "latest")
     said = []
     assert find(run, said=said) is None
-    assert said[-1] == "no checkpoint of this run is whole: starting at step 0"
+    assert said[2:] == [
+        "no checkpoint of this run is whole: starting at step 0",
+        "checkpoint-5 moved to set-aside/checkpoint-5",
+        "checkpoint-10 moved to set-aside/checkpoint-10",
+    ]
+    assert run.checkpoints() == []
 
 
 def test_never_ignores_checkpoints(run):
