@@ -23,6 +23,7 @@ from dsrun.train.agreement import by_main, everyone, my_rank, ranks
 from dsrun.train.save import not_shared
 
 STATE_FILE = "trainer_state.json"
+CONFIG_FILE = "config.json"
 AUTO = ("auto", "true", "True")
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
@@ -146,12 +147,13 @@ def _check_foreign(path: Path, *, trust: bool) -> None:
     """What can be told of a checkpoint without a manifest before it is loaded."""
     if not trust:
         refuse_untrusted(path)
-    try:
-        json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(
-            f"--resume {path}: {STATE_FILE} is damaged", fix="choose another checkpoint"
-        ) from error
+    for file in (path / STATE_FILE, path / CONFIG_FILE):
+        try:
+            json.loads(file.read_text(encoding="utf-8") if file.exists() else "{}")
+        except ValueError as error:
+            raise UsageError(
+                f"--resume {path}: {file.name} is damaged", fix="choose another checkpoint"
+            ) from error
     latest = path / "latest"
     if latest.is_file():
         tag = latest.read_bytes().decode(errors="replace").strip()
@@ -266,5 +268,5 @@ def _where(finding: Finding, checkpoint: Path) -> str:
 
 def _model_type(checkpoint: Path) -> str | None:
     """The architecture of the weights; None for a checkpoint of adapters, which has no config."""
-    config = checkpoint / "config.json"
+    config = checkpoint / CONFIG_FILE
     return json.loads(config.read_text()).get("model_type") if config.is_file() else None

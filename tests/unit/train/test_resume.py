@@ -155,9 +155,10 @@ def test_a_checkpoint_that_dsrun_did_not_write_is_taken_with_a_word(run, tmp_pat
     (foreign / "latest").write_text("global_step7")
     with pytest.raises(UsageError, match="`latest` names 'global_step7'"):
         find(run, str(foreign))
-    (foreign / "trainer_state.json").write_text('{"global_')
-    with pytest.raises(UsageError, match=r"trainer_state.json is damaged"):
-        find(run, str(foreign))
+    for name in ("config.json", "trainer_state.json"):
+        (foreign / name).write_text('{"global_')
+        with pytest.raises(UsageError, match=rf"{name} is damaged"):
+            find(run, str(foreign))
 
 
 def test_another_world_size_or_stage_is_no_reason_to_refuse(run):
