@@ -17,8 +17,8 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # What a run leaves when it dies before run.json is written, and what a batch system puts there before it
 # starts.
 _OWN = re.compile(
-    r"\.lock|\.saving|logs|nan|console\.log|(metrics|events)\.jsonl|(remedy|skip-steps)\.json|\..*\.json\..*\.tmp"
-    r"|slurm-.*\.(out|err)|\.nfs.*"
+    r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|console\.log|(metrics|events)\.jsonl"
+    r"|(remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
 )
 _SLUG_LENGTH = 60
 

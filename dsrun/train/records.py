@@ -107,6 +107,11 @@ def attempt(environ: Mapping[str, str]) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if number or name == "attempt"}
 
 
+def is_another(environ: Mapping[str, str]) -> bool:
+    """Whether this attempt is a restart, or a job's that was put back into the queue."""
+    return any(attempt(environ).values())
+
+
 def step_of(checkpoint: Path) -> int:
     """The optimizer steps behind a checkpoint, whose folder may have been renamed."""
     number = checkpoint.name.rpartition("-")[2]

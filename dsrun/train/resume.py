@@ -49,11 +49,13 @@ def find_checkpoint(
     force: bool,
     say: Say,
     beat: Beat = lambda: None,
+    again: bool = False,
 ) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
 
     `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
-    starts anew; anything else is a checkpoint folder. What dead saves left is cleared. `facts` are this run's, as
+    starts anew; anything else is a checkpoint folder, and in a later attempt (`again`) only where this run has not come
+    farther itself. What dead saves left is cleared. `facts` are this run's, as
     `checkpoint_facts` gives them. Raises UsageError where the nodes do not share the run folder, where a checkpoint
     is not to be trusted, is damaged though asked for by name, or is another model's or tokenizer's.
     """
@@ -62,8 +64,11 @@ def find_checkpoint(
     _see_the_same_folder(folder, force=force, say=say)
     if resume == "never":
         return None
+    found: Path | None
     if resume in AUTO:
-        found = _newest(folder, trust=trust, say=say, beat=beat)
+        found = _automatic(folder, trust=trust, say=say, beat=beat)
+    elif again:
+        found = _own_or_given(Path(resume), folder, trust=trust, say=say, beat=beat)
     else:
         found = _given(Path(resume), trust=trust, say=say, beat=beat)
     if found:
@@ -101,9 +106,22 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     return aside if results and not discard else None
 
 
-def _newest(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
-    candidates = by_main(folder.checkpoints)
-    for _, path in candidates:
+def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
+    found = _newest(folder, trust=trust, say=say, beat=beat)
+    if found is None and by_main(folder.checkpoints):
+        say("no checkpoint of this run is whole: starting at step 0")
+    return found
+
+
+def _own_or_given(given: Path, folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path:
+    """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one."""
+    start = by_main(lambda: _step(given))
+    own = _newest(folder, beyond=-1 if start is None else start, trust=trust, say=say, beat=beat)
+    return own or _given(given, trust=trust, say=say, beat=beat)
+
+
+def _newest(folder: RunFolder, *, beyond: int = -1, trust: bool, say: Say, beat: Beat) -> Path | None:
+    for _, path in [each for each in by_main(folder.checkpoints) if each[0] > beyond]:
         findings = by_main(partial(missing_or_wrong_size, path))
         if not findings:
             findings = _read_through(path, trust=trust, beat=beat)
@@ -111,8 +129,6 @@ def _newest(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | N
             return path
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
         say(f"{path.name} passed over: {_where(findings[0], path)}{more}")
-    if candidates:
-        say("no checkpoint of this run is whole: starting at step 0")
     return None
 
 

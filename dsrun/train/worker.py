@@ -25,7 +25,7 @@ from dsrun.system.tether import die_with_parent
 from dsrun.train import failure, remedies
 from dsrun.train.console import Console
 from dsrun.train.life import Life, show_stacks_in
-from dsrun.train.records import attempt
+from dsrun.train.records import is_another
 from dsrun.train.stopping import stopping_from
 from dsrun.train.streams import open_console, send_output_to
 
@@ -86,9 +86,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _going_on(recipe: Recipe) -> Recipe:
-    """The recipe of a job that was put back into the queue, or of workers that torchrun started again: `--resume never`
-    or a checkpoint's folder was about the first start."""
-    if recipe.spec.resume == "auto" or not any(attempt(os.environ).values()):
+    """The recipe of a job that was put back into the queue, or of workers that were started again: `--resume never` was
+    about the first start."""
+    if recipe.spec.resume != "never" or not is_another(os.environ):
         return recipe
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))
 

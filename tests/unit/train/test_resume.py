@@ -42,9 +42,9 @@ def checkpoint(run, step, *, complete=True, **other):
     return folder
 
 
-def find(run, resume="auto", said=None, *, trust=False, force=False):
+def find(run, resume="auto", said=None, *, trust=False, force=False, again=False):
     say = (said if said is not None else []).append
-    return find_checkpoint(resume, run, facts=FACTS, trust=trust, force=force, say=say)
+    return find_checkpoint(resume, run, facts=FACTS, trust=trust, force=force, say=say, again=again)
 
 
 def test_a_fresh_folder_starts_at_zero(run):
@@ -145,6 +145,30 @@ def test_what_lies_beyond_a_given_checkpoint_is_another_course(run):
     assert find(run, str(run.checkpoint(5))) == run.checkpoint(5)
     assert [step for step, _ in run.checkpoints()] == [5]
     assert find(run) == run.checkpoint(5)
+
+
+def test_a_restart_goes_back_to_the_given_checkpoint_until_the_run_has_one_of_its_own_beyond_it(
+    run, tmp_path
+):
+    """Else a run that dies before its first save would begin at step 0, or with what lay in its folder before."""
+    given = checkpoint(RunFolder(tmp_path / "other"), 10)
+    checkpoint(run, 5)
+    assert find(run, str(given), again=True) == given
+    damaged, own = checkpoint(run, 20), checkpoint(run, 15)
+    flip(damaged / "latest")
+    assert find(run, str(given), again=True) == own
+    flip(own / "latest")
+    assert find(run, str(given), again=True) == given
+
+
+def test_the_folder_of_a_run_that_was_started_anew_and_died_at_once_is_still_its_own(run):
+    checkpoint(run, 5)
+    run.run_json.write_text("{}")
+    set_earlier_run_aside(run, NOW, discard=False)
+    (run.path / "set-aside").mkdir()
+    (run.path / ".universal").mkdir()
+    assert not run.run_json.exists()
+    RunFolder.create(run.path)
 
 
 def test_a_checkpoint_that_dsrun_did_not_write_is_taken_with_a_word(run, tmp_path):
