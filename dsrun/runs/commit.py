@@ -4,6 +4,7 @@ RUN/.saving/checkpoint-N     a save under way, or one whose run died
 RUN/.saving/replaced-N       what stood at checkpoint-N, while the new one takes its place where names cannot be swapped
 RUN/.saving/deleted-N        on its way out
 RUN/set-aside/checkpoint-N   passed over: damaged, or of a course that training did not go on with
+RUN/.universal/checkpoint-N  one in a form for another number of ranks, until the next save
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dsrun.system.rename import exchange
 
 HIDDEN = ".saving"
 ASIDE = "set-aside"
+CONVERTED = ".universal"
 # What rename(2) says of a target that is in the way: POSIX allows both first ones for a folder with something in it.
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _UNDER_WAY = re.compile(r"checkpoint-(\d+)")

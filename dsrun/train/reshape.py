@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.runs.commit import CONVERTED
 from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from dsrun.train.plan import Plan
     from dsrun.train.reshape_plain import Names
 
-CACHE = ".universal"
 NOTE = "source.json"
 VERSION = 1
 # Seconds between two signs of life of a rank that waits for another one's conversion.
@@ -109,9 +109,9 @@ def adapt(
             f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on"
         )
     kind = "plain" if layout.stage == 0 else "universal"
-    folder = run / CACHE / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
+    folder = run / CONVERTED / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
-    with _one_at_a_time(run / CACHE, beat):
+    with _one_at_a_time(run / CONVERTED, beat):
         if _note(folder) != note:
             say(f"{checkpoint.name}: {saved.words} → {layout.words}")
             _Conversion(
@@ -268,4 +268,4 @@ def _note(folder: Path) -> Any:
 
 def discard(run: Path) -> None:
     """Remove what was converted for `run`."""
-    shutil.rmtree(run / CACHE, ignore_errors=True)
+    shutil.rmtree(run / CONVERTED, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.runs.commit import HIDDEN, set_aside, tidy
+from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.trust import refuse_untrusted
@@ -55,17 +55,17 @@ def find_checkpoint(
 
     `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
     starts anew; anything else is a checkpoint folder, and in a later attempt (`again`) only where this run has not come
-    farther itself. What dead saves left is cleared. `facts` are this run's, as
-    `checkpoint_facts` gives them. Raises UsageError where the nodes do not share the run folder, where a checkpoint
-    is not to be trusted, is damaged though asked for by name, or is another model's or tokenizer's.
+    farther itself. What dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises
+    UsageError where the nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though
+    asked for by name, or is another model's or tokenizer's.
     """
     for words in by_main(lambda: tidy(folder)):
         say(words)
     _see_the_same_folder(folder, force=force, say=say)
-    if resume == "never":
-        return None
     found: Path | None
-    if resume in AUTO:
+    if resume == "never":
+        found = None
+    elif resume in AUTO:
         found = _automatic(folder, trust=trust, say=say, beat=beat)
     elif again:
         found = _own_or_given(Path(resume), folder, trust=trust, say=say, beat=beat)
@@ -226,6 +226,9 @@ def _out_of_the_way(folder: RunFolder, chosen: Path | None) -> list[str]:
     course that is left now. A later `auto` would otherwise take one of them for the newest, rotation would delete this
     run's own instead, and the save of the same step would replace it."""
     step = _step(chosen) if chosen else 0
+    if chosen is None:
+        # Nobody is going to load what was converted for an earlier attempt, nor to remove it.
+        shutil.rmtree(folder.path / CONVERTED, ignore_errors=True)
     beyond = [] if step is None else [each for each, _ in folder.checkpoints() if each > step]
     return [
         f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}"

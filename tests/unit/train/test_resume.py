@@ -128,6 +128,16 @@ def test_never_ignores_checkpoints(run):
     assert find(run, "never") is None
 
 
+def test_what_was_converted_goes_when_nobody_is_going_to_load_it(run):
+    checkpoint(run, 5)
+    converted = run.path / ".universal" / "checkpoint-5"
+    converted.mkdir(parents=True)
+    find(run)
+    assert converted.exists()
+    find(run, "never")
+    assert not converted.parent.exists()
+
+
 def test_a_given_folder_must_be_a_whole_checkpoint(run):
     older, torn = checkpoint(run, 5), checkpoint(run, 10)
     (torn / "trainer_state.json").write_text("cut")
