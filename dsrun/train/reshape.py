@@ -40,7 +40,6 @@ VERSION = 1
 PATIENCE_SECONDS = 5.0
 # Files of a Trainer checkpoint that are the same for any number of ranks and any stage.
 SHARED = ("trainer_state.json", "scaler.pt")
-ADAM = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ class _Conversion:
 
 
 def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
-    if set(source.states) != set(ADAM) and layout.stage in (0, 3):
+    if set(source.states) != set(reshape_plain.ADAM_STATES) and layout.stage in (0, 3):
         raise UsageError(
             f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
             f" AdamW's states can be resumed under {layout.words}",

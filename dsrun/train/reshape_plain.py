@@ -27,6 +27,7 @@ Names = Callable[[], list[list[str]]]
 """Names of the trainable parameters, group by group, in the order of the Trainer's own optimizer."""
 
 ADAPTER = "adapter_model.safetensors"
+ADAM_STATES = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,13 @@ class PlainCheckpoint:
                 fix="resume with --zero 0, as it was saved",
             )
         self._numbers = {name: i for i, name in enumerate(name for group in groups for name in group)}
+        for name, number in self._numbers.items():
+            # Another optimizer, or a parameter that no batch has reached yet.
+            if not self._states.get(number, {}).keys() >= set(ADAM_STATES):
+                raise UsageError(
+                    f"{checkpoint}: its optimizer has no Adam states for {name}, so it cannot be resumed under ZeRO",
+                    fix="resume with --zero 0, as it was saved",
+                )
         self._files = {
             name: file for file in sorted(checkpoint.glob("*.safetensors")) for name in _names_in(file)
         }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dsrun.errors import UsageError
 from dsrun.train import reshape
@@ -224,6 +226,42 @@ def test_states_of_another_optimizer_than_adam_stay_with_zero1_and_2(tmp_path):
     assert list((start.path / "global_step5" / "zero" / "bias").glob("momentum.pt"))
     with pytest.raises(UsageError, match="only Adam's"):
         adapt(folder, Layout(world_size=1, stage=3), run=tmp_path / "other", say=quiet)
+
+
+def plain_checkpoint(folder, optimizer, *, trained):
+    """Of plain DDP after one step, in which the parameters `trained` had gradients."""
+    folder.mkdir(parents=True)
+    parameters = {name: torch.nn.Parameter(torch.ones(3, 2)) for name in ("weight", "bias")}
+    made = optimizer([{"params": [parameter]} for parameter in parameters.values()])
+    sum(parameters[name].sum() for name in trained).backward()
+    made.step()
+    torch.save(made.state_dict(), folder / "optimizer.pt")
+    torch.save({"last_epoch": 1, "base_lrs": [0.1, 0.1]}, folder / "scheduler.pt")
+    save_file({name: value.detach() for name, value in parameters.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "trained"),
+    [
+        (partial(torch.optim.SGD, lr=0.1), ["weight", "bias"]),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), ["weight", "bias"]),
+        (partial(torch.optim.AdamW, lr=0.1), ["weight"]),
+    ],
+)
+def test_without_zero_only_adams_states_of_all_parameters_can_be_converted(
+    optimizer, trained, stage, tmp_path
+):
+    names = {"names": lambda: [["weight"], ["bias"]], "say": quiet}
+    wanted = Layout(world_size=1, stage=stage)
+    adam = plain_checkpoint(
+        tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"]
+    )
+    assert adapt(adam, wanted, run=tmp_path / "adam", **names).converted
+    other = plain_checkpoint(tmp_path / "checkpoint-5", optimizer, trained=trained)
+    with pytest.raises(UsageError, match=r"no Adam states for (weight|bias), .*--zero 0, as it was saved"):
+        adapt(other, wanted, run=tmp_path, **names)
 
 
 def test_a_joining_rank_has_a_seed_of_its_own_that_is_the_same_each_time():
