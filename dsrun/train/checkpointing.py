@@ -19,6 +19,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.train.agreement import all_ready, my_rank
 from dsrun.train.save import Save, SaveFailed
+from dsrun.train.verifying import check_best
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,14 @@ STATE_FILE = "trainer_state.json"
 class Saving:
     """How checkpoints are kept: where, how many, with which facts in their manifests.
 
-    In the `background` training goes on while the disk takes what was written. `beat` is called now and then.
+    In the `background` training goes on while the disk takes what was written. `trust` loads them whoever wrote them.
+    `beat` is called now and then.
     """
 
     run: RunFolder
     keep: int = 3
     background: bool = False
+    trust: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     beat: Callable[[], None] = lambda: None
 
@@ -186,6 +189,11 @@ class Checkpointing(Seq2SeqTrainer):
                 logger.exception("checkpoint-%d could not be deleted", step)
                 continue
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
+
+    def check_best_checkpoint(self) -> None:
+        """Raise ToolError where the best checkpoint, which is to be loaded, is not what was saved. A collective."""
+        best = Path(self.state.best_model_checkpoint)
+        check_best(best, trust=self.saving.trust, beat=self.saving.beat)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Before the best checkpoint is loaded, the last one has to be there."""

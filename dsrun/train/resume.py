@@ -8,22 +8,18 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, read_manifest, verify
-from dsrun.runs.trust import refuse_untrusted
+from dsrun.runs.manifest import MANIFEST, read_manifest
 from dsrun.system.host import hostname
-from dsrun.train.agreement import by_main, everyone, my_rank, ranks
+from dsrun.train.agreement import by_main, everyone, ranks
 from dsrun.train.save import not_shared
+from dsrun.train.verifying import CONFIG_FILE, STATE_FILE, Beat, check_foreign, place_of, read_through
 
-STATE_FILE = "trainer_state.json"
-CONFIG_FILE = "config.json"
 AUTO = ("auto", "true", "True")
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
@@ -37,7 +33,6 @@ _SAID_DIFFERENCES = {
 }
 
 Say = Callable[[str], None]
-Beat = Callable[[], None]
 
 
 def find_checkpoint(
@@ -122,13 +117,11 @@ def _own_or_given(given: Path, folder: RunFolder, *, trust: bool, say: Say, beat
 
 def _newest(folder: RunFolder, *, beyond: int = -1, trust: bool, say: Say, beat: Beat) -> Path | None:
     for _, path in [each for each in by_main(folder.checkpoints) if each[0] > beyond]:
-        findings = by_main(partial(missing_or_wrong_size, path))
-        if not findings:
-            findings = _read_through(path, trust=trust, beat=beat)
+        findings = read_through(path, trust=trust, beat=beat)
         if not findings:
             return path
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
-        say(f"{path.name} passed over: {_where(findings[0], path)}{more}")
+        say(f"{path.name} passed over: {place_of(findings[0], path)}{more}")
     return None
 
 
@@ -137,47 +130,16 @@ def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
     path = path.absolute()
     if by_main((path / MANIFEST).exists):
-        findings = by_main(partial(missing_or_wrong_size, path)) or _read_through(
-            path, trust=trust, beat=beat
-        )
+        findings = read_through(path, trust=trust, beat=beat)
         if findings:
             raise UsageError(
-                f"--resume {path}: the checkpoint is damaged: {_where(findings[0], path)}",
+                f"--resume {path}: the checkpoint is damaged: {place_of(findings[0], path)}",
                 fix="choose another one; --resume auto takes the newest whole one of the run folder",
             )
         return path
-    by_main(partial(_check_foreign, path, trust=trust))
+    by_main(lambda: check_foreign(path, trust=trust))
     say(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
     return path
-
-
-def _read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
-    """What is wrong with the contents; the ranks share the reading."""
-    if not trust:
-        by_main(partial(refuse_untrusted, path))
-    found = everyone(verify(path, part=my_rank(), parts=ranks(), beat=beat))
-    return list({finding.where: finding for part in found for finding in part}.values())
-
-
-def _check_foreign(path: Path, *, trust: bool) -> None:
-    """What can be told of a checkpoint without a manifest before it is loaded."""
-    if not trust:
-        refuse_untrusted(path)
-    for file in (path / STATE_FILE, path / CONFIG_FILE):
-        try:
-            json.loads(file.read_text(encoding="utf-8") if file.exists() else "{}")
-        except ValueError as error:
-            raise UsageError(
-                f"--resume {path}: {file.name} is damaged", fix="choose another checkpoint"
-            ) from error
-    latest = path / "latest"
-    if latest.is_file():
-        tag = latest.read_bytes().decode(errors="replace").strip()
-        if not tag or not (path / tag).is_dir():
-            raise UsageError(
-                f"--resume {path}: its file `latest` names {tag!r}, which is not there",
-                fix="choose another checkpoint",
-            )
 
 
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
@@ -276,13 +238,6 @@ def _appears(path: Path) -> bool:
             return False
         time.sleep(0.5)
     return True
-
-
-def _where(finding: Finding, checkpoint: Path) -> str:
-    """A finding's message with the file's path below the checkpoint."""
-    why = finding.message.partition(": ")[2]
-    place = Path(finding.where)
-    return f"{place.relative_to(checkpoint)}: {why}" if checkpoint in place.parents else why
 
 
 def _model_type(checkpoint: Path) -> str | None:

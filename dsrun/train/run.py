@@ -121,6 +121,7 @@ class _Run:
             run=self.folder,
             keep=spec.keep,
             background=spec.async_save,
+            trust=spec.trust,
             facts=facts,
             beat=self.life.heart.beat,
         )

@@ -127,6 +127,7 @@ class RunTrainer(Checkpointing):
 
     def _load_best_model(self) -> None:
         """The best checkpoint may have been saved by another number of ranks, before an elastic resume."""
+        self.check_best_checkpoint()
         with reshape_engine.best_checkpoint(self, run=Path(self.args.output_dir)):
             super()._load_best_model()
 

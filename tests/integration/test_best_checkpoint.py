@@ -9,12 +9,14 @@ from safetensors.torch import load_file
 
 from dsrun.runs.folder import RunFolder
 from tests.integration.conftest import SHORT, many_runs, records
+from tests.integration.many_runs import MAY_FAIL
 
 pytestmark = pytest.mark.train
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tiny, pairs):
+    """Name -> run folder. `damaged` is started again after its end, with a bit of its best checkpoint flipped."""
     home = tmp_path_factory.mktemp("best")
 
     def flags(name, *more):
@@ -27,8 +29,14 @@ def runs(tmp_path_factory, tiny, pairs):
 
     sparse = flags("sparse", "--load_best_model_at_end", "--save-every", "2", "--keep", "1")
     early = flags("early", "--save_strategy", "best", "--early-stopping", "2")
-    many_runs([sparse, early], ranks=2, scratch=home)
-    return {name: RunFolder(home / name) for name in ("sparse", "early")}
+    damaged = flags("damaged", "--load_best_model_at_end", "--save-every", "2", "--keep", "1")
+    many_runs([sparse, early, damaged], ranks=2, scratch=home)
+    weights = home / "damaged" / "checkpoint-1" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 64
+    weights.write_bytes(content)
+    many_runs([[MAY_FAIL, *damaged]], ranks=2, scratch=home)
+    return {name: RunFolder(home / name) for name in ("sparse", "early", "damaged")}
 
 
 def state(folder, step):
@@ -43,6 +51,17 @@ def test_a_best_between_two_saves_is_saved_and_loaded(runs):
     assert state(folder, 5)["best_global_step"] == 1
     final, best = (load_file(each / "model.safetensors") for each in (folder.model, folder.checkpoint(1)))
     assert all((final[name] == best[name]).all() for name in best)
+
+
+def test_a_damaged_best_checkpoint_does_not_become_the_final_model(runs):
+    """Its file loads as well as the whole one, so that nothing else would tell."""
+    run = runs["damaged"].path
+    for rank in range(2):
+        error = json.loads((run / f"error-{rank}.json").read_text())
+        assert error["message"].startswith(
+            "the best checkpoint, checkpoint-1, cannot be loaded: model.safetensors: contents differ"
+        )
+        assert error["cause"] == "checkpoint_corrupt"
 
 
 def test_the_step_at_which_patience_ends_is_saved_though_it_is_not_the_best(runs):

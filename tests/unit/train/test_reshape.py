@@ -255,9 +255,7 @@ def test_without_zero_only_adams_states_of_all_parameters_can_be_converted(
 ):
     names = {"names": lambda: [["weight"], ["bias"]], "say": quiet}
     wanted = Layout(world_size=1, stage=stage)
-    adam = plain_checkpoint(
-        tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"]
-    )
+    adam = plain_checkpoint(tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"])
     assert adapt(adam, wanted, run=tmp_path / "adam", **names).converted
     other = plain_checkpoint(tmp_path / "checkpoint-5", optimizer, trained=trained)
     with pytest.raises(UsageError, match=r"no Adam states for (weight|bias), .*--zero 0, as it was saved"):

@@ -1,0 +1,75 @@
+"""Whether a checkpoint may be loaded: whole, unharmed, and nobody else's. The ranks share the reading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.findings import Finding
+from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, verify
+from dsrun.runs.trust import refuse_untrusted
+from dsrun.train.agreement import by_main, everyone, my_rank, ranks
+
+STATE_FILE = "trainer_state.json"
+CONFIG_FILE = "config.json"
+
+Beat = Callable[[], None]
+
+
+def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
+    """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective.
+
+    Raises UsageError, on all ranks, where it is not to be trusted.
+    """
+    findings = by_main(lambda: missing_or_wrong_size(path))
+    if findings:
+        return findings
+    if not trust:
+        by_main(lambda: refuse_untrusted(path))
+    found = everyone(verify(path, part=my_rank(), parts=ranks(), beat=beat))
+    return list({finding.where: finding for part in found for finding in part}.values())
+
+
+def check_foreign(path: Path, *, trust: bool) -> None:
+    """Raise UsageError for what can be told of a checkpoint without a manifest before it is loaded."""
+    if not trust:
+        refuse_untrusted(path)
+    for file in (path / STATE_FILE, path / CONFIG_FILE):
+        try:
+            json.loads(file.read_text(encoding="utf-8") if file.exists() else "{}")
+        except ValueError as error:
+            raise UsageError(f"{path}: {file.name} is damaged", fix="choose another checkpoint") from error
+    latest = path / "latest"
+    if latest.is_file():
+        tag = latest.read_bytes().decode(errors="replace").strip()
+        if not tag or not (path / tag).is_dir():
+            raise UsageError(
+                f"{path}: its file `latest` names {tag!r}, which is not there",
+                fix="choose another checkpoint",
+            )
+
+
+def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
+    """Raise ToolError, on all ranks, unless the best checkpoint may become the final model. A collective.
+
+    It was written long ago, and nothing has looked at it since: a run resumes from the newest one.
+    """
+    if by_main(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
+        by_main(lambda: check_foreign(path, trust=trust))
+        return
+    findings = read_through(path, trust=trust, beat=beat)
+    if findings:
+        raise ToolError(
+            f"the best checkpoint, {path.name}, cannot be loaded: {place_of(findings[0], path)}",
+            fix="the same command with --load-best-model-at-end false ends with the last weights",
+            cause="checkpoint_corrupt",
+        )
+
+
+def place_of(finding: Finding, checkpoint: Path) -> str:
+    """A finding's message with the file's path below the checkpoint."""
+    why = finding.message.partition(": ")[2]
+    place = Path(finding.where)
+    return f"{place.relative_to(checkpoint)}: {why}" if checkpoint in place.parents else why

@@ -1,0 +1,70 @@
+"""What may become the final model, and which errors tell that it may not."""
+
+import json
+
+import pytest
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.runs.manifest import write_manifest
+from dsrun.train.verifying import check_best
+
+
+@pytest.fixture
+def best(tmp_path):
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(500))
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
+    return folder
+
+
+def check(folder, *, trust=False):
+    check_best(folder, trust=trust, beat=lambda: None)
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_best_checkpoint_that_is_as_it_was_saved_may_be_loaded(best):
+    write_manifest(best, {}, durable=False)
+    check(best)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip, "model.safetensors: contents differ from the manifest"),
+        (lambda file: file.unlink(), "model.safetensors: the file is missing"),
+    ],
+)
+def test_damage_to_the_best_checkpoint_is_told_with_a_way_out(best, damage, words):
+    write_manifest(best, {}, durable=False)
+    damage(best / "model.safetensors")
+    with pytest.raises(ToolError) as caught:
+        check(best)
+    assert caught.value.message == f"the best checkpoint, checkpoint-5, cannot be loaded: {words}"
+    assert "--load-best-model-at-end false" in caught.value.fix
+    assert caught.value.cause == "checkpoint_corrupt"
+
+
+def test_a_best_checkpoint_that_is_gone_is_told(tmp_path):
+    with pytest.raises(ToolError, match="checkpoint-7, cannot be loaded: it has no manifest"):
+        check(tmp_path / "checkpoint-7")
+
+
+def test_the_best_checkpoint_of_plain_transformers_has_no_manifest_and_is_fine(best):
+    check(best)
+    (best / "latest").write_text("global_step5")
+    with pytest.raises(UsageError, match="`latest` names 'global_step5'"):
+        check(best)
+
+
+def test_a_best_checkpoint_that_others_may_write_to_is_not_loaded(best):
+    write_manifest(best, {}, durable=False)
+    (best / "model.safetensors").chmod(0o666)
+    with pytest.raises(UsageError, match=r"not trusted.*--trust"):
+        check(best)
+    check(best, trust=True)
