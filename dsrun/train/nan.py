@@ -96,16 +96,17 @@ class NanGuard:
         if _is_finite(norm) and not getattr(optimizer, "overflow", False):
             self._in_a_row = 0
             return norm
-        if self.step not in self.pass_over and expected_overflow(trainer, optimizer):
+        bad = self._bad_losses()
+        if self.step not in self.pass_over and not bad and expected_overflow(trainer, optimizer):
             return norm
-        self._handle(trainer, norm, optimizer)
+        self._handle(trainer, norm, bad, optimizer)
         return norm
 
-    def _handle(self, trainer: Any, norm: Any, optimizer: Any) -> None:
+    def _handle(self, trainer: Any, norm: Any, bad: dict[int, float], optimizer: Any) -> None:
         if self.step in self.pass_over:
             words = "its batch had led to a NaN before, and was passed over"
         else:
-            words = self._describe(norm)
+            words = _describe(norm, bad)
             self._in_a_row += 1
             self._save()
         applied = trainer.is_deepspeed_enabled and not getattr(optimizer, "overflow", False)
@@ -161,19 +162,21 @@ class NanGuard:
             words = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
             raise NanLossError(words, rollback=self.policy == "rollback" and self.wish_rollback(step))
 
-    def _describe(self, norm: Any) -> str:
-        """What is not finite and on which ranks; called on all ranks."""
+    def _bad_losses(self) -> dict[int, float]:
+        """The first loss that is not finite, by rank; called on all ranks, once the norm has shown that something is.
+
+        These are losses from before fp16's scaling, so that no scale explains them.
+        """
         mine = [float(loss) for loss in self._losses]
         everyones: list[Any] = [mine]
         if self.world_size > 1:
             everyones = [None] * self.world_size
             dist.all_gather_object(everyones, mine)
-        bad = [rank for rank, losses in enumerate(everyones) if not all(map(math.isfinite, losses))]
-        if not bad:
-            return f"the gradient norm is {float(norm) if norm is not None else 'not finite'}"
-        value = next(loss for loss in everyones[bad[0]] if not math.isfinite(loss))
-        ranks = f"rank{'' if len(bad) == 1 else 's'} {', '.join(map(str, bad))}"
-        return f"the loss is {value} on {ranks}"
+        return {
+            rank: next(loss for loss in losses if not math.isfinite(loss))
+            for rank, losses in enumerate(everyones)
+            if not all(map(math.isfinite, losses))
+        }
 
     def _save(self) -> None:
         """This rank's micro batches of the step, for inspection."""
@@ -190,6 +193,14 @@ class NanGuard:
             "samples": self._samples,
         }
         torch.save(facts, self.folder / f"step-{self.step}-rank-{self.rank}.pt")
+
+
+def _describe(norm: Any, bad: dict[int, float]) -> str:
+    """What is not finite, and on which ranks."""
+    if not bad:
+        return f"the gradient norm is {float(norm) if norm is not None else 'not finite'}"
+    ranks = f"rank{'' if len(bad) == 1 else 's'} {', '.join(map(str, bad))}"
+    return f"the loss is {next(iter(bad.values()))} on {ranks}"
 
 
 def _is_finite(norm: Any) -> bool:
