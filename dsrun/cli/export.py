@@ -64,14 +64,14 @@ def command(
     del debug
     require_training_packages()
     limit = shard_bytes(max_shard_size)
-    refuse_target(to, force=force)
+    refuse_target(to, source, force=force)
     chosen = chosen_source(source, merge_lora=merge_lora)
+    is_merged = chosen == source / "model" and (source / "adapter").is_dir()
     request = {
         "source": str(chosen.absolute()),
         "to": str(to.absolute()),
         "dtype": dtype,
-        # A finished run's model has it merged already.
-        "merge_lora": merge_lora and chosen != source / "model",
+        "merge_lora": merge_lora and not is_merged,
         "limit": limit,
         "force": force,
     }
@@ -88,12 +88,19 @@ def shard_bytes(text: str) -> int:
     return max(1, int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " ")))
 
 
-def refuse_target(to: Path, *, force: bool) -> None:
-    """Raise UsageError where `to` is a file, or a folder with something in it that may not be replaced."""
+def refuse_target(to: Path, source: Path, *, force: bool) -> None:
+    """Raise UsageError where `to` is a file, or a folder with something in it that may not be replaced.
+
+    A run's folder, and one in which the `source` lies, may not with `force` either: all in it would be deleted.
+    """
     if to.exists() and not to.is_dir():
         raise UsageError(f"--to {to} is a file", fix="give a folder")
     if to.is_dir() and any(to.iterdir()) and not force:
         raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force to replace it")
+    if source.resolve().is_relative_to(to.resolve()):
+        raise UsageError(f"--to {to} would replace {source} itself", fix="choose another folder")
+    if (to / "run.json").is_file():
+        raise UsageError(f"--to {to} is a run folder, with its checkpoints", fix="choose another folder")
 
 
 def chosen_source(source: Path, *, merge_lora: bool) -> Path:
@@ -101,7 +108,7 @@ def chosen_source(source: Path, *, merge_lora: bool) -> Path:
 
     Raises UsageError for a folder that is nothing of the kind, FindingsError for a damaged checkpoint.
     """
-    from dsrun.runs.manifest import MANIFEST
+    from dsrun.runs.manifest import MANIFEST, within
 
     if not source.is_dir():
         raise UsageError(f"there is no folder {source}", fix="give a run folder or a checkpoint")
@@ -112,7 +119,7 @@ def chosen_source(source: Path, *, merge_lora: bool) -> Path:
         if damage:
             more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
             raise FindingsError(
-                f"{source} is damaged: {damage[0].message}{more}",
+                f"{source} is damaged: {within(source, damage[0])}{more}",
                 fix=f"export an older one; `dsrun export {source.parent}` takes the newest that verifies",
             )
     elif (source / "trainer_state.json").is_file():
@@ -126,6 +133,7 @@ def chosen_source(source: Path, *, merge_lora: bool) -> Path:
 
 def _of_run(run: Path, *, merge_lora: bool) -> Path:
     from dsrun.runs.folder import RunFolder
+    from dsrun.runs.manifest import within
 
     folder = RunFolder(run)
     if folder.finished.is_file():
@@ -139,7 +147,7 @@ def _of_run(run: Path, *, merge_lora: bool) -> Path:
         if not damage:
             remark(f"{run} has not finished: exporting {checkpoint.name}")
             return checkpoint
-        remark(f"passed over {damage[0].message}")
+        remark(f"passed over {checkpoint.name}: {within(checkpoint, damage[0])}")
     raise UsageError(
         f"{run} has no final model and no checkpoint that verifies", fix=f"dsrun checkpoint list {run}"
     )

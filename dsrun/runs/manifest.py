@@ -163,6 +163,13 @@ def missing_or_wrong_size(checkpoint: Path) -> list[Finding]:
     return findings
 
 
+def within(checkpoint: Path, finding: Finding) -> str:
+    """What a finding says, with the file's path below the checkpoint: for words that name the checkpoint themselves."""
+    why = finding.message.partition(": ")[2]
+    place = Path(finding.where)
+    return f"{place.relative_to(checkpoint)}: {why}" if checkpoint in place.parents else why
+
+
 def _finding(code: str, why: str, path: Path) -> Finding:
     fix = "resume from an older checkpoint; --resume auto does so by itself"
     return Finding(level="error", code=code, message=f"{path.name}: {why}", fix=fix, where=str(path))

@@ -14,11 +14,11 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, read_manifest
+from dsrun.runs.manifest import MANIFEST, read_manifest, within
 from dsrun.system.host import hostname
 from dsrun.train.agreement import by_main, everyone, ranks
 from dsrun.train.save import not_shared
-from dsrun.train.verifying import CONFIG_FILE, STATE_FILE, Beat, check_foreign, place_of, read_through
+from dsrun.train.verifying import CONFIG_FILE, STATE_FILE, Beat, check_foreign, read_through
 
 AUTO = ("auto", "true", "True")
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
@@ -121,7 +121,7 @@ def _newest(folder: RunFolder, *, beyond: int = -1, trust: bool, say: Say, beat:
         if not findings:
             return path
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
-        say(f"{path.name} passed over: {place_of(findings[0], path)}{more}")
+        say(f"{path.name} passed over: {within(path, findings[0])}{more}")
     return None
 
 
@@ -133,7 +133,7 @@ def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
         findings = read_through(path, trust=trust, beat=beat)
         if findings:
             raise UsageError(
-                f"--resume {path}: the checkpoint is damaged: {place_of(findings[0], path)}",
+                f"--resume {path}: the checkpoint is damaged: {within(path, findings[0])}",
                 fix="choose another one; --resume auto takes the newest whole one of the run folder",
             )
         return path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, verify
+from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, verify, within
 from dsrun.runs.trust import refuse_untrusted
 from dsrun.train.agreement import by_main, everyone, my_rank, ranks
 
@@ -62,14 +62,7 @@ def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
     findings = read_through(path, trust=trust, beat=beat)
     if findings:
         raise ToolError(
-            f"the best checkpoint, {path.name}, cannot be loaded: {place_of(findings[0], path)}",
+            f"the best checkpoint, {path.name}, cannot be loaded: {within(path, findings[0])}",
             fix="the same command with --load-best-model-at-end false ends with the last weights",
             cause="checkpoint_corrupt",
         )
-
-
-def place_of(finding: Finding, checkpoint: Path) -> str:
-    """A finding's message with the file's path below the checkpoint."""
-    why = finding.message.partition(": ")[2]
-    place = Path(finding.where)
-    return f"{place.relative_to(checkpoint)}: {why}" if checkpoint in place.parents else why

@@ -68,8 +68,8 @@ def test_an_unfinished_run_is_its_newest_sound_checkpoint(tmp_path, capsys):
     assert chosen_source(run, merge_lora=False) == run / "checkpoint-2"
     said = capsys.readouterr()
     assert not said.out
-    assert "model.safetensors" in said.err
-    assert "checkpoint-2" in said.err
+    assert "passed over checkpoint-10: model.safetensors: contents differ" in said.err
+    assert "exporting checkpoint-2" in said.err
 
 
 def test_a_run_without_anything_sound(tmp_path):
@@ -99,15 +99,35 @@ def test_what_is_nothing_of_the_kind(tmp_path):
 
 
 def test_the_target(tmp_path):
-    refuse_target(tmp_path / "new", force=False)
+    def refuse(to, *, force):
+        refuse_target(to, tmp_path.parent / "run", force=force)
+
+    refuse(tmp_path / "new", force=False)
     (tmp_path / "empty").mkdir()
-    refuse_target(tmp_path / "empty", force=False)
+    refuse(tmp_path / "empty", force=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
-        refuse_target(tmp_path / "file", force=True)
+        refuse(tmp_path / "file", force=True)
     with pytest.raises(UsageError, match="is not empty"):
-        refuse_target(tmp_path, force=False)
-    refuse_target(tmp_path, force=True)
+        refuse(tmp_path, force=False)
+    refuse(tmp_path, force=True)
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoint-1", "."])
+def test_force_does_not_delete_what_is_exported(place, tmp_path, monkeypatch):
+    """Neither as the folder itself nor with one above it, named as one likes."""
+    run = make_run(tmp_path / "run", 1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="would replace"):
+        refuse_target(tmp_path / place, run / "checkpoint-1", force=True)
+    with pytest.raises(UsageError, match="would replace"):
+        refuse_target(type(run)(place), run / "checkpoint-1", force=True)
+
+
+def test_force_does_not_delete_another_run(tmp_path):
+    other = make_run(tmp_path / "other", 1)
+    with pytest.raises(UsageError, match="is a run folder"):
+        refuse_target(other, tmp_path / "run", force=True)
 
 
 def test_errors_are_one_line_and_stdout_stays_empty(tmp_path):

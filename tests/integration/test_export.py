@@ -169,6 +169,11 @@ def test_an_adapter_is_exported_or_merged(runs, name, tmp_path):
 def test_merging_what_is_no_adapter_is_refused(runs, tmp_path):
     with pytest.raises(UsageError, match="holds no LoRA adapter"):
         export(runs / "t5-z3" / "checkpoint-2", tmp_path / "out", merge=True)
+    done = dsrun_export(runs / "t5-z3", "--to", tmp_path / "out", "--merge-lora")
+    assert (done.returncode, done.stdout) == (2, ""), (
+        "a finished run's model is no merged one unless it had an adapter"
+    )
+    assert "holds no LoRA adapter" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -238,7 +243,7 @@ def test_of_a_run_the_newest_checkpoint_that_verifies(runs, tmp_path):
     done = dsrun_export(run, "--to", tmp_path / "out")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n"), done.stderr
     assert done.stderr.count("\n") == 2
-    assert "passed over" in done.stderr
+    assert "passed over checkpoint-2: global_step2/" in done.stderr
     assert "exporting checkpoint-1" in done.stderr
     expected = saved(run / "checkpoint-1")
     assert all(torch.equal(value, expected[key]) for key, value in saved(tmp_path / "out").items())
