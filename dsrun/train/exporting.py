@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
 from dsrun.train import exporting_lora, exporting_prove
@@ -143,6 +143,7 @@ class _Job:
         self._write(weights)
         _copy_companions(base, self.folder)
         _copy_companions(self.request.source, self.folder)
+        self._set_vocabulary(exporting_lora.grown_vocabulary(whole, base))
         self._set_dtype(weights)
         reference = _WithBase(self.found.reference, base)
         self._prove(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
@@ -180,6 +181,15 @@ class _Job:
                     f"{self.folder / name} reads otherwise than it was written: the disk is failing"
                 )
 
+    def _set_vocabulary(self, rows: int | None) -> None:
+        """Have config.json say how many rows the embedding has; None: as many as it says."""
+        if rows is None:
+            return
+        config = json.loads((self.folder / "config.json").read_text())
+        holder = config if "vocab_size" in config else config.setdefault("text_config", {})
+        holder["vocab_size"] = rows
+        write_json_atomic(self.folder / "config.json", config)
+
     def _set_dtype(self, weights: list[Weight]) -> None:
         """Say in config.json what the weights are in: from_pretrained loads them so."""
         config = json.loads((self.folder / "config.json").read_text())
@@ -205,7 +215,7 @@ class _Job:
         exported = find_weights(self.folder, None).reference
         try:
             base = exporting_lora.base_folder(adapter)
-        except UsageError as error:
+        except (UsageError, MissingError) as error:
             self.say(f"{error.message}: compared without a forward pass")
             for name in exported:
                 exporting_prove.compare(
@@ -213,6 +223,9 @@ class _Job:
                 )
             return
         config = exporting_prove.read_config(base)
+        rows = exporting_lora.grown_vocabulary(adapter, base)
+        if rows is not None:
+            config.get_text_config().vocab_size = rows
         logits = [
             exporting_prove.logits_of_weights(
                 config, _WithBase(each, base), lambda model: _with_adapter(model, self.request.source)
@@ -261,6 +274,8 @@ def _put(partial: Path, to: Path, *, force: bool) -> None:
         if not force:
             raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force")
         old = to.with_name(f".{to.name}.old")
+        # Of an export that died between the renames and the end of this.
+        shutil.rmtree(old, ignore_errors=True)
         to.rename(old)
         partial.rename(to)
         shutil.rmtree(old)

@@ -63,6 +63,19 @@ def base_folder(adapter: Adapter) -> Path:
     return Path(found)
 
 
+def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
+    """Rows of the embedding where it was grown for a tokenizer with more tokens than the base model has, else None.
+
+    peft then saves it whole, and the base model's config gives the old number.
+    """
+    shapes = {weight.name: weight.shape for weight in stored_weights(base, "model*.safetensors")}
+    _, whole = _parts(adapter)
+    grown = [
+        weight.shape[0] for name, weight in whole.items() if shapes.get(name, weight.shape) != weight.shape
+    ]
+    return grown[0] if grown else None
+
+
 def merged(adapter: Adapter, base: Path) -> list[Weight]:
     """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is read.
 

@@ -52,7 +52,7 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
                 else "it has neither safetensors nor ZeRO shards"
             )
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
-        return Found(stored, Lazy(stored), dtypes)
+        return Found(stored, Lazy(stored), dtypes, _widened(dtypes, dtype))
     module = _Module(zero)
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
@@ -78,18 +78,34 @@ def stored_weights(folder: Path, pattern: str) -> list[Weight]:
                 for name in list(opened.keys()):
                     part = opened.get_slice(name)
                     shape = tuple(part.get_shape())
-                    weights.append(Weight(name, _dtype(part.get_dtype()), shape, _stored(file, name)))
+                    weights.append(Weight(name, _dtype(part.get_dtype(), file), shape, _stored(file, name)))
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     return weights
+
+
+def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[str, ...]:
+    """A notice where fp32 was asked for, and there is nothing but a rounding to take it from."""
+    if dtype != torch.float32 or saved <= {torch.float32}:
+        return ()
+    names = ", ".join(sorted(str(each).removeprefix("torch.") for each in saved))
+    return (
+        f"its weights were saved in {names}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",
+    )
 
 
 def _floating(weights: list[Weight]) -> frozenset[torch.dtype]:
     return frozenset(weight.dtype for weight in weights if weight.dtype.is_floating_point)
 
 
-def _dtype(name: str) -> torch.dtype:
-    return next(dtype for dtype, text in DTYPES.items() if text == name)
+def _dtype(name: str, file: Path) -> torch.dtype:
+    known = {text: dtype for dtype, text in DTYPES.items()}
+    if name not in known:
+        raise UsageError(
+            f"{file} holds weights in {name}, which cannot be exported",
+            fix="use a copy of it in bf16, fp16 or fp32",
+        )
+    return known[name]
 
 
 def _stored(file: Path, name: str) -> Callable[[], torch.Tensor]:
