@@ -101,8 +101,9 @@ def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> 
 
 
 def _measured(path: Path) -> tuple[int, str]:
-    """Size and time of a folder without a manifest: the files' own. One that vanishes meanwhile counts nothing."""
-    size, newest = 0, 0.0
+    """Size and time of a folder without a manifest: the files' own, or the folder's where there are none yet. What
+    vanishes meanwhile counts nothing."""
+    size, newest = 0, path.stat().st_mtime if path.is_dir() else 0.0
     for file in path.rglob("*"):
         try:
             facts = file.stat()

@@ -55,7 +55,8 @@ def write_manifest(
     finally:
         rest.close()
     if durable:
-        for folder in sorted({(checkpoint / name).parent for name in names}):
+        # Every folder, as one may hold nothing but folders.
+        for folder in (checkpoint, *(path for path in sorted(checkpoint.rglob("*")) if path.is_dir())):
             fsync_folder(folder)
     content = plain(
         {

@@ -67,7 +67,8 @@ def test_list_shows_all_with_what_they_are(run):
     head, *rows = [line.split() for line in done.stdout.splitlines()]
     assert head == ["STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE"]
     assert [row[0] for row in rows] == ["40", "30", "20", "10"]
-    assert rows[0][-1] == "saving"
+    # Not the age of a file from 1970, as there is no file yet.
+    assert rows[0][4:] in (["s", "saving"], ["min", "saving"])
     assert "damaged: latest: 1 bytes instead of 13" in done.stdout
     assert rows[2][-3:] == ["2", "2", "complete"]
     assert rows[3][-2:] == ["complete,", "best"]

@@ -70,6 +70,17 @@ def test_a_manifest_can_be_written_again(run):
     }
 
 
+def test_no_name_in_a_checkpoint_is_left_to_a_power_cut(run, monkeypatch):
+    """The swap files of NVMe offload lie in a folder of each rank, in a folder without files of its own."""
+    checkpoint = save(run, 5)
+    (checkpoint / "global_step5" / "offloaded_tensors" / "rank0").mkdir(parents=True)
+    (checkpoint / "global_step5" / "offloaded_tensors" / "rank0" / "0.swp").write_bytes(bytes(8))
+    synced = []
+    monkeypatch.setattr("dsrun.runs.manifest.fsync_folder", synced.append)
+    write_manifest(checkpoint, {})
+    assert set(synced) == {checkpoint, *(path for path in checkpoint.rglob("*") if path.is_dir())}
+
+
 def test_a_file_larger_than_one_chunk(run, monkeypatch):
     monkeypatch.setattr("dsrun.runs.sealing._CHUNK", 1000)
     checkpoint = save(run, 5)
