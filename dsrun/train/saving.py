@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.runs.records import fsync_folder
+from dsrun.runs.sealing import sync_file
 from dsrun.train.model import AUTO_CLASS, Task
 from dsrun.train.trainer import RunTrainer
 
@@ -116,6 +118,17 @@ def _check_shapes(folder: Path) -> None:
 
 
 def _replace(partial: Path, folder: Path) -> None:
+    """Show `partial` as `folder` once it is on the disk.
+
+    FINISHED, after which a scheduler leaves the run alone for good, is there before the kernel would write these files.
+    """
+    for path in sorted(partial.rglob("*")):
+        if path.is_file():
+            sync_file(path)
+        elif path.is_dir():
+            fsync_folder(path)
+    fsync_folder(partial)
     if folder.exists():
         shutil.rmtree(folder)
     partial.replace(folder)
+    fsync_folder(folder.parent)
