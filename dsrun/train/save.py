@@ -132,15 +132,22 @@ class Save:
 
     def failed(self, why: str, *, disk: bool = True) -> SaveFailed:
         """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
-        whole = complete_checkpoints(self.run)
-        left = f"checkpoint-{whole[0][0]} is whole" if whole else "there is no earlier checkpoint"
         return SaveFailed(
-            f"saving checkpoint-{self.step} failed: {why}; {left}",
+            f"saving checkpoint-{self.step} failed: {why}; {_left(self.run)}",
             fix="free some space, lower --keep, or choose another --output"
             if disk
             else "the log has the traceback",
             cause="disk_full" if disk else None,
         )
+
+
+def _left(run: RunFolder) -> str:
+    """What a failed save leaves to go on from."""
+    try:
+        whole = complete_checkpoints(run)
+    except OSError:  # It must not hide why the save failed.
+        return "the run folder cannot be read any more"
+    return f"checkpoint-{whole[0][0]} is whole" if whole else "there is no earlier checkpoint"
 
 
 def not_shared(run: Path, why: str) -> UsageError:

@@ -84,6 +84,14 @@ def test_a_failed_write_is_told_at_the_end_and_leaves_the_older_ones(run, error,
     assert not commit.hidden(run, 10).exists()
 
 
+def test_a_disk_that_cannot_even_be_read_does_not_hide_the_reason(run, monkeypatch):
+    save = begin(run, 5)
+    save.write(fail_with(OSError(116, "Stale file handle")))
+    monkeypatch.setattr(saves, "complete_checkpoints", lambda run: fail_with(OSError(5, "I/O error"))())
+    with pytest.raises(SaveFailed, match=r"Stale file handle; the run folder cannot be read"):
+        save.finish({})
+
+
 def test_a_disk_that_is_full_for_torch_is_asked_itself(run, monkeypatch):
     """torch tells of a full disk in words without an errno."""
     save = begin(run, 5)
