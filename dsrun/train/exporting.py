@@ -32,7 +32,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Beside the weights; tokenizers of every family, and code that a model brings along.
 COMPANIONS = (
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
-    "merges.txt", "*.model", "chat_template*", "*processor_config.json", "sentencepiece*", "spiece*", "*.py",
+    "merges.txt", "*.model", "chat_template*", "additional_chat_templates/*", "*processor_config.json",
+    "sentencepiece*", "spiece*", "*.py",
 )  # fmt: skip
 # DeepSpeed puts its scripts into every checkpoint.
 NOT_COMPANIONS = ("zero_to_fp32.py", "zero_to_torch.py")
@@ -265,7 +266,9 @@ def _copy_companions(source: Path, folder: Path) -> None:
     for pattern in COMPANIONS:
         for path in source.glob(pattern):
             if path.is_file() and path.name not in NOT_COMPANIONS:
-                shutil.copyfile(path, folder / path.name)
+                copy = folder / path.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copy)
 
 
 def _put(partial: Path, to: Path, *, force: bool) -> None:

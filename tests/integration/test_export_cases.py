@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
 from dsrun.train import exporting
@@ -103,6 +103,15 @@ def test_what_a_dead_export_left_is_no_obstacle(tmp_path):
     export(base, tmp_path / "out", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
     assert not (tmp_path / "out" / "left").exists()
+
+
+def test_all_templates_of_the_tokenizer_come_along(tmp_path):
+    base = make_base(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = {"default": "{{ messages }}", "rag": "{{ documents }}"}
+    tokenizer.save_pretrained(base)
+    export(base, tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == tokenizer.chat_template
 
 
 @pytest.mark.parametrize(("saved", "words"), [(torch.bfloat16, "saved in bfloat16"), (torch.float32, None)])
