@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from dsrun.cli.checkpoint import command
+from dsrun.runs import manifest
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import write_manifest
+from dsrun.runs.manifest import verify, write_manifest
 
 
 def safetensors(shapes, dtype="F32"):
@@ -102,6 +104,19 @@ def test_verify_reads_contents_and_exits_with_3(run):
     (checked,) = answer["checkpoints"]
     assert checked["damaged"]
     assert checked["findings"][0]["code"] == "checkpoint_corrupt"
+
+
+def test_a_checkpoint_that_training_deletes_meanwhile_is_not_damaged(run, monkeypatch, capsys):
+    (run.checkpoint(30) / "latest").write_text("global_step30")
+
+    def read_while_training_rotates(path):
+        if path == run.checkpoint(30):
+            shutil.rmtree(run.checkpoint(10))
+        return verify(path)
+
+    monkeypatch.setattr(manifest, "verify", read_while_training_rotates)
+    assert command.main(["verify", str(run.path)], standalone_mode=False) == 0
+    assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["whole", "whole"]
 
 
 def test_inspect_takes_the_newest_complete_one_of_a_run(run):
