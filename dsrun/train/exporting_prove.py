@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import ToolError
+from dsrun.errors import ToolError, UsageError
 from dsrun.train.exporting_lora import PREFIX
 from dsrun.train.model import AUTO_CLASS
 
@@ -117,9 +117,14 @@ def _forward(model: Any) -> torch.Tensor:
 
 
 def read_config(folder: Path) -> Any:
+    """The model's config. Raises UsageError where there is none, or one that needs code of the model's own."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder)
+    try:
+        # Else it would ask on the terminal whether that code may run.
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{folder}: its model is not known: {str(error).splitlines()[0]}") from error
 
 
 def auto_class(config: Any) -> Any:

@@ -95,6 +95,18 @@ def test_a_dtype_that_is_not_known_is_named(tmp_path):
         export(base, tmp_path / "out")
 
 
+@pytest.mark.parametrize("config", [None, {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}])
+def test_a_model_that_is_not_known_is_refused_in_one_line(config, tmp_path):
+    base = make_base(tmp_path / "base")
+    (base / "config.json").unlink()
+    if config:
+        (base / "config.json").write_text(json.dumps(config))
+        (base / "own.py").write_text("raise SystemExit('run')")
+    with pytest.raises(UsageError, match=r"base: its model is not known: .*base") as caught:
+        export(base, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
 def test_what_a_dead_export_left_is_no_obstacle(tmp_path):
     base = make_base(tmp_path / "base")
     for name in ("out", ".out.old", ".out.partial"):
