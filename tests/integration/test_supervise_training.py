@@ -102,6 +102,26 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     assert weights[0] == weights[1]
 
 
+def test_killed_before_its_first_save_it_goes_back_to_the_checkpoint_it_was_given(tiny, pairs, tmp_path):
+    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--zero", "0", "--nproc", "1", *SHORT]
+    dsrun(*flags, "--max-steps", "4", "--save-every", "4", output=tmp_path / "old").ok()
+    given = str(tmp_path / "old" / "checkpoint-4")
+    run = Training(
+        tmp_path / "new", *flags, "--max-steps", "100000", "--save-every", "50000", "--resume", given
+    )
+    run.at_step(6, attempt=0)
+    run.processes()["rank-0"].kill()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(run.events("training")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGTERM)
+    _, said = run.process.communicate(timeout=PATIENCE_S)
+    assert run.process.returncode == 75, said
+    assert [event["step"] for event in run.events("training")] == [4, 4]
+    assert [event["path"] for event in run.events("resume")] == ["checkpoint-4", "checkpoint-4"]
+
+
 def test_told_before_training_it_leaves_nothing_and_at_once(tiny, pairs, tmp_path):
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", *SHORT]
     run = Training(tmp_path / "run", *flags)
