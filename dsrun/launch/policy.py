@@ -232,7 +232,7 @@ def _beginning(progress: Sequence[int | None]) -> str:
     begin = _newest(progress)
     if begin is None:
         return "again"
-    return f"again from step {begin}" if begin else "again from the beginning"
+    return f"again from step {begin}" if begin else "again from its start"
 
 
 def _times(count: int) -> str:

@@ -32,7 +32,7 @@ def test_a_killed_rank_is_started_again_from_the_newest_checkpoint() -> None:
     decision = answer(KILLED, progress=[0, 40])
     assert (decision.action, decision.wait_s) == ("restart", 1.0)
     assert decision.why == "a rank was killed: again from step 40 in 1 s (restart 1 of at most 100)"
-    assert answer(KILLED).why.startswith("a rank was killed: again from the beginning in 1 s")
+    assert answer(KILLED).why.startswith("a rank was killed: again from its start in 1 s")
 
 
 def test_two_restarts_without_a_new_checkpoint_end_it() -> None:
@@ -71,7 +71,7 @@ def test_no_more_restarts_than_max_restarts(allowed: int, failures: int) -> None
 def test_the_same_crash_twice_at_the_same_step_is_not_tried_again() -> None:
     first = answer(crash())
     assert first.action == "restart"
-    assert first.why.startswith("the workers failed: KeyError: 'x': again from the beginning")
+    assert first.why.startswith("the workers failed: KeyError: 'x': again from its start")
     again = answer(crash(), KILLED, crash())
     assert (again.action, again.exit_code, again.cause) == ("stop", 1, "deterministic_crash")
     assert (first.cause, answer(KILLED).cause) == ("", "rank_killed")
