@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_OUTPUT ?= runs/demo
 
-.PHONY: demo test test-slurm test-faults test-cuda-wheel lint bench docs clean
+.PHONY: demo test test-slurm test-faults test-kills test-cuda-wheel lint bench docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -20,9 +20,12 @@ test: $(VENV)/.test
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m tests.slurm
 
-# Every fault at every phase of a run: most of an hour. As root also the faults of disks. `make test` has eight of them.
+# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test` has eight of them.
 test-faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults
+
+# Five hundred kills at random moments of saves: most of an hour.
+test-kills: $(VENV)/.test
 	$(BIN)/python -m tests.faults.kill_saves --kills 500
 
 # A CUDA wheel without a GPU: several gigabytes of packages and some minutes. Not part of `make test`.
