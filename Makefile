@@ -24,7 +24,7 @@ test-slurm: $(VENV)/.test
 test-faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults
 
-# Five hundred kills at random moments of saves: most of an hour.
+# Five hundred kills at random moments of saves: half an hour.
 test-kills: $(VENV)/.test
 	$(BIN)/python -m tests.faults.kill_saves --kills 500
 
