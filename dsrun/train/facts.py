@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.identity import tokenizer_identity
 from dsrun.train.engine import stage_of
+from dsrun.train.resume import AUTO
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -58,6 +62,20 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "config_sha256": _digest(config),
         "tokenizer_sha256": tokenizer_identity(tokenizer),
     }
+
+
+def saved_global_batch(run: Path, resume: str) -> int | None:
+    """The global batch of the checkpoint that a run in the folder `run` goes on from, by its manifest; None where there
+    is none to go on from. Not verified yet: the batch is needed before the ranks can share that work."""
+    if resume == "never":
+        return None
+    own = [path for _, path in RunFolder(run).checkpoints()]
+    for path in own if resume in AUTO else [Path(resume)]:
+        manifest = read_manifest(path)
+        if manifest:
+            found = manifest["extra"].get("global_batch")
+            return found if isinstance(found, int) and found > 0 else None
+    return None
 
 
 def model_identity(config: Any) -> dict[str, Any]:

@@ -40,9 +40,16 @@ class Plan:
 
 
 def decide_plan(
-    recipe: Recipe, title: str, world: World, *, say: Callable[[str], None], remedy: Remedy = NO_REMEDY
+    recipe: Recipe,
+    title: str,
+    world: World,
+    *,
+    say: Callable[[str], None],
+    remedy: Remedy = NO_REMEDY,
+    saved_batch: int | None = None,
 ) -> Plan:
-    """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts."""
+    """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory
+    allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
     recipe = _with_stage(recipe, config, task, world, say)
@@ -50,7 +57,7 @@ def decide_plan(
     recipe = remedies.remedied(recipe, remedy, stage=stage)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
-    asked = _batch(recipe, world)
+    asked = _batch(recipe, world, saved_batch, say)
     batch = remedies.shrunk(asked, remedy)
     words = remedies.notice(asked, batch, remedy)
     if words:
@@ -58,18 +65,31 @@ def decide_plan(
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
 
 
-def _batch(recipe: Recipe, world: World) -> BatchPlan:
+def _batch(recipe: Recipe, world: World, saved: int | None, say: Callable[[str], None]) -> BatchPlan:
     spec = recipe.spec
-    return batch_plan(
-        global_batch_size=spec.global_batch_size,
-        micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        world_size=world.size,
-        # --micro-batch-size auto begins with a rank's whole share; the supervisor halves it where memory runs out.
-        default_micro=(spec.global_batch_size or DEFAULT_MICRO_BATCH)
-        if spec.auto_micro_batch
-        else DEFAULT_MICRO_BATCH,
-    )
+    micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
+    accumulation = recipe.hf.get("gradient_accumulation_steps")
+
+    def plan(global_batch: int | None) -> BatchPlan:
+        return batch_plan(
+            global_batch_size=global_batch,
+            micro_batch_size=micro,
+            accumulation=accumulation,
+            world_size=world.size,
+            # --micro-batch-size auto begins with a rank's whole share; the supervisor halves it where memory runs out.
+            default_micro=(global_batch or DEFAULT_MICRO_BATCH)
+            if spec.auto_micro_batch
+            else DEFAULT_MICRO_BATCH,
+        )
+
+    asked = plan(spec.global_batch_size)
+    # Steps and the place in the data are counted in global batches: one that followed from the number of ranks stays.
+    if spec.global_batch_size or accumulation or saved is None or saved == asked.global_batch:
+        return asked
+    if saved % (world.size * (micro or 1)):
+        return asked
+    say(f"the global batch stays {saved}, as it was when the checkpoint was saved")
+    return plan(saved)
 
 
 def _with_stage(

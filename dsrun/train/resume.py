@@ -168,6 +168,7 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
         if _differ(saved, facts, name):
             said.append(
                 f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
+                + (f" (--global-batch-size {saved[name]} keeps it)" if name == "global_batch" else "")
             )
     return said
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PrinterCallback, set_seed
 
+from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import disk_free
@@ -21,7 +22,7 @@ from dsrun.train.checkpointing import Saving
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.equipment import equip, guard_against_nan
-from dsrun.train.facts import checkpoint_facts
+from dsrun.train.facts import checkpoint_facts, saved_global_batch
 from dsrun.train.leaving import EvaluationLeftError
 from dsrun.train.life import Life, is_supervised
 from dsrun.train.nan import NanGuard
@@ -55,7 +56,8 @@ def run(
             "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
         )
     remedy = remedies.read_remedy(folder.path, recipe)
-    plan = decide_plan(recipe, title, world, say=console.notice, remedy=remedy)
+    saved = saved_global_batch(folder.path, recipe.spec.resume) if "train" in phases(recipe) else None
+    plan = decide_plan(recipe, title, world, say=console.notice, remedy=remedy, saved_batch=saved)
     life.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from dsrun.runs.manifest import verify
 from dsrun.runs.records import read_records
+from dsrun.runs.samples import ledgers, not_once, steps
 from dsrun.train.reshape_shards import ZeroCheckpoint
 from dsrun.train.reshape_universal import write_universal
 from tests.integration.conftest import SHORT, many_runs
@@ -112,6 +113,12 @@ def runs(tiny, pairs, tmp_path_factory):
     many_runs(whole(2) + resumed(2), ranks=2, scratch=root)
     many_runs(resumed(1), ranks=1, scratch=root)
     return root
+
+
+def without(flags, name):
+    """The flags without this one and its value."""
+    place = flags.index(name)
+    return flags[:place] + flags[place + 2 :]
 
 
 def by_step(run, key):
@@ -216,6 +223,22 @@ def test_it_is_what_deepspeeds_own_converter_writes(runs, tmp_path):
             assert torch.equal(value["param"], expected["param"]), theirs
         else:
             assert int(value) == int(expected), theirs
+
+
+def test_a_global_batch_that_followed_from_the_ranks_stays_too(tiny, pairs, tmp_path):
+    """Steps are counted in global batches: with another one, samples would be seen twice or never."""
+    flags = [
+        "--model", tiny["llama"], "--train-file", pairs["train"], *without(SHORT, "--global-batch-size"), *SHAPE,
+        *MICRO, "--zero", "1", "--sample-ledger", "--output", str(tmp_path / "run"),
+    ]  # fmt: skip
+    many_runs([flags], ranks=2, scratch=tmp_path)
+    whole = by_step(tmp_path / "run", "loss")
+    for name in ("checkpoint-8", "checkpoint-9"):
+        shutil.rmtree(tmp_path / "run" / name)
+    many_runs([flags], ranks=1, scratch=tmp_path)
+    assert by_step(tmp_path / "run", "loss") == pytest.approx(whole, rel=1e-5)
+    assert {step.ranks for step in steps(ledgers(tmp_path / "run")).values()} == {1, 2}
+    assert not_once(ledgers(tmp_path / "run")) == []
 
 
 def test_the_best_checkpoint_may_be_older_than_the_elastic_resume(tiny, pairs, tmp_path):

@@ -1,6 +1,8 @@
+import pytest
 from transformers import LlamaConfig
 
-from dsrun.train.facts import model_identity
+from dsrun.runs.manifest import write_manifest
+from dsrun.train.facts import model_identity, saved_global_batch
 
 
 def config(**values):
@@ -20,3 +22,21 @@ def test_what_a_model_is_makes_a_difference():
     assert model_identity(
         config(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
     ) != model_identity(config())
+
+
+def test_the_global_batch_of_what_a_run_goes_on_from(tmp_path):
+    for step, facts in ((5, {"global_batch": 16}), (10, {"global_batch": 32}), (15, None)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if facts:
+            write_manifest(tmp_path / f"checkpoint-{step}", facts, durable=False)
+    assert saved_global_batch(tmp_path, "auto") == 32
+    assert saved_global_batch(tmp_path, "never") is None
+    assert saved_global_batch(tmp_path / "other", str(tmp_path / "checkpoint-5")) == 16
+
+
+@pytest.mark.parametrize("facts", [None, {}, {"global_batch": "32"}, {"global_batch": 0}])
+def test_a_checkpoint_that_does_not_say_its_global_batch(facts, tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    if facts is not None:
+        write_manifest(tmp_path / "checkpoint-5", facts, durable=False)
+    assert saved_global_batch(tmp_path, "auto") is None

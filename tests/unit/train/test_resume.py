@@ -226,7 +226,8 @@ def test_a_changed_batch_or_other_data_is_said(run):
     said = []
     assert find(run, said=said) == folder
     assert said[:2] == [
-        "the global batch size was 32 when checkpoint-5 was saved, and is 64 now",
+        "the global batch size was 32 when checkpoint-5 was saved, and is 64 now"
+        " (--global-batch-size 32 keeps it)",
         "the number of training rows was 100 when checkpoint-5 was saved, and is 90 now",
     ]
 

@@ -1,0 +1,35 @@
+"""Which global batch a resumed run has where its flags do not fix one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.recipe.resolve import resolve
+from dsrun.train.plan import _batch
+from dsrun.train.world import World
+
+ALONE = World(rank=0, size=1, local_rank=0, local_size=1, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved", "batch"),
+    [
+        ([], None, "8 = 8 × 1 GPU × 1 step"),
+        ([], 8, "8 = 8 × 1 GPU × 1 step"),
+        ([], 32, "32 = 8 × 1 GPU × 4 steps"),
+        (["--micro-batch-size", "4"], 32, "32 = 4 × 1 GPU × 8 steps"),
+        (["--per_device_train_batch_size", "4"], 32, "32 = 4 × 1 GPU × 8 steps"),
+        (["--micro-batch-size", "auto"], 32, "32 = 32 × 1 GPU × 1 step"),
+        # What cannot be kept, and what the flags say themselves.
+        (["--micro-batch-size", "5"], 32, "5 = 5 × 1 GPU × 1 step"),
+        (["--global-batch-size", "16"], 32, "16 = 8 × 1 GPU × 2 steps"),
+        (["--gradient_accumulation_steps", "2"], 32, "16 = 8 × 1 GPU × 2 steps"),
+    ],
+)
+def test_the_global_batch_of_a_checkpoint_stays_unless_flags_fix_another(flags, saved, batch, tmp_path):
+    said = []
+    found = _batch(resolve(["--model", "x", *flags], tmp_path), ALONE, saved, said.append)
+    assert str(found) == batch
+    assert said == (
+        ["the global batch stays 32, as it was when the checkpoint was saved"] * (found.global_batch == 32)
+    )
