@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -154,8 +154,8 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
             fix="choose another --output, or --resume never to start anew",
         )
     changed = []
-    if _differ(saved, facts, "config_sha256"):
-        changed.append(f"model config ({_differences(saved.get('config', {}), facts.get('config', {}))})")
+    if _differ(saved, facts, "config_sha256") and (names := _changed_keys(saved, facts)):
+        changed.append(f"model config ({_differences(saved['config'], facts['config'], names)})")
     if _differ(saved, facts, "tokenizer_sha256"):
         changed.append("tokenizer")
     if changed and not force:
@@ -177,8 +177,20 @@ def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bo
     return name in saved and name in facts and saved[name] != facts[name]
 
 
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
+def _changed_keys(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """The keys of the model config whose values differ. Another release of transformers writes keys that this one does
+    not know, or the other way round: those make no other model."""
+    was, now = saved["config"], facts["config"]
+    same_release = _release(saved) == _release(facts)
+    names = {*was, *now} if same_release else {*was} & {*now}
+    return [name for name in sorted(names) if was.get(name) != now.get(name)]
+
+
+def _release(facts: Mapping[str, Any]) -> str | None:
+    return facts.get("versions", {}).get("transformers")
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str]) -> str:
     words = [f"{name} was {saved.get(name)}, is {now.get(name)}" for name in names[:_SHOWN_DIFFERENCES]]
     more = len(names) - len(words)
     return "; ".join(words) + (f"; {more} more" if more > 0 else "")

@@ -22,6 +22,7 @@ FACTS = {
     "model_type": "t5",
     "config": {"d_model": 32, "dropout_rate": 0.1},
     "config_sha256": "c0",
+    "versions": {"transformers": "5.23.0"},
     "tokenizer_sha256": "t0",
     "global_batch": 64,
     "seed": 42,
@@ -213,6 +214,16 @@ def test_a_changed_config_is_refused_with_what_changed_unless_forced(run):
     said = []
     assert find(run, said=said, force=True) == folder
     assert "another model config" in said[0]
+
+
+def test_keys_that_only_another_release_of_transformers_writes_are_no_change(run):
+    earlier = {"transformers": "5.20.0"}
+    config = {"d_model": 32, "gone_since": 1}  # and no dropout_rate yet
+    folder = checkpoint(run, 5, config=config, config_sha256="c1", versions=earlier)
+    assert find(run) == folder
+    checkpoint(run, 6, config=config | {"d_model": 64}, config_sha256="c2", versions=earlier)
+    with pytest.raises(UsageError, match=r"another model config \(d_model was 64, is 32\)"):
+        find(run)
 
 
 def test_a_changed_tokenizer_is_refused(run):
