@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -48,10 +49,11 @@ def take_hold() -> None:
 
 
 def _obey(control: IO[bytes]) -> None:
-    for line in control:
-        signum = _signal(line)
-        if signum:
-            _send(signum)
+    with suppress(OSError):  # sshd's socket tells of a reset where sshd died with something unread
+        for line in control:
+            signum = _signal(line)
+            if signum:
+                _send(signum)
     # Not SIGTERM, which would ask all nodes to stop: this one is lost, and its guard ends what it leaves.
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,23 @@ def test_the_end_of_stdin_ends_it(tied):
     tied.stdout.readline()
     tied.stdin.close()
     assert tied.wait(20) == -signal.SIGKILL
+
+
+def test_a_broken_connection_ends_it_too():
+    """sshd gives its programs a socket; where it dies with words of theirs unread, they are told of a reset."""
+    ours, theirs = socket.socketpair()
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with theirs:
+        child = subprocess.Popen([sys.executable, "-c", TIED], stdin=theirs, stdout=theirs, env=env)
+    try:
+        with ours:
+            ours.sendall(greeting({"WORD": "hello"}))
+            ours.settimeout(20)
+            assert ours.recv(1, socket.MSG_PEEK) == b"h"
+        assert child.wait(20) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_what_is_no_greeting_is_refused(tied):
