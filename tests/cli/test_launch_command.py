@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
-import socket
-import subprocess
 import sys
 
 import pytest
-
-from dsrun.runs.records import read_records
-from dsrun.system.net import free_port
 
 ALLOCATION = {
     "SLURM_JOB_ID": "4711",
@@ -162,26 +155,6 @@ def test_by_hand_on_each_node(shown):
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=3000"} <= set(words)
 
 
-def test_a_node_that_never_comes_is_named_and_recorded(dsrun, here):
-    flags = [
-        "--nodes",
-        "2",
-        "--node-rank",
-        "0",
-        "--master-addr",
-        "127.0.0.1",
-        "--rendezvous-timeout",
-        "1",
-        "--output",
-        "run",
-    ]
-    done = dsrun("launch", *flags, "--master-port", str(free_port()), "--", "true")
-    assert done.returncode == 1
-    assert "node 1 did not come within 1 s" in done.stderr
-    (event,) = read_records(here / "run" / "events.jsonl")
-    assert (event["kind"], event["cause"], event["exit_code"]) == ("failure", "rendezvous_timeout", 1)
-
-
 def test_a_task_of_slurm(shown, environ):
     environ.update(STEP)
     words = agent(shown, "my_train.py")
@@ -268,35 +241,6 @@ def test_what_cannot_be_is_refused_in_one_line(dsrun, args, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("nodes", [[], ["--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]])
-def test_a_taken_port_is_refused_with_a_flag_that_is_there(dsrun, nodes):
-    with socket.create_server(("", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = dsrun("launch", *nodes, "--master-port", port, "--output", "run", "--", "true")
-    assert done.returncode == 2
-    assert f"port {port} is taken" in done.stderr
-    assert "(--master-port " in done.stderr
-    assert "--find-port" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]]
-)
-def test_a_signal_before_anything_has_begun_means_come_again(here, environ, words):
-    os.mkfifo(here / "pipe")
-    argv = [sys.executable, "-m", "dsrun", *words]
-    with (
-        subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child,
-        (here / "pipe").open("w"),  # not before it reads there
-    ):
-        child.send_signal(signal.SIGTERM)
-        _, said = child.communicate(timeout=60)
-    assert (child.returncode, said) == (
-        75,
-        "note: SIGTERM came before the run began: the same command starts it\n",
-    )
 
 
 def test_a_worker_does_not_launch_workers(dsrun, environ, here):
