@@ -24,9 +24,11 @@ class Ledger:
         self._folder = folder
         self._say = say
 
-    def newest_checkpoint(self) -> int:
-        """The step of the newest complete checkpoint, 0 for none."""
-        return max((step for step, _ in complete_checkpoints(self._folder)), default=0)
+    def newest_checkpoint(self) -> int | None:
+        """The step of the newest complete checkpoint, 0 for none; None where the file server does not tell."""
+        with suppress(OSError):  # a moment's trouble with it is no reason to end the run
+            return max((step for step, _ in complete_checkpoints(self._folder)), default=0)
+        return None
 
     def remedy(self) -> Remedy:
         """What remedy.json says. UsageError where it is not dsrun's."""

@@ -149,7 +149,7 @@ class _Supervision:
         return Attempt(self._around, self._number).run(self._starter, self._env, port)
 
     def _newest(self) -> int | None:
-        """The step of the newest complete checkpoint, 0 for none; None where only the program knows."""
+        """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows."""
         return None if self._job.foreign else self._ledger.newest_checkpoint()
 
     def _ended(self, end: End) -> Ended:

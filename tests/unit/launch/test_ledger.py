@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,11 @@ def ledger(tmp_path, said):
 
 def restart(why: str, remedy: Remedy | None = None) -> Decision:
     return Decision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or Remedy())
+
+
+def test_a_folder_that_cannot_be_read_ends_no_run(said):
+    """As on a file server in trouble; here a name that is too long."""
+    assert Ledger(RunFolder(Path("x" * 300)), said.append).newest_checkpoint() is None
 
 
 def test_a_restart_is_recorded_and_said_in_one_line(ledger, said, tmp_path):
