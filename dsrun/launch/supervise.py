@@ -7,14 +7,15 @@ supervisor be killed. Signals, detection and decisions are explained in docs/lau
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -63,6 +64,7 @@ def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outco
     """
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
+        stack.enter_context(_locked(scratch))
         outer = job.env.get(STOP_FILE_VARIABLE)
         wishes = Wishes(scratch / "stop", council.announce_stop, outer=Path(outer) if outer else None)
         stack.enter_context(wishes.listening())
@@ -86,6 +88,18 @@ def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outco
             os.mkfifo(scratch / "console")
             stack.enter_context(Relay(scratch / "console"))
             return _Supervision(around, council, Ledger(RunFolder(job.run), say), sink).keep_going()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Have systemd-tmpfiles, which clears /tmp of what is ten days old, leave `folder` alone: see tmpfiles.d(5)."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
 
 
 class _Supervision:

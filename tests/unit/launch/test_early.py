@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -47,8 +48,9 @@ def test_a_signal_that_is_swallowed_still_reaches_the_council(told_first):
         assert not swallowed(signal.SIGUSR1)
 
 
-def test_no_attempt_is_begun_once_the_council_was_told(tmp_path):
-    job = Job(
+@pytest.fixture
+def job(tmp_path):
+    return Job(
         topology=Topology(1, "cpu", 1),
         run=tmp_path / "run",
         program=["--no-python", "touch", str(tmp_path / "begun")],
@@ -56,12 +58,39 @@ def test_no_attempt_is_begun_once_the_council_was_told(tmp_path):
         foreign=True,
         warm=False,
     )
+
+
+def test_no_attempt_is_begun_once_the_council_was_told(job, tmp_path):
     council = Alone()
     council.announce_stop("SIGTERM")
     outcome = supervise(job, council)
     assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
     assert outcome.message is not None
     assert "told to stop by SIGTERM" in outcome.message
+
+
+def test_the_folder_of_a_long_run_is_not_cleared_away(job, tmp_path, monkeypatch):
+    """systemd-tmpfiles passes over what somebody has locked."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    locked = []
+
+    class Curious(Alone):
+        def stop_asked(self):
+            for folder in scratch.glob("dsrun-*"):
+                fd = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    locked.append(folder)
+                finally:
+                    os.close(fd)
+            return "SIGTERM"
+
+    supervise(job, Curious())
+    assert locked
+    assert not locked[0].exists()
 
 
 def test_what_comes_after_the_end_changes_nothing():
