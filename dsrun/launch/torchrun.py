@@ -18,6 +18,8 @@ _VALUED = frozenset(
 )
 _PASSED_OVER = frozenset(
     {"rdzv_conf", "monitor_interval", "start_method", "role", "local_addr", "log_dir", "redirects", "tee"}
+    | {"logs_specs", "event_log_handler", "local_ranks_filter", "signals_to_handle", "shutdown_timeout"}
+    | {"duplicate_stdout_filters", "duplicate_stderr_filters"}
 )
 _SWITCHES = {"standalone": "standalone", "m": "module", "module": "module", "no_python": "no_python"}
 _SHORT = {"r": "redirects", "t": "tee", "m": "m"}

@@ -59,6 +59,9 @@ def test_the_rendezvous_is_where_node_0_is(endpoint, host, port):
         ("--module -- pack.age -- x", ("--module",), ("pack.age", "--", "x")),
         ("--no-python ./run", ("--no-python",), ("./run",)),
         ("--standalone -r 3 --tee=3 --log-dir logs x.py", (), ("x.py",)),
+        ("--local-ranks-filter 0 --shutdown_timeout=9 x.py", (), ("x.py",)),
+        ("--signals-to-handle SIGTERM --logs-specs own --event-log-handler null x.py", (), ("x.py",)),
+        ("--duplicate-stdout-filters a --duplicate-stderr-filters b x.py", (), ("x.py",)),
     ],
 )
 def test_the_program_begins_at_the_first_word_that_is_no_option(line, mode, words):
