@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.words import complain, remark
+from dsrun.cli.words import aside, complain, heard_or_not, remark
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def account(folder: RunFolder) -> None:
     ledger = goodput(iter_records(folder.events))
     if ledger.productive:
         line = f"  {words(ledger)}"
-        click.echo(line, err=True)
+        aside(line)
         _keep(line, folder)
 
 
@@ -214,15 +214,16 @@ def _keep(line: str, folder: RunFolder) -> None:
 def report(outcome: Outcome, folder: RunFolder, *, foreign: bool = False) -> int:
     """Say how the run ended; returns the exit code."""
     if outcome.exit_code == 0:
-        click.echo(folder.model if folder.model.is_dir() and not foreign else folder.path)
+        with heard_or_not(1):
+            click.echo(folder.model if folder.model.is_dir() and not foreign else folder.path)
     elif outcome.exit_code == EXIT_RESUME and outcome.message:
         remark(outcome.message)
     elif outcome.message:
         complain(outcome.message)
         if outcome.advice:
-            click.echo(f"       {outcome.advice}", err=True)
+            aside(f"       {outcome.advice}")
         if outcome.log and outcome.exit_code == EXIT_TOOL_FAILED:
-            click.echo(f"       the whole story is in {outcome.log}", err=True)
+            aside(f"       the whole story is in {outcome.log}")
     return outcome.exit_code
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from dsrun.cli import launch_job
@@ -10,6 +15,7 @@ from dsrun.launch.job import Outcome
 from dsrun.launch.topology import Topology
 from dsrun.runs.folder import RunFolder
 
+ROOT = Path(__file__).parents[3]
 EVENTS = """\
 {"time": "2026-11-21T04:00:00.000+00:00", "kind": "start", "attempt": 0}
 {"time": "2026-11-21T04:00:10.000+00:00", "kind": "training", "step": 0}
@@ -33,3 +39,31 @@ def test_the_first_node_says_where_the_time_of_a_training_went(tmp_path, capsys,
     place = Here(how="here", nodes=2, node=node)
     assert launch_job._report(Outcome(0), folder, work, place) == 0
     assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is told
+
+
+# The end of a run; the file descriptor that is the first word goes to a pipe that nobody reads.
+UNHEARD = """
+import os, sys
+from pathlib import Path
+from dsrun.cli.train import report, teller
+from dsrun.launch.job import Outcome
+from dsrun.runs.folder import RunFolder
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, int(sys.argv[1]))
+folder = RunFolder(Path("run"))
+teller(folder)("once more")
+sys.exit(report(Outcome(int(sys.argv[2]), "the reason", "the advice", "the log"), folder))
+"""
+
+
+@pytest.mark.parametrize(("fd", "code"), [(1, 0), (2, 75), (2, 1), (2, 0)])
+def test_the_exit_code_stands_when_nobody_listens(tmp_path, fd, code):
+    """As behind `| head`, or when the terminal was closed."""
+    (tmp_path / "run").mkdir()
+    argv = [sys.executable, "-c", UNHEARD, str(fd), str(code)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout == ("run\n" if (fd, code) == (2, 0) else "")
+    assert (tmp_path / "run" / "console.log").read_text() == "note: once more\n"
