@@ -248,8 +248,9 @@ class Attempt:
         """End the family, and wait for the word of how the agent ended."""
         # Without an agent the warm process still has the request, which it must not follow any more.
         spared = starter.spared() if agent.pid() is not None else set()
-        while not guard.end(self._mark, spare=spared):
-            pass  # a process in uninterruptible sleep: a new attempt beside it could write to the same files
+        # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
+        while not guard.end(self._mark, spare=spared) and self._wishes.at_once is None:
+            pass
         deadline = time.monotonic() + AGENT_S
         while spared and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
