@@ -20,6 +20,14 @@ from dsrun.launch.topology import Topology
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """Also where the tests were started under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_a_signal_ends_what_has_not_begun(name):
     with pytest.raises(Stopped, match=f"{name} came before the run began") as stopped, early_signals():
