@@ -1,4 +1,4 @@
-"""What the cluster of the tests needs of the system, and what of it is missing."""
+"""What the tests on several machines, a SLURM cluster or two behind ssh, need of the system, and what is missing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ PACKAGES = {
     "iproute2": "ip",
     "util-linux": "setpriv",
     "procps": "ps",
+    "openssh-server": "sshd",
+    "openssh-client": "ssh",
 }
 SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
 

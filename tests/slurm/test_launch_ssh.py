@@ -13,14 +13,9 @@ import psutil
 import pytest
 
 from dsrun.system.net import free_port
+from tests.slurm.packages import SEARCHED
 
-SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
-SSH, KEYGEN = shutil.which("ssh"), shutil.which("ssh-keygen")
-
-pytestmark = [
-    pytest.mark.train,
-    pytest.mark.skipif(not (SSHD and SSH and KEYGEN), reason="needs OpenSSH's server and client"),
-]
+SSHD, SSH, KEYGEN = (shutil.which(name, path=SEARCHED) for name in ("sshd", "ssh", "ssh-keygen"))
 
 PROGRAM = """
 import os, sys, time
@@ -51,8 +46,7 @@ def place(tmp_path):
     client.chmod(0o755)
     (tmp_path / "hosts").write_text("one slots=1\ntwo slots=1\n")
     (tmp_path / "program.py").write_text(PROGRAM)
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where Debian's sshd, as root, locks its children up
+    Path("/run/sshd").mkdir(exist_ok=True)  # where Debian's sshd locks its children up
     log = (tmp_path / "sshd.log").open("w")
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log)
     try:
