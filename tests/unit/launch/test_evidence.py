@@ -54,6 +54,16 @@ def beats_of(folder, pids, answers):
 
 
 @pytest.fixture
+def pids(ranks):
+    """Rank 0 waits, rank 1 is stopped."""
+    found = {0: ranks(0), 1: ranks(1)}
+    os.kill(found[1], signal.SIGSTOP)
+    while state_and_parent(found[1])[0] != "T":
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
 def blind(monkeypatch, tmp_path):
     """py-spy is not allowed to look."""
     spy = tmp_path / "py-spy"
@@ -62,12 +72,8 @@ def blind(monkeypatch, tmp_path):
     monkeypatch.setattr("dsrun.launch.evidence.shutil.which", lambda name, path: str(spy))
 
 
-def test_stacks_of_a_stopped_rank_too(ranks, tmp_path, monkeypatch):
+def test_stacks_of_a_stopped_rank_too(pids, tmp_path, monkeypatch):
     monkeypatch.setattr("dsrun.launch.evidence.PY_SPY_S", 60)
-    pids = {0: ranks(0), 1: ranks(1)}
-    os.kill(pids[1], signal.SIGSTOP)
-    while state_and_parent(pids[1])[0] != "T":
-        time.sleep(0.01)
     collect(tmp_path / "evidence", pids, {}, {}, began=time.time())
     for rank in pids:
         assert "wait_for_the_others" in (tmp_path / "evidence" / f"rank-{rank}.stacks.txt").read_text()
@@ -75,13 +81,9 @@ def test_stacks_of_a_stopped_rank_too(ranks, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("blind")
-def test_stacks_of_those_that_answer_and_the_state_of_all(ranks, tmp_path, monkeypatch):
+def test_stacks_of_those_that_answer_and_the_state_of_all(pids, tmp_path, monkeypatch):
     """Who is stopped is not waited for."""
     monkeypatch.setattr("dsrun.launch.evidence.STACKS_S", 600)
-    pids = {0: ranks(0), 1: ranks(1)}
-    os.kill(pids[1], signal.SIGSTOP)
-    while state_and_parent(pids[1])[0] != "T":
-        time.sleep(0.01)
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
     stacks = (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
     assert "in wait_for_the_others" in stacks
