@@ -11,9 +11,8 @@ from typing import Any, Literal
 from dsrun.errors import UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, read_manifest
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest
 
-STATE_FILE = "trainer_state.json"
 State = Literal["complete", "damaged", "saving", "foreign"]
 
 

@@ -17,6 +17,8 @@ from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
 from dsrun.runs.sealing import Sealer, sum_of, threads
 
 MANIFEST = "manifest.json"
+# Of the Trainer, in every checkpoint.
+STATE_FILE = "trainer_state.json"
 INCOMPLETE = "checkpoint_incomplete"
 CORRUPT = "checkpoint_corrupt"
 

@@ -16,14 +16,12 @@ from transformers.trainer_callback import ExportableState
 
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import complete_checkpoints
+from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.agreement import all_ready, my_rank
 from dsrun.train.save import Save, SaveFailed
 from dsrun.train.verifying import check_best
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "trainer_state.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, read_manifest, within
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
 from dsrun.system.host import hostname
 from dsrun.train.agreement import by_main, everyone, ranks
 from dsrun.train.save import not_shared
-from dsrun.train.verifying import CONFIG_FILE, STATE_FILE, Beat, check_foreign, read_through
+from dsrun.train.verifying import CONFIG_FILE, Beat, check_foreign, read_through
 
 AUTO = ("auto", "true", "True")
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
@@ -155,7 +155,7 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
         )
     changed = []
     if _differ(saved, facts, "config_sha256") and (names := _changed_keys(saved, facts)):
-        changed.append(f"model config ({_differences(saved['config'], facts['config'], names)})")
+        changed.append(f"model config ({_differences(saved.get('config', {}), facts['config'], names)})")
     if _differ(saved, facts, "tokenizer_sha256"):
         changed.append("tokenizer")
     if changed and not force:
@@ -180,9 +180,9 @@ def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bo
 def _changed_keys(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """The keys of the model config whose values differ. Another release of transformers writes keys that this one does
     not know, or the other way round: those make no other model."""
-    was, now = saved["config"], facts["config"]
-    same_release = _release(saved) == _release(facts)
-    names = {*was, *now} if same_release else {*was} & {*now}
+    was, now = saved.get("config", {}), facts["config"]
+    comparable = _release(saved) == _release(facts) or not was
+    names = {*was, *now} if comparable else {*was} & {*now}
     return [name for name in sorted(names) if was.get(name) != now.get(name)]
 
 

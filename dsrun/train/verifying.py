@@ -8,11 +8,10 @@ from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.runs.manifest import MANIFEST, missing_or_wrong_size, verify, within
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, verify, within
 from dsrun.runs.trust import refuse_untrusted
 from dsrun.train.agreement import by_main, everyone, my_rank, ranks
 
-STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.json"
 
 Beat = Callable[[], None]

@@ -226,6 +226,14 @@ def test_keys_that_only_another_release_of_transformers_writes_are_no_change(run
         find(run)
 
 
+def test_a_manifest_that_does_not_say_which_config_is_refused_in_one_line(run):
+    folder = checkpoint(run, 5, config_sha256="c1", versions={"transformers": "5.20.0"})
+    facts = {name: value for name, value in FACTS.items() if name != "config"}
+    write_manifest(folder, {"step": 5, **facts, "config_sha256": "c1", "versions": {}}, durable=False)
+    with pytest.raises(UsageError, match="another model config"):
+        find(run)
+
+
 def test_a_changed_tokenizer_is_refused(run):
     checkpoint(run, 5, tokenizer_sha256="t1")
     with pytest.raises(UsageError, match="was saved with another tokenizer"):
