@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, ToolError
 
 T = TypeVar("T")
 
@@ -48,6 +48,17 @@ def by_main(work: Callable[[], T]) -> T:
     if answer[1] is not None:
         raise answer[1]
     return answer[0]
+
+
+def refuse_differences(what: str, mine: str) -> None:
+    """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
+    said = everyone(mine)
+    other = next((rank for rank, words in enumerate(said) if words != said[0]), None)
+    if other is not None:
+        raise ToolError(
+            f"the ranks differ in their {what}: {said[0]} on rank 0, {said[other]} on rank {other}",
+            fix="the same command again: a node saw the run folder as it had been a moment before",
+        )
 
 
 def all_ready(ready: bool) -> bool:

@@ -16,6 +16,7 @@ from dsrun.system.host import disk_free
 from dsrun.train import engine, failure, remedies, report, reshape, reshape_engine, reshape_plain
 from dsrun.train import model as models
 from dsrun.train import world as worlds
+from dsrun.train.agreement import refuse_differences
 from dsrun.train.arguments import training_arguments
 from dsrun.train.batches import Split
 from dsrun.train.checkpointing import Saving
@@ -107,6 +108,8 @@ class _Run:
             beat=self.life.heart.beat,
             again=is_another(os.environ),
         )
+        # It follows from files of the run folder, which each rank has read by itself.
+        refuse_differences("batch", plan.batch.sentence("rank"))
         return reshape.adapt_or_none(
             checkpoint,
             reshape.wanted(plan),

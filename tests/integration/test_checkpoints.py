@@ -200,16 +200,16 @@ resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, say=p
 """
 
 
-def test_nodes_that_share_nothing_are_told_before_training(tmp_path):
-    """Two ranks whose run folder has one name and two places, as with --output on a local disk of each node."""
+def two_nodes(*commands):
+    """What two ranks say on stderr that run `python COMMAND`, rank by rank; both have to fail."""
     port = str(free_port())
     nodes = []
-    for rank in range(2):
+    for rank, command in enumerate(commands):
         env = {
             **os.environ, "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
-        argv = [sys.executable, "-c", UNSHARED, str(tmp_path / f"node{rank}")]
+        argv = [sys.executable, *command]
         nodes.append(
             subprocess.Popen(
                 argv, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -217,5 +217,28 @@ def test_nodes_that_share_nothing_are_told_before_training(tmp_path):
         )
     said = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [1, 1]
-    for words in said:
+    return said
+
+
+def test_nodes_that_share_nothing_are_told_before_training(tmp_path):
+    """Two ranks whose run folder has one name and two places, as with --output on a local disk of each node."""
+    for words in two_nodes(*(["-c", UNSHARED, str(tmp_path / f"node{rank}")] for rank in range(2))):
         assert "UsageError: the nodes do not share the run folder" in words
+
+
+def test_ranks_that_read_different_batches_do_not_train(tiny, pairs, tmp_path):
+    """As where a node has not yet seen the remedy or the checkpoint from which the batch follows."""
+    flags = [
+        "-m",
+        "dsrun.train",
+        "--model",
+        tiny["llama"],
+        "--train-file",
+        pairs["train"],
+        "--output",
+        str(tmp_path),
+    ]
+    flags += ["--validation-split-percentage", "0", *SHORT]
+    said, _ = two_nodes(*([*flags, "--micro-batch-size", rows] for rows in ("2", "4")))
+    rank_0, rank_1 = "8 = 2 × 2 ranks × 2 steps on rank 0", "8 = 4 × 2 ranks × 1 step on rank 1"
+    assert f"error: the ranks differ in their batch: {rank_0}, {rank_1}" in said
