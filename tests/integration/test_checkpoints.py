@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +19,7 @@ from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
 from tests.integration.conftest import SHORT, dsrun, many_runs, records
+from tests.processes import by_name
 
 pytestmark = pytest.mark.train
 
@@ -47,7 +47,7 @@ def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             wait_for(lambda: len(complete_checkpoints(run)) > 0)
-            worker = worker_of(process.pid, rank)
+            worker = by_name(process.pid)[f"rank-{rank}"]
             _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (100_000, hard))
             _, said = process.communicate(timeout=120)
@@ -63,13 +63,6 @@ def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs
     assert not list((run.path / ".saving").glob("*"))
     failures = [row for row in read_records(run.events) if row["kind"] == "failure"]
     assert {row["cause"] for row in failures} == {"disk_full"}
-
-
-def worker_of(pid: int, rank: int) -> psutil.Process:
-    """A rank below the launcher, whichever processes stand in between: a forked one has its starter's command line."""
-    return next(
-        each for each in psutil.Process(pid).children(recursive=True) if each.name() == f"rank-{rank}"
-    )
 
 
 def wait_for(condition, seconds: float = 300) -> None:
@@ -188,15 +181,21 @@ def test_swapped_out_optimizer_states_are_saved_twice(tiny, pairs, tmp_path):
 
 
 UNSHARED = """
-import sys
+import os, sys
 from pathlib import Path
+from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.train import resume, world
 resume._NFS_PATIENCE_S = 1.0
 world.join(world.here(use_cpu=True), deepspeed=False)
 folder = RunFolder(Path(sys.argv[1]))
 folder.logs.mkdir(parents=True)
-resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, say=print)
+try:
+    resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, say=print)
+except UsageError as error:
+    print("UsageError:", error, file=sys.stderr, flush=True)
+    # As the worker ends. A process that Python takes apart can abort in gloo's threads, when its peer has gone before.
+    os._exit(1)
 """
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dsrun.system.net import free_port
 from tests.integration.conftest import SHORT
+from tests.processes import left_of
 
 pytestmark = pytest.mark.train
 
@@ -38,15 +39,6 @@ def children_of(process, enough, *, when=lambda: True):
             return found
         time.sleep(0.02)
     raise AssertionError(f"it never had {enough} children; exit code {process.poll()}")
-
-
-def living(processes, seconds=5):
-    """Those that are still there after that time, and are ended now."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    left = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
-    for each in left:
-        each.kill()
-    return left
 
 
 def many_rows(folder, count):
@@ -74,7 +66,7 @@ def test_a_dead_loader_ends_the_rank_with_a_word_about_it(tiny, pairs, tmp_path)
     assert rank.returncode not in (0, None)
     failure = json.loads((tmp_path / "rank-0.json").read_text())
     assert "DataLoader worker" in failure["message"], f"{failure} {said}"
-    assert not living(loaders)
+    assert not left_of(loaders)
 
 
 def test_loaders_die_with_a_killed_rank(tiny, pairs, tmp_path):
@@ -82,7 +74,7 @@ def test_loaders_die_with_a_killed_rank(tiny, pairs, tmp_path):
     with worker(endless(tiny, pairs), tmp_path) as rank:
         loaders = children_of(rank, 2, when=lambda: metrics.exists() and metrics.stat().st_size > 0)
         rank.kill()
-        assert not living(loaders)
+        assert not left_of(loaders)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
@@ -97,7 +89,7 @@ def test_tokenising_ends_at_once_with_all_its_processes(signum, tiny, tmp_path):
         time.sleep(0.3)
         rank.send_signal(signum)
         rank.communicate(timeout=10)
-        assert not living(children)
+        assert not left_of(children)
     if signum != signal.SIGKILL:
         assert rank.returncode == 0
         assert not (tmp_path / "rank-0.json").exists()

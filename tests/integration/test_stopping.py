@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from dsrun.launch.command import agent_argv, worker_environment
@@ -18,6 +17,7 @@ from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
 from tests.integration.conftest import SHORT
+from tests.processes import below
 
 pytestmark = pytest.mark.train
 
@@ -28,11 +28,6 @@ def losses(folder):
 
 def kinds(folder):
     return [row["kind"] for row in read_records(folder.events)]
-
-
-def workers(agent):
-    """The ranks below an agent, when both have said that training began."""
-    return [each for each in agent.children(recursive=True) if "dsrun.train" in each.cmdline()]
 
 
 @pytest.mark.parametrize("stage", ["0", "3"])
@@ -65,7 +60,7 @@ def test_one_rank_that_is_told_takes_the_others_along(stage, tiny, pairs, tmp_pa
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not (folder.metrics.exists() and losses(folder)):
             time.sleep(0.2)
-        (first, *_) = workers(psutil.Process(agent.pid))
+        (first, *_) = below(agent.pid, "dsrun.train")
         first.send_signal(signal.SIGUSR1)
         _, said = agent.communicate(timeout=300)
     assert agent.returncode == 0, said

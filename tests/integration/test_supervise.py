@@ -15,6 +15,7 @@ import pytest
 
 from dsrun.launch.guard import members
 from dsrun.runs.records import read_records
+from tests.processes import below
 
 pytestmark = pytest.mark.train
 
@@ -181,7 +182,7 @@ def test_one_ctrl_c_ends_without_a_restart(supervised):
 def test_a_killed_supervisor_leaves_nobody(supervised):
     run = supervised(FOR_EVER, "--deaf")
     scratch = Path(run.wait_for("begin", rank=0)[0]["scratch"])
-    (guard,) = (pid for pid in run.family() if "guard.py" in " ".join(psutil.Process(pid).cmdline()))
+    (guard,) = (each.pid for each in below(run.process.pid) if "guard.py" in " ".join(each.cmdline()))
     os.kill(guard, signal.SIGKILL)
     time.sleep(1)
     family = run.family() - {guard}

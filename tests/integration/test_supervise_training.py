@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from dsrun.launch.guard import members
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from tests.integration.conftest import SHORT, dsrun
+from tests.processes import alive, below, by_name
 
 pytestmark = pytest.mark.train
 
@@ -32,7 +32,7 @@ class Training:
 
     def processes(self):
         """The family by what `ps` calls them: dsrun-warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
-        return {each.name(): each for each in psutil.Process(self.process.pid).children(recursive=True)}
+        return by_name(self.process.pid)
 
     def at_step(self, step, attempt):
         """Wait until an attempt has logged a step at or after this one."""
@@ -150,15 +150,11 @@ def test_without_the_warm_process_the_ranks_are_started_by_torch(tiny, pairs, tm
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", "--no-warm", *SHORT]
     run = Training(tmp_path / "run", *flags, "--max-steps", "2000", "--save-every", "1000")
     run.at_step(2, attempt=0)
-    ranks = [
-        each
-        for each in psutil.Process(run.process.pid).children(recursive=True)
-        if each.cmdline()[1:4] == ["-u", "-m", "dsrun.train"]
-    ]
+    ranks = below(run.process.pid, "-u", "-m", "dsrun.train")
     assert sorted(each.environ()["RANK"] for each in ranks) == ["0", "1"]
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.communicate()
     deadline = time.monotonic() + 5
-    while any(each.is_running() and each.status() != "zombie" for each in ranks):
+    while any(map(alive, ranks)):
         assert time.monotonic() < deadline
         time.sleep(0.02)

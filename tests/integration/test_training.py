@@ -11,7 +11,6 @@ import time
 from itertools import product
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
 from tests.integration.conftest import FP32, SHORT, Ran, dsrun, make_tokenizer, many_runs, records
+from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.train
 
@@ -160,16 +160,15 @@ def test_a_killed_worker_ends_the_run_and_leaves_nobody(tiny, pairs, tmp_path):
     ]  # fmt: skip
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         try:
-            family = psutil.Process(process.pid)
             wait_for(lambda: len(records_or_nothing(tmp_path / "run")) > 2)
-            everyone = family.children(recursive=True)
-            next(p for p in everyone if p.name() == "rank-1").send_signal(signal.SIGKILL)
+            everyone = by_name(process.pid)
+            everyone["rank-1"].kill()
             err = process.communicate(timeout=60)[1]
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGKILL
     assert "SIGKILL" in err.splitlines()[-2] + err.splitlines()[-1]
-    assert not [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not [name for name, process in everyone.items() if alive(process)]
 
 
 def records_or_nothing(folder: Path) -> list[float]:

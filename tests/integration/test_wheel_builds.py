@@ -19,6 +19,7 @@ import pytest
 from dsrun.wheel.record import sha256_of
 from tests.integration.builder import Builder, small
 from tests.integration.wheel_sources import tiny_tree
+from tests.processes import alive
 
 PATIENCE_S = 60
 
@@ -170,7 +171,7 @@ def test_ctrl_c_ends_the_compilers_and_leaves_nothing(builder, tree, tmp_path):
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "error: interrupted"
-    assert not [each for each in compilers if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not [each for each in compilers if alive(each)]
     assert builder.stored == []
     assert list(builder.scratch.iterdir()) == []
 

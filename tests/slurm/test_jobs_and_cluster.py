@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import by_name
 from tests.slurm.cluster import CHECKOUT
 from tests.slurm.jobs import Person
 from tests.slurm.machine import SYSTEM_PATH
@@ -62,8 +63,7 @@ def started(person: Person, *words: str, cwd: Path) -> subprocess.Popen[str]:
 
 def python_of(child: subprocess.Popen[str]) -> psutil.Process:
     """The Python behind the wrappers that put it on its machine."""
-    family = psutil.Process(child.pid).children(recursive=True)
-    return next(each for each in family if each.name().startswith("python"))
+    return next(each for name, each in by_name(child.pid).items() if name.startswith("python"))
 
 
 def table(done: subprocess.CompletedProcess[str]) -> list[list[str]]:

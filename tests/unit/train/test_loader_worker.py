@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
+
+from tests.processes import left_of
 
 SCRIPT = """
 import time, torch
@@ -37,7 +38,4 @@ def test_loaders_outlive_the_wish_to_stop_and_die_with_their_rank():
         for expected in range(4, 30):
             assert int(rank.stdout.readline()) == expected
         os.kill(rank.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(loader.is_running() and loader.status() != psutil.STATUS_ZOMBIE for loader in loaders):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert not left_of(loaders, seconds=10)

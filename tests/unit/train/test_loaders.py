@@ -23,6 +23,7 @@ from dsrun.train.batches import Split
 from dsrun.train.data.collate import Collator
 from dsrun.train.data.tokens import TokenBin
 from dsrun.train.loaders import MicroBatch, start_at, training_loader
+from tests.processes import left_of
 
 COLLATE = Collator(pad_id=0, seq2seq=False)
 
@@ -157,8 +158,4 @@ def test_no_loader_process_outlives_a_killed_rank():
         loaders = psutil.Process(owner.pid).children(recursive=True)
         os.kill(owner.pid, signal.SIGKILL)
         assert len(loaders) >= 2
-        _, alive = psutil.wait_procs(loaders, timeout=5)
-    left = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
-    for each in left:
-        each.kill()
-    assert not left
+        assert not left_of(loaders)

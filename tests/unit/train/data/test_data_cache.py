@@ -16,6 +16,7 @@ from dsrun.errors import MissingError
 from dsrun.system.cache import cache_root
 from dsrun.train.data import build as building
 from dsrun.train.data.cache import key_of, obtain
+from tests.processes import alive, left_of
 
 ROWS = [{"source": "one", "target": "unu"}, {"source": "two", "target": "doi"}]
 
@@ -232,11 +233,7 @@ def test_no_process_that_tokenises_outlives_its_owner(tmp_path, signum):
             assert time.monotonic() < end, "it never started its processes"
             time.sleep(0.02)
         owner.send_signal(signum)
-        _, alive = psutil.wait_procs(children, timeout=5)
-    left = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
-    for each in left:
-        each.kill()
-    assert not left
+        assert not left_of(children)
 
 
 def test_processes_that_are_forked_later_live_on(tmp_path):
@@ -251,7 +248,7 @@ def test_processes_that_are_forked_later_live_on(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     orphan = psutil.Process(int(done.stdout))
-    assert orphan.status() != psutil.STATUS_ZOMBIE
+    assert alive(orphan)
     orphan.kill()
 
 

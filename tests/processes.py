@@ -1,0 +1,44 @@
+"""Looking at processes that come and go while one looks: what has ended in between is left out, never an error."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psutil
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; a zombie has ended, and only waits for its parent to take its exit code."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def below(pid: int, *words: str) -> list[psutil.Process]:
+    """The living descendants of a process whose command lines hold each of these words."""
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        # A process that execs has no command line for a moment, and a zombie never again.
+        with suppress(psutil.NoSuchProcess):
+            if alive(each) and set(words) <= set(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def by_name(pid: int) -> dict[str, psutil.Process]:
+    """The living descendants of a process, by what `ps` calls them: dsrun-warm, pt_elastic, rank-0 and so on."""
+    found = {}
+    for each in below(pid):
+        with suppress(psutil.NoSuchProcess):
+            found[each.name()] = each
+    return found
+
+
+def left_of(processes: list[psutil.Process], seconds: float = 5) -> list[psutil.Process]:
+    """Those that still run after that time, and are ended now."""
+    _, running = psutil.wait_procs(processes, timeout=seconds)
+    left = [each for each in running if alive(each)]
+    for each in left:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    return left
