@@ -27,7 +27,9 @@ SELF = (sys.executable, "-m", "dsrun", "launch")
 
 def over_ssh(options: Options, program: tuple[str, ...], early: Early) -> int:
     """One supervisor on each machine of the hostfile; the first node's exit code."""
+    from dsrun.launch.agent import STUCK_S
     from dsrun.launch.fleet import run_fleet
+    from dsrun.launch.voice import Voice
 
     hosts = _hosts(options)
     crews = _crews(options, hosts, program)
@@ -36,7 +38,8 @@ def over_ssh(options: Options, program: tuple[str, ...], early: Early) -> int:
     if any(crew.argv[0] == "ssh" for crew in crews) and shutil.which("ssh") is None:
         raise MissingError("there is no ssh here", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
-    code = run_fleet(crews, max_restarts=restarts, say=complain)
+    with Voice(complain, patience_s=STUCK_S) as say:
+        code = run_fleet(crews, max_restarts=restarts, say=say)
     early.is_over = True
     return code
 

@@ -59,8 +59,7 @@ class Ledger:
             )
         if decision.action == "restart":
             self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
-            with suppress(OSError):  # nobody listens any more
-                self._say(_line(failure, decision))
+            self._say(_line(failure, decision))
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""

@@ -27,6 +27,7 @@ from dsrun.launch.agent import (
     CONSOLE_VARIABLE,
     SAVE_ON_VARIABLE,
     STOP_FILE_VARIABLE,
+    STUCK_S,
     TERMINAL_VARIABLE,
     WORKER_IMPORTS,
     Cold,
@@ -42,6 +43,7 @@ from dsrun.launch.failures import explain
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.ledger import Ledger
 from dsrun.launch.policy import CONFIGURATION, Decision, Failure, decide, shrink
+from dsrun.launch.voice import Voice
 from dsrun.launch.wishes import SOMEBODY, Wishes
 from dsrun.runs.folder import RunFolder
 from dsrun.system.net import free_port
@@ -87,7 +89,8 @@ def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outco
         with log.open("ab", buffering=0) as file, echoed(file, scratch / "output", job.echo) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(Relay(scratch / "console"))
-            return _Supervision(around, council, Ledger(RunFolder(job.run), say), sink).keep_going()
+            voice = stack.enter_context(Voice(say, patience_s=STUCK_S))
+            return _Supervision(around, council, Ledger(RunFolder(job.run), voice), sink).keep_going()
 
 
 @contextmanager

@@ -164,6 +164,21 @@ def test_who_was_told_to_stop_does_not_wait_for_a_stopped_agent(supervised):
     assert len(run.notes("told")) == 2
 
 
+def test_a_terminal_that_takes_nothing_does_not_hold_the_next_attempt_up(supervised):
+    """As after Ctrl-S: the note on the restart cannot be written, for the pipe is full."""
+    run = supervised(FOR_EVER)
+    (begin,) = run.wait_for("begin", rank=0)
+    fd = os.open(f"/proc/{run.process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+    with os.fdopen(fd, "wb", buffering=0) as stderr:
+        while stderr.write(b"." * 4096):
+            pass
+    os.kill(begin["pid"], signal.SIGKILL)
+    run.wait_for("step", 3, rank=1, attempt=1)
+    code, _, said = run.end(signal.SIGTERM)
+    assert code == 75
+    assert "restart 1 of at most 3" in said
+
+
 def test_told_twice_it_ends_at_once(supervised):
     run = supervised(FOR_EVER, "--deaf")
     run.wait_for("step", 3, rank=0)
