@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from dsrun.train.console import Console, duration, number
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.evaluation import write_predictions
 from dsrun.train.precision import Precision
+from dsrun.train.records import attempt
 from dsrun.train.trainer import RunTrainer
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ NEXT_COMMANDS = (
 def header(
     console: Console, plan: Plan, data: PreparedData, folder: RunFolder, *, parameters: int, trainable: int
 ) -> None:
-    """What is about to be trained, on what, and how."""
+    """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     spec = plan.recipe.spec
     how = f"{parameters:,} parameters" + (", from scratch" if spec.from_scratch or not spec.model else "")
     if trainable != parameters:
@@ -53,6 +55,9 @@ def header(
     if "train" in plan.phases:
         words = plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")
         rows.insert(3, ("batch", words))
+    if attempt(os.environ)["attempt"]:
+        # The first one stands above on the same terminal; a remedy may have changed these.
+        rows = [row for row in rows if row[0] in ("parallel", "batch")]
     console.rows(rows)
 
 

@@ -79,6 +79,8 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
 
     assert run.process.returncode == 75, said
     assert "rank 1 was killed (SIGKILL) after step" in said
+    # What is trained is said once; what a remedy may change, by each of the three attempts.
+    assert [said.count(f"\n  {row}  ") for row in ("task", "batch")] == [1, 3]
     assert not members(mark)
     killed, orphaned = (event for event in run.events("failure") if "attempt" in event)
     assert (killed["cause"], killed["rank"], killed["exit_code"]) == ("rank_killed", 1, -9)
