@@ -121,9 +121,11 @@ class Ran:
         return self
 
 
-def dsrun(*args: object, output: Path, env: dict[str, str] | None = None) -> Ran:
+def dsrun(
+    *args: object, output: Path, env: dict[str, str] | None = None, python: str = sys.executable
+) -> Ran:
     """`dsrun train ARGS --output OUTPUT` as a user starts it."""
-    argv = [sys.executable, "-m", "dsrun", "train", *map(str, args), "--output", str(output)]
+    argv = [python, "-m", "dsrun", "train", *map(str, args), "--output", str(output)]
     done = subprocess.run(
         argv,
         env={**os.environ, **(env or {})},
@@ -149,6 +151,27 @@ def many_runs(runs: list[list[str]], *, ranks: int, scratch: Path) -> None:
     done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
     worker, agent, table = done.stderr.partition("torch/distributed/elastic")
     assert done.returncode == 0, f"{worker[-5000:]}{agent}{table[-1500:]}"
+
+
+def many_engines(
+    cases: list[dict], scratch: Path, *, python: str = sys.executable, more: dict[str, str] | None = None
+) -> dict[str, dict]:
+    """What each case's engine was, once all have run on two ranks of that Python, with `more` in its environment."""
+    file = scratch / "cases.json"
+    file.write_text(json.dumps(cases))
+    topology = Topology(2, "cpu", 2)
+    argv = agent_argv(topology, port=free_port(), module="tests.integration.many_engines", args=[str(file)])
+    changes = worker_environment(topology, os.environ, debug=False) | (more or {})
+    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    # Two releases of ninja take each other's builds for stale, and CPU Adam takes minutes: always our own ninja.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    # Muon's Newton-Schulz iteration is the same without the compiler, which takes a minute here.
+    env["TORCH_COMPILE_DISABLE"] = "1"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([python, *argv[1:]], env=env, cwd=root, capture_output=True, text=True, check=False)
+    worker, _, _ = done.stderr.partition("torch/distributed/elastic")
+    assert done.returncode == 0, worker[-5000:]
+    return json.loads(Path(f"{file}.out").read_text())
 
 
 def records(folder: Path, key: str) -> list[float]:

@@ -164,22 +164,6 @@ def test_a_changed_model_or_tokenizer_is_refused(tiny, pairs, tmp_path):
     dsrun(*flags[2:], "--model", str(changed), "--max-steps", "2", "--force", output=run).ok()
 
 
-def test_swapped_out_optimizer_states_are_saved_twice(tiny, pairs, tmp_path):
-    """DeepSpeed issue 7549: the copy of the swap files dies in a folder that has one already."""
-    run = RunFolder(tmp_path / "run")
-    flags = [
-        "--model", tiny["llama"], "--zero", "3", "--offload", "nvme", "--nvme-path", str(tmp_path / "swap"),
-        "--train-file", pairs["train"], *SHORT, "--max-steps", "4", "--save-steps", "2", "--nproc", "2",
-    ]  # fmt: skip
-    dsrun(*flags, output=run.path).ok()
-    assert [step for step, _ in run.checkpoints()] == [4, 2]
-    for _, checkpoint in run.checkpoints():
-        assert verify(checkpoint) == []
-    # The same step once more, as a run does that was killed before its next save.
-    dsrun(*flags, "--resume", str(run.checkpoint(2)), output=run.path).ok()
-    assert verify(run.checkpoint(4)) == []
-
-
 UNSHARED = """
 import os, sys
 from pathlib import Path

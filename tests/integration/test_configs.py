@@ -7,9 +7,6 @@ and listed below with the reason.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,14 +14,11 @@ from click.testing import CliRunner
 
 from dsrun.cli.config import command
 from dsrun.datafiles import data_folder
-from dsrun.launch.command import agent_argv, worker_environment
-from dsrun.launch.topology import Topology
-from dsrun.system.net import free_port
 from dsrun.zero.shipped import SHIPPED
+from tests.integration.conftest import many_engines
 
 pytestmark = pytest.mark.train
 
-RANKS = 2
 ALONE = "--for deepspeed"
 OFFLOADED = "--offload-optimizer cpu"
 
@@ -104,7 +98,7 @@ PARSED = {
     "fast writer": (f"--checkpoint-writer fast --checkpoint-decoupled {ALONE}", "wants libaio"),
 }
 UNFIT_SHIPPED = {
-    "zero3_nvme.json": "wants libaio and a drive",
+    "zero3_nvme.json": "wants libaio; the test of the real wheel, which has it, runs this one",
     "zero3_superoffload.json": "asserts CUDA",
     "zero3_zeropp.json": "the quantizer is a CUDA kernel",
 }
@@ -122,25 +116,6 @@ def case(name: str, flags: str, folder: Path) -> dict:
     return {"name": name, "config": printed(flags, folder), "target": target}
 
 
-def launch(cases: list[dict], folder: Path) -> dict[str, dict]:
-    """What each case's engine was, once all have run on two ranks."""
-    file = folder / "cases.json"
-    file.write_text(json.dumps(cases))
-    topology = Topology(RANKS, "cpu", RANKS)
-    argv = agent_argv(topology, port=free_port(), module="tests.integration.many_engines", args=[str(file)])
-    changes = worker_environment(topology, os.environ, debug=False)
-    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    # Two releases of ninja take each other's builds for stale, and CPU Adam takes minutes: always our own ninja.
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    # Muon's Newton-Schulz iteration is the same without the compiler, which takes a minute here.
-    env["TORCH_COMPILE_DISABLE"] = "1"
-    root = Path(__file__).parents[2]
-    done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
-    worker, _, _ = done.stderr.partition("torch/distributed/elastic")
-    assert done.returncode == 0, worker[-5000:]
-    return json.loads(Path(f"{file}.out").read_text())
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """Every plain case and every shipped file that a CPU can run."""
@@ -155,7 +130,7 @@ def ran(tmp_path_factory):
         if name not in UNFIT_SHIPPED
     ]
     cases += [case(name, flags, folder) for name, flags in RUNS.items()]
-    return launch(cases, folder)
+    return many_engines(cases, folder)
 
 
 @pytest.mark.parametrize("name", [*RUNS, *(name for name in SHIPPED if name not in UNFIT_SHIPPED)])
@@ -196,7 +171,7 @@ def test_the_engine_is_the_one_that_was_asked_for(ran, name, expected):
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_engines_with_groups_of_their_own(name, tmp_path):
-    found = launch([case(name, GROUPS[name], tmp_path)], tmp_path)[name]
+    found = many_engines([case(name, GROUPS[name], tmp_path)], tmp_path)[name]
     assert found["engine"] == "DeepSpeedEngine"
     assert found["moved"]
     assert found["steps"] == 3

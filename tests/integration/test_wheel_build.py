@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.datafiles import data_folder
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import verify
 from dsrun.wheel.inspect import read_wheel
 from dsrun.wheel.record import sha256_of
 from tests.integration.builder import ROOT, Builder
+from tests.integration.conftest import SHORT, dsrun, many_engines
 
 # `make test` asks for a compiler and no more; .ci/run installs libaio, so that there it is built and used.
 LIBAIO = Path("/usr/include/libaio.h").exists()
@@ -169,23 +172,60 @@ print(torch.equal(data, back))
     assert (tmp_path / "file").stat().st_size == 8192
 
 
-@pytest.mark.train
-def test_a_training_run_compiles_nothing(clean, tmp_path, tiny, pairs):
-    """Two ranks under ZeRO-2 with the optimizer on the CPU: shm_comm and cpu_adam, both from the wheel."""
+@pytest.fixture
+def compiling_nothing(clean, tmp_path):
+    """The flags of `dsrun()` for a run in that environment; afterwards, that torch has compiled nothing meanwhile."""
     extensions = tmp_path / "extensions"  # where torch puts whatever it compiles while a program runs
     extensions.mkdir()
-    argv = [
-        str(clean / "bin/python"), "-m", "dsrun", "train", "--model", tiny["t5"], "--train-file", pairs["train"],
-        "--zero", "2", "--offload", "cpu", "--bf16", "false", "--max-steps", "2", "--global-batch-size", "8",
-        "--nproc", "2", "--output", str(tmp_path / "run"),
-    ]  # fmt: skip
-    environ = {
-        **os.environ,
-        "TORCH_EXTENSIONS_DIR": str(extensions),
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    env = {
+        "TORCH_EXTENSIONS_DIR": str(extensions), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    yield {"env": env, "python": str(clean / "bin/python")}
     assert [path for path in extensions.iterdir() if path.is_dir()] == []
-    assert "+cputorch" in json.loads((tmp_path / "run/run.json").read_text())["versions"]["deepspeed"]
+
+
+@pytest.mark.train
+def test_a_training_run_compiles_nothing(compiling_nothing, tmp_path, tiny, pairs):
+    """Two ranks under ZeRO-2 with the optimizer on the CPU: shm_comm and cpu_adam, both from the wheel."""
+    flags = [
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--zero", "2", "--offload", "cpu", *SHORT,
+        "--max-steps", "2", "--nproc", "2",
+    ]  # fmt: skip
+    done = dsrun(*flags, output=tmp_path / "run", **compiling_nothing).ok()
+    assert "+cputorch" in json.loads((done.folder / "run.json").read_text())["versions"]["deepspeed"]
+
+
+@pytest.mark.train
+@pytest.mark.skipif(not LIBAIO, reason="needs libaio-dev, as DeepSpeed's async_io does")
+def test_swapped_out_optimizer_states_are_saved_twice(compiling_nothing, tiny, pairs, tmp_path):
+    """DeepSpeed issue 7549: the copy of the swap files dies in a folder that has one already."""
+    run = RunFolder(tmp_path / "run")
+    flags = [
+        "--model", tiny["llama"], "--zero", "3", "--offload", "nvme", "--nvme-path", str(tmp_path / "swap"),
+        "--train-file", pairs["train"], *SHORT, "--max-steps", "4", "--save-steps", "2", "--nproc", "2",
+    ]  # fmt: skip
+    dsrun(*flags, output=run.path, **compiling_nothing).ok()
+    assert [step for step, _ in run.checkpoints()] == [4, 2]
+    for _, checkpoint in run.checkpoints():
+        assert verify(checkpoint) == []
+    # The same step once more, as a run does that was killed before its next save.
+    dsrun(*flags, "--resume", str(run.checkpoint(2)), output=run.path, **compiling_nothing).ok()
+    assert verify(run.checkpoint(4)) == []
+
+
+@pytest.mark.train
+@pytest.mark.skipif(not LIBAIO, reason="needs libaio-dev, as DeepSpeed's async_io does")
+def test_an_engine_takes_the_shipped_configuration_for_drives(compiling_nothing, tmp_path):
+    """With async_io from the wheel. The weights are smaller than a block, so that none of them is written."""
+    config = json.loads((data_folder("ds_configs") / "zero3_nvme.json").read_text())
+    for block in ("offload_optimizer", "offload_param"):
+        assert config["zero_optimization"][block]["device"] == "nvme"
+        config["zero_optimization"][block]["nvme_path"] = str(tmp_path)
+    cases = [{"name": "nvme", "config": config, "target": "trainer"}]
+    python, env = compiling_nothing["python"], compiling_nothing["env"]
+    engine = many_engines(cases, tmp_path, python=python, more=env)["nvme"]
+    assert engine["optimizer"] == "DeepSpeedZeroOptimizer_Stage3"
+    assert engine["basic"] == "DeepSpeedCPUAdam"
+    assert engine["moved"]
+    assert engine["steps"] == 3
+    assert {each.name for each in (tmp_path / "zero_stage_3").iterdir()} == {"optimizer", "bfloat16params"}
