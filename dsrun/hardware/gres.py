@@ -11,9 +11,14 @@ from dsrun.system.slurm import cluster_nodes
 
 # One entry without its remarks in brackets: gpu, gpu:4, gpu:a100:4, gpu:a100:no_consume:4, gres:gpu:2,
 # gres/gpu:a100=4. SLURM's own manual pages: slurm.conf (Gres), gres.conf, squeue (--format %b, tres-alloc).
+_WORD = r"\w[\w.+@-]*"
 _ENTRY = re.compile(
-    r"(?:gres[/:])?(?P<name>[^:/=]+)(?P<parts>(?::[^:=]*)*)(?:=(?P<total>[^:=]+))?", re.IGNORECASE
+    rf"(?:gres[/:])?(?P<name>{_WORD}(?:/{_WORD})*)(?P<parts>(?::(?:\w[\w.+@/-]*)?)*)(?:=(?P<total>\S+))?",
+    re.IGNORECASE,
 )
+# Of other resources in a TRES string: cpu=8, mem=62.50G, cpu=00:00:12, energy=N/A.
+_AMOUNT = re.compile(r"\d[\d.:-]*[a-z]*|N/A", re.IGNORECASE)
+_FORMS = "the forms are gpu:4, gpu:a100:4, gres/gpu:a100=4"
 _COUNT = re.compile(r"(\d+)([kmgtp]?)", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _REMARK = re.compile(r"\([^()]*\)")  # (S:0-1), (IDX:0,2), (null)
@@ -39,14 +44,19 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     """The GPUs in a GRES string as sinfo and scontrol print it, or in a TRES string, in its order.
 
     Other resources (mps and shard, which are shares of the GPUs beside them, bandwidth, cpu, mem, ...) are left
-    out; "(null)" is none. Raises UsageError for an entry for GPUs that has no form SLURM knows.
+    out; "(null)" is none. Raises UsageError for an entry that has no form SLURM knows.
     """
     found: list[Gres] = []
     totals: list[int] = []
     for piece in _COMMA.split(text):
         entry = _REMARK.sub("", piece).strip()
+        if not entry:
+            continue
         match = _ENTRY.fullmatch(entry)
-        if not match or match["name"].strip().lower() != "gpu":
+        if not match:
+            raise UsageError(f"{piece.strip()!r} is no GRES", fix=_FORMS)
+        if match["name"].lower() != "gpu":
+            _check_amount(match, piece.strip())
             continue
         gpus = _gpus(match, piece.strip())
         if match["total"] and gpus.type is None:
@@ -60,15 +70,19 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     return tuple(found)
 
 
+def _check_amount(match: re.Match[str], piece: str) -> None:
+    """A line like "Gres=gpu:a100:4" is no list, and must not pass for one without GPUs."""
+    if match["total"] and not _AMOUNT.fullmatch(match["total"]):
+        raise UsageError(f"{piece!r} is no GRES", fix=_FORMS)
+
+
 def _gpus(match: re.Match[str], piece: str) -> Gres:
     parts = [part for part in match["parts"].split(":") if part and part.lower() != "no_consume"]
     total = match["total"]
     if total is None and parts and _COUNT.fullmatch(parts[-1]):
         total = parts.pop()
     if len(parts) > 1 or (total and not _COUNT.fullmatch(total)):
-        raise UsageError(
-            f"{piece!r} is no GRES for GPUs", fix="the forms are gpu:4, gpu:a100:4, gres/gpu:a100=4"
-        )
+        raise UsageError(f"{piece!r} is no GRES for GPUs", fix=_FORMS)
     kind = parts[0] if parts else None
     model = lookup(kind) if kind else None
     return Gres(type=kind, count=_count(total), capability=model.capability if model else None)

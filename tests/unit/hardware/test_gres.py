@@ -44,7 +44,16 @@ from dsrun.hardware.gres import parse_gres
         ("craynetwork:4,bandwidth:lustre:no_consume:4G", []),
         ("gpu:a100:2,gpu:a100:2", [("a100", 2, (8, 0)), ("a100", 2, (8, 0))]),
         (" GPU:A100:4 , gpu:V100:2", [("A100", 4, (8, 0)), ("V100", 2, (7, 0))]),
+        ("gpu:a100:2(IDX:0,1),shard:8", [("a100", 2, (8, 0))]),
+        ("craynetwork:1,gpu:2", [(None, 2, None)]),
+        ("gpu:nvidia_a100_1g.10gb+me:1(S:0)", [("nvidia_a100_1g.10gb+me", 1, (8, 0))]),
+        ("gpu:a100:2(IDX:0-1),mps:0(IDX:N/A),shard:a100:0/16(0/8,0/8)", [("a100", 2, (8, 0))]),
+        (
+            "cpu=00:00:12,energy=N/A,fs/disk=23,mem=6.50G,license/x@host=2,gres/gpu:h100=8",
+            [("h100", 8, (9, 0))],
+        ),
         ("(null)", []),
+        ("(null),gpu:2", [(None, 2, None)]),
         ("N/A", []),
         ("", []),
     ],
@@ -56,6 +65,30 @@ def test_every_form(text, found):
 @pytest.mark.parametrize("text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many"])
 def test_no_form_at_all_is_an_error_that_shows_the_forms(text):
     with pytest.raises(UsageError, match=r"is no GRES for GPUs.*gpu:a100:4"):
+        parse_gres(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense((",
+        "gpu:a100:4,)",
+        "two words",
+        "a100 a100",
+        "Gres=gpu:a100:4(S:0-1)",  # a line of `scontrol show node`, whose value alone is a list
+        "AllocTRES=cpu=8,gres/gpu=4",
+        "gpu:a100 80:4",
+        "{gpu}",
+        "gpu:4|gpu:2",
+        "gpu:-4",
+        "mem=much",
+        "gpu:a100:4\ngpu:v100:2",
+        ":",
+        "=",
+    ],
+)
+def test_what_slurm_would_not_print_is_refused_and_named(text):
+    with pytest.raises(UsageError, match="is no GRES"):
         parse_gres(text)
 
 
