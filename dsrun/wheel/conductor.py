@@ -3,7 +3,8 @@
 PLAN: {"width": N, "builds": [{"label", "argv", "cwd", "env"}, …]}. Every line a build prints goes to stdout as
 `LABEL<TAB>line`; `LABEL<TAB>!begin` and `LABEL<TAB>!end CODE` stand around it. After the first build that fails no
 other is started, those that run are ended, and the exit code is 1. SIGTERM, which the kernel sends when dsrun dies,
-ends all of them. The standard library only: it runs for a build's whole time.
+ends all of them. Each build leads a process group, so that its end is also that of ninja and the compilers below it,
+which would go on to the last file. The standard library only: it runs for a build's whole time.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class _Conductor:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                process_group=0,
             )
             self._running.append(process)
         self.say(label, BEGIN)
@@ -65,23 +67,28 @@ class _Conductor:
             self._running.remove(process)
             before, self.failed = self.failed, self.failed or code != 0
             if code != 0 and not before:
-                for other in self._running:
-                    with suppress(ProcessLookupError):
-                        other.terminate()
+                self._end_running(signal.SIGTERM)
             return before and code != 0
 
+    def _end_running(self, signum: int) -> None:
+        """Send `signum` to the builds that run and everything below them. Hold the guard."""
+        for process in self._running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signum)
 
-def _end_all(signum: int, _frame: object) -> None:
-    """Pass the signal on to the whole process group, compilers and this process."""
-    signal.signal(signum, signal.SIG_DFL)
-    os.killpg(0, signum)
+    def end_all(self, signum: int, _frame: object) -> None:
+        """Signal handler: pass the signal on to all builds, and die of it."""
+        signal.signal(signum, signal.SIG_DFL)
+        with self._guard:
+            self._end_running(signum)
+            os.kill(os.getpid(), signum)
 
 
 def main(plan: Path) -> int:
-    """Run the plan in the file `plan`; this process must lead its process group."""
-    signal.signal(signal.SIGTERM, _end_all)
+    """Run the plan in the file `plan`."""
     given = json.loads(plan.read_text(encoding="utf-8"))
     conductor = _Conductor()
+    signal.signal(signal.SIGTERM, conductor.end_all)
     with ThreadPoolExecutor(given["width"]) as pool:
         done = list(pool.map(conductor.run, given["builds"]))
     return 1 if conductor.failed or len(done) != len(given["builds"]) else 0

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from dsrun.wheel import conductor
-from tests.processes import left_of
+from tests.processes import alive, left_of
 
 PYTHON = sys.executable
 
@@ -85,6 +86,28 @@ raise SystemExit(3)
     assert code == 1
     assert "b\t!end 3" in lines
     assert not [line for line in lines if line.startswith(("a\t!end", "c"))]
+
+
+def test_the_first_failure_ends_the_compilers_of_the_others(tmp_path):
+    """setup.py's own end is not that of the ninja and the compilers it waits for, and these hold its output open."""
+    wait = """
+import pathlib, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path("new").write_text(str(child.pid))
+pathlib.Path("new").rename("pid")
+child.wait()
+"""
+    fail = """
+import pathlib, time
+while not pathlib.Path("pid").exists():
+    time.sleep(0.02)
+raise SystemExit(3)
+"""
+    code, lines = run(plan(tmp_path, 2, wait, fail))
+    assert code == 1
+    assert "b\t!end 3" in lines
+    with suppress(psutil.NoSuchProcess):
+        assert not alive(psutil.Process(int((tmp_path / "pid").read_text())))
 
 
 def test_what_is_no_text_is_passed_on(tmp_path):
