@@ -7,8 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import click
-
+from dsrun.cli.words import aside, heard_or_not
 from dsrun.wheel.progress import duration
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Lines:
         """Say what happened."""
         text = line_of(event, tracker, time.monotonic())
         if text:
-            click.echo(text, err=True)
+            aside(text)
 
 
 def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
@@ -83,7 +82,8 @@ class Bars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        with heard_or_not(2):
+            self._progress.stop()
 
     def refresh(self) -> None:
         """Draw now what would be drawn within a tenth of a second."""
@@ -91,6 +91,10 @@ class Bars:
 
     def watch(self, event: Event, tracker: Tracker) -> None:
         """Move the bars."""
+        with heard_or_not(2):
+            self._move(event, tracker)
+
+    def _move(self, event: Event, tracker: Tracker) -> None:
         if self._whole is None:
             self._whole = self._progress.add_task("all", total=1.0, words="")
         if event.kind == "begin":

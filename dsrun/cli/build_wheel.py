@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.words import remark
+from dsrun.cli.words import aside, remark
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,10 +140,9 @@ def _tell(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
     for job in jobs:
         request = job.request
         what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
-        click.echo(
+        aside(
             f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
-            f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}",
-            err=True,
+            f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}"
         )
 
 
@@ -154,7 +153,7 @@ def _obtain(job: Job, store: Store, *, force: bool, keep: bool) -> Entry:
     from dsrun.cli.build_display import make_display
     from dsrun.wheel.obtain import obtain
 
-    click.echo(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}", err=True)
+    aside(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with make_display() as display:
         return obtain(job, store, environ=os.environ, say=remark, watch=display.watch, force=force, keep=keep)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -10,11 +9,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from dsrun.errors import ToolError
 from dsrun.system.nvcc import prepare_home
@@ -25,9 +24,10 @@ from dsrun.wheel.checks import wrong_with_wheel
 from dsrun.wheel.cpu import compiler_environment
 from dsrun.wheel.environment import build_environment
 from dsrun.wheel.failure import FULL, disk_full, explained, with_log
+from dsrun.wheel.follow import Watch, follow
 from dsrun.wheel.inspect import read_wheel
 from dsrun.wheel.ops import links
-from dsrun.wheel.progress import Event, Tracker, parse_line, split_line
+from dsrun.wheel.progress import Tracker
 from dsrun.wheel.record import make_record, write_record
 from dsrun.wheel.source import resolve_source
 from dsrun.wheel.store import LOG_NAME
@@ -44,8 +44,6 @@ HOOK = "import sys; from setuptools.build_meta import __legacy__ as backend; bac
 # setup.py compiles pin_memory with these whatever was asked: apart from them it would be compiled twice.
 _TOGETHER = ("pin_memory", "async_io", "gds")
 _GRACE_S = 3.0
-
-Watch = Callable[[Event, Tracker], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +262,8 @@ def _conduct(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) -> 
         family.signal_group(signal.SIGTERM)
 
     read, write = os.pipe()
-    with (
-        os.fdopen(read, "r", encoding="utf-8", errors="replace") as lines,
-        log.open("w", encoding="utf-8") as file,
-    ):
-        reader = threading.Thread(target=_follow, args=(lines, file, tracker, watch, codes), daemon=True)
+    with os.fdopen(read, "rb") as lines, log.open("w", encoding="utf-8") as file:
+        reader = threading.Thread(target=follow, args=(lines, file, tracker, watch, codes), daemon=True)
         reader.start()
         try:
             code = run_foreground(
@@ -281,23 +276,3 @@ def _conduct(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) -> 
     if stopped:
         raise KeyboardInterrupt
     return code, codes
-
-
-def _follow(lines: IO[str], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    """Log every line the conductor prints, and tell `watch` of those that mean something."""
-    full = False
-    for line in lines:
-        try:
-            log.write(line)
-        except OSError:  # a full disk must not stop the reading: the builds would wait for ever
-            full = True
-        label, text = split_line(line)
-        event = parse_line(label, text)
-        if event is None or label not in tracker.weights:
-            continue
-        tracker.note(event, time.monotonic())
-        if event.kind == "end":
-            codes[label] = event.code
-        watch(event, tracker)
-    if full:
-        codes[""] = errno.ENOSPC

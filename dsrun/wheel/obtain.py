@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.wheel.build import Job, Watch, build_wheel
+from dsrun.wheel.build import Job, build_wheel
+from dsrun.wheel.follow import Watch
 from dsrun.wheel.scratch import build_folder
 
 if TYPE_CHECKING:

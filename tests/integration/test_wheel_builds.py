@@ -184,6 +184,18 @@ def until(condition, process):
         time.sleep(0.05)
 
 
+def test_nobody_need_listen(builder, tree):
+    """As in `dsrun build-wheel 2> >(head -2)`: the build goes on, and its end is what it would have been."""
+    process = builder.start(*small(tree))
+    said = [process.stderr.readline() for _ in range(2)]
+    process.stderr.close()
+    process.stderr = None
+    out, _ = process.communicate(timeout=300)
+    assert said[1].startswith("compiling with")
+    assert process.returncode == 0
+    assert Path(builder.folder, out.strip()).is_file()
+
+
 def test_an_sdist_that_is_not_the_one_in_the_lock(builder, sdist, tmp_path):
     bent = tmp_path / sdist.name
     bent.write_bytes(sdist.read_bytes() + b"\0")

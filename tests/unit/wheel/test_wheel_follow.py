@@ -1,0 +1,105 @@
+"""Lines of the builds as they come."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import queue
+import threading
+
+import pytest
+
+from dsrun.wheel.follow import follow
+from dsrun.wheel.progress import Tracker
+
+COMPILED = "a\t[1/2] c++ -c one.cpp -o one.o\n"
+BEGIN, END = "a\t!begin\n", "a\t!end 0\n"
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+
+def followed(text, log=None):
+    """The events that `watch` saw of builds that print `text` at once, the log, and the exit codes."""
+    read, write = os.pipe()
+    os.write(write, text.encode())
+    os.close(write)
+    seen, codes, log = [], {}, log or io.StringIO()
+    tracker = Tracker(weights={"a": 1.0, "b": 1.0}, libraries={"a": 1, "b": 1})
+    with os.fdopen(read, "rb") as pipe:
+        follow(pipe, log, tracker, lambda event, _: seen.append(event), codes)
+    return [(event.kind, event.label, event.file) for event in seen], log, codes, tracker
+
+
+def test_every_event_is_seen_and_every_line_logged():
+    text = f"{BEGIN}a\tcopying\n{COMPILED}b\t!begin\n{END}no label\nb\t!end 3\nb\twithout an end"
+    seen, log, codes, _ = followed(text)
+    assert seen == [
+        ("begin", "a", ""), ("begin", "b", ""), ("file", "a", "one.cpp"), ("end", "a", ""), ("end", "b", ""),
+    ]  # fmt: skip
+    assert log.getvalue() == text
+    assert codes == {"a": 0, "b": 3}
+
+
+def test_a_file_that_failed_is_not_among_the_compiled():
+    """ninja prints the status line of a command first, and that it failed in the next line."""
+    failed = "a\tFAILED: [code=1] one.o \n"
+    seen, log, _, tracker = followed(f"{BEGIN}{COMPILED}b\t!begin\n{failed}a\t!end 1\n")
+    assert [kind for kind, label, _ in seen if label == "a"] == ["begin", "end"]
+    assert failed in log.getvalue()
+    assert followed(f"{BEGIN}{COMPILED}{failed}")[3].done == 0
+    assert tracker.done == 0.5  # a build that has ended takes no more time
+
+
+def test_a_file_is_told_of_before_the_next_line_comes():
+    read, write = os.pipe()
+    seen: queue.Queue[str] = queue.Queue()
+    tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
+    with os.fdopen(read, "rb") as pipe:
+        words = (pipe, io.StringIO(), tracker, lambda event, _: seen.put(event.kind), {})
+        thread = threading.Thread(target=follow, args=words, daemon=True)
+        thread.start()
+        try:
+            os.write(write, COMPILED.encode())
+            assert seen.get(timeout=60) == "file"
+        finally:
+            os.close(write)
+            thread.join(60)
+
+
+def test_a_full_disk_does_not_stop_the_reading():
+    seen, _, codes, _ = followed(BEGIN + END, Full())
+    assert [kind for kind, *_ in seen] == ["begin", "end"]
+    assert codes == {"a": 0, "": errno.ENOSPC}
+
+
+def test_what_is_no_text_is_taken_as_far_as_it_is():
+    read, write = os.pipe()
+    os.write(write, b"a\t\xff\r\n")
+    os.close(write)
+    log = io.StringIO()
+    with os.fdopen(read, "rb") as pipe:
+        follow(pipe, log, Tracker(weights={}, libraries={}), lambda *_: None, {})
+    assert log.getvalue().startswith("a\t\ufffd")
+
+
+def test_a_watcher_that_fails_does_not_keep_the_builds_waiting():
+    read, write = os.pipe()
+
+    def watch(event, tracker):
+        raise RuntimeError("the screen is gone")
+
+    def build():
+        with os.fdopen(write, "w") as output:
+            output.write(COMPILED * 20_000)  # a pipe holds 64 KiB
+
+    thread = threading.Thread(target=build, daemon=True)
+    thread.start()
+    tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
+    with os.fdopen(read, "rb") as pipe, pytest.raises(RuntimeError):
+        follow(pipe, io.StringIO(), tracker, watch, {})
+    thread.join(60)
+    assert not thread.is_alive()
