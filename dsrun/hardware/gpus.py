@@ -18,7 +18,7 @@ _BRAND_SEGMENTS = {
     "geforce": ("geforce", "titan"),
     "quadro": ("workstation",),
 }
-# Words that a short name leaves out. "rtx 4000" may mean the Quadro (7.5) or the Ada card (8.9).
+# Words that a short name leaves out. "rtx 4000" may mean the Quadro (7.5) or the Ada card (8.9), "rtx 4000 laptop" too.
 _UNSAID = ("ada",)
 _UNSAID_IF_ALONE = ("laptop", "workstation", "server", "maxqworkstation")
 _JETSON_CHIPS = ("xavier", "orin", "thor")
@@ -127,10 +127,10 @@ def peak_bf16_tflops(name: str) -> float | None:
 def _candidates(wanted: GpuName) -> list[GpuModel]:
     if not wanted.model:
         return []
-    unsaid = () if wanted.brand == "quadro" else _UNSAID
+    unsaid = ("",) if wanted.brand == "quadro" else ("", *_UNSAID)
     rows = (
-        _fitting(wanted, ("", *unsaid))
-        or _fitting(wanted, _UNSAID_IF_ALONE)
+        _fitting(wanted, unsaid)
+        or _fitting(wanted, [word + ending for ending in _UNSAID_IF_ALONE for word in unsaid])
         or _with_series(wanted, unsaid)
         or _jetsons(wanted)
     )
@@ -141,7 +141,10 @@ def _with_series(wanted: GpuName, unsaid: tuple[str, ...]) -> list[GpuModel]:
     """Rows by a name that lacks its series: "a6000", "4090", "1080ti", "AGX Orin"."""
     if wanted.brand == "quadro":  # the Quadro 4000 of 2010 is no Quadro RTX 4000
         return []
-    found = _fitting(replace(wanted, model=f"rtx{wanted.model}"), ("", *unsaid))
+    found = _fitting(replace(wanted, model=f"rtx{wanted.model}"), unsaid)
+    if found and wanted.model.isdigit():  # "4090" is one card, but "4500" may be an A4500 or a PRO 4500 too
+        for series in ("rtxa", "rtxpro"):
+            found += _fitting(replace(wanted, model=f"{series}{wanted.model}"), unsaid)
     if not found and wanted.model[0].isdigit():
         found = _fitting(replace(wanted, model=f"gtx{wanted.model}"), ("",))
     return found or _fitting(replace(wanted, model=f"jetson{wanted.model}"), ("",))
@@ -156,7 +159,8 @@ def _jetsons(wanted: GpuName) -> list[GpuModel]:
 
 
 def _fitting(wanted: GpuName, endings: Iterable[str]) -> list[GpuModel]:
-    models = {wanted.model + ending for ending in endings}
+    model = wanted.model.removesuffix("laptop")
+    models = {model + ending + wanted.model[len(model) :] for ending in endings}
     return [row for row, name in _parsed_table() if name.model in models and _fits(wanted, row, name)]
 
 

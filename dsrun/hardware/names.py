@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 
 _DECORATION = re.compile(
-    r"\((?:tm|r|nvgpu)\)|[™®]|\bdeveloper kit\b"
+    r"\((?:tm|r|nvgpu)\)|[™®]|\b(?:engineering reference )?developer kit\b|\brev\. a\b|-shared$"
     r"|\b(?:nvidia|corporation|grid|generation|gpu|edition|blackwell|lovelace)\b"
 )
+# The driver's and lspci's words for a laptop's; Max-Q by itself also stands in the name of a workstation card.
+_LAPTOP = re.compile(r"with max-?q design|\bmobile / max-q(?: refresh)?$|\bmax-q / mobile$|\bmobile$")
 # A line of `nvidia-smi -L`: "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)"; lspci: "GA100 [A100 SXM4 80GB] (rev a1)".
 _LISTED = re.compile(r"^gpu \d+: *|\(uuid: .*$")
 _IN_BRACKETS = re.compile(r"^.*\[(.+)\].*$")
@@ -51,7 +53,7 @@ def take_apart(name: str) -> GpuName:
     text = " ".join(name.lower().replace("_", " ").split())
     text = _IN_BRACKETS.sub(r"\1", _LISTED.sub("", text))
     virtual = "grid" in text
-    text = re.sub(r"with max-?q design", "laptop", text)
+    text = _LAPTOP.sub("laptop", text)
     text, mig = _MIG.subn("", text)
     text = " ".join(_DECORATION.sub(" ", _SYSTEM.sub("", text)).split())
     text, vgpu = _VGPU.subn("", text)

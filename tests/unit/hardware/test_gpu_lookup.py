@@ -13,8 +13,8 @@ rows = st.sampled_from(TABLE)
 
 
 def test_the_table_is_whole_and_its_names_are_unique():
-    assert len(TABLE) == 309
-    assert len({row.name for row in TABLE}) == 309
+    assert len(TABLE) == 333
+    assert len({row.name for row in TABLE}) == 333
     assert {row.confidence for row in TABLE} == {"A", "B", "C"}
     for row in TABLE:
         assert (3, 5) <= row.capability <= (12, 1)
@@ -127,6 +127,25 @@ def test_any_text_is_answered(text):
         ("a100-sxm4-80", "A100 SXM4 80GB"),
         ("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d1ca9e5-5b2a)", "A100 SXM4 80GB"),
         ("GA100 [A100 SXM4 80GB] (rev a1)", "A100 SXM4 80GB"),
+        ("GA104M [GeForce RTX 3070 Mobile / Max-Q] (rev a1)", "GeForce RTX 3070 Laptop"),
+        ("AD107M [GeForce RTX 4060 Max-Q / Mobile] (rev a1)", "GeForce RTX 4060 Laptop"),
+        ("GA107M [GeForce RTX 3050 Ti Mobile]", "GeForce RTX 3050 Ti Laptop"),
+        ("TU106M [GeForce RTX 2070 Mobile / Max-Q Refresh]", "GeForce RTX 2070 Laptop"),
+        ("TU102 [GeForce RTX 2080 Ti Rev. A] (rev a1)", "GeForce RTX 2080 Ti"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            "RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        ),
+        ("NVIDIA-A100-SXM4-40GB-SHARED", "A100 SXM4 40GB"),  # a label of Kubernetes' GPU feature discovery
+        ("Tesla V100-DGXS-32GB", "Tesla V100 DGXS 32GB"),
+        ("Tesla V100-FHHL-16GB", "Tesla V100 FHHL 16GB"),
+        ("Tesla V100-SXM3-32GB-H", "Tesla V100 SXM3 32GB"),
+        ("NVIDIA GH200 120GB", "GH200 96GB"),
+        ("NVIDIA TITAN Xp COLLECTORS EDITION", "TITAN Xp"),
+        ("NVIDIA RTX 2000E Ada Generation", "RTX 2000E Ada"),
+        ("Quadro T1000 with Max-Q Design", "T1000 Laptop"),
+        ("NVIDIA CMP 40HX", "CMP 40HX"),
+        ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super", "Jetson Orin Nano 8GB"),
     ],
 )
 def test_names_that_mean_one_row(printed, name):
@@ -205,6 +224,9 @@ def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name, capability):
         "1g.5gb",
         "v100-48",
         "rtx 4000",  # Quadro (7.5) or Ada (8.9)
+        "rtx 4000 laptop",
+        "rtx 3000",  # Quadro or Ada, for laptops both
+        "4500",  # RTX A4500 (8.6), RTX 4500 Ada (8.9) or RTX PRO 4500 (12.0)
         "RTX 6000",
         "GRID RTX6000-24Q",
         "GeForce RTX 6000",
