@@ -101,13 +101,18 @@ def _refuse_empty(given: dict[str, Any]) -> None:
 
 def _refuse_unwritable(output: Path) -> None:
     """-o is looked at before the build and not after it. Nothing is made yet: the build may fail."""
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"-o {output} is a file", fix="give a folder")
-    # os.access alone is true of /proc for root; a folder that is to be made there cannot be.
-    there = next(each for each in (output, *output.absolute().parents) if each.exists())
-    if not there.is_dir():
-        raise UsageError(f"-o {output}: {there} is a file", fix="give another folder")
+    there = output
     try:
+        if output.exists() and not output.is_dir():
+            raise UsageError(f"-o {output} is a file", fix="give a folder")
+        # What is there of the path: the rest is to be made below it, which a link to nothing prevents.
+        there = next(
+            each for each in (output, *output.absolute().parents) if each.exists() or each.is_symlink()
+        )
+        if not there.is_dir():
+            kind = "a link to nothing" if there.is_symlink() else "a file"
+            raise UsageError(f"-o {output}: {there} is {kind}", fix="give another folder")
+        # os.access alone is true of /proc for root; a folder that is to be made there cannot be.
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:

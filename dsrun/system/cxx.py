@@ -65,10 +65,13 @@ def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> Cxx:
 
 def _named(text: str, by: str, environ: Mapping[str, str]) -> Cxx:
     # A path with spaces is one word when it is there; anything else is read as a shell would.
-    words = [text] if Path(text).exists() else shlex.split(text)
+    try:
+        words = [text] if Path(text).exists() else shlex.split(text)
+    except (OSError, ValueError):  # too long for a name, or a quote that is not closed
+        words = text.split()
     words = [word for word in words if Path(word).name not in _CACHES]
     if len(words) != 1:
-        raise UsageError(f"{by} is {text!r}, not one program", fix="put flags into CXXFLAGS")
+        raise UsageError(f"{by} is {text!r}, not one program", fix="name the compiler alone, without flags")
     path = shutil.which(words[0], path=environ.get("PATH"))
     found = identify(Path(path)) if path else None
     if found is None:

@@ -162,7 +162,7 @@ def _known_names(cxx: Cxx) -> list[str]:
         said = ask([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S).stderr
     except ToolError:
         return []
-    return re.findall(r"[\w.+-]{4,}", said.partition(":")[2])
+    return re.findall(r"[\w.+-]{4,}", said.partition(" are:")[2].partition("\n")[0])
 
 
 Links = Mapping[str, tuple[Sequence[str], Sequence[str]]]

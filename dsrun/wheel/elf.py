@@ -21,7 +21,7 @@ from dsrun.wheel.instructions import highest, level_of_code, level_of_flags, lev
 
 # pyelftools checks little of what it reads; a damaged file makes it fail in any of these ways.
 _DAMAGED = (
-    ELFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, OverflowError, MemoryError,
+    ELFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, OverflowError, MemoryError, OSError,
 )  # fmt: skip
 _MOST_TEXT = 256 << 20  # bytes of code; above this disassembling takes minutes and is left out
 _PRODUCER = re.compile(rb"GNU (?:C|GIMPLE)[^\0]*")

@@ -40,7 +40,9 @@ def test_an_empty_value_is_no_default(flag: str, tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_told_before_the_build(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/below")):
+    (tmp_path / "link").symlink_to("nowhere")
+    places = ("file", "file/below", "link", "link/below", "n" * 300)
+    for place in (*(tmp_path / name for name in places), Path("/proc/below")):
         said = refused(dsrun("build-wheel", "--arch", "cpu", "-o", str(place), cache=tmp_path / "cache"))
         assert f"-o {place}" in said
     assert not (tmp_path / "cache").exists()

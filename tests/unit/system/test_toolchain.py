@@ -277,7 +277,13 @@ def test_cxx_flag_then_variable_then_path(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("g++-99", "is not there"), ("/usr/bin/env", "not a C"), ("g++ -O2", "not one program")],
+    [
+        ("g++-99", "is not there"),
+        ("/usr/bin/env", "not a C"),
+        ("g++ -O2", "not one program.*without flags"),
+        ("g++'", "is not there"),
+        ("n" * 5000, "is not there"),
+    ],
 )
 def test_a_named_one_must_be_a_compiler(name, words):
     with pytest.raises(UsageError, match=words):

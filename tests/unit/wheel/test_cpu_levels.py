@@ -139,6 +139,9 @@ def test_the_compiler_says_which_vectors_a_level_has(name, define):
 def test_an_unknown_processor():
     with pytest.raises(UsageError, match=r"does not know .*haswel.*did you mean haswell"):
         resolve_level(find_cxx(os.environ), "haswel")
+    with pytest.raises(UsageError, match=r"does not know .*'nope'") as refused:
+        resolve_level(find_cxx(os.environ), "nope")
+    assert "note" not in str(refused.value)  # a word of the compiler's message and no processor
     with pytest.raises(UsageError, match="not the name of a processor"):
         resolve_level(find_cxx(os.environ), "x; rm -rf /")
 

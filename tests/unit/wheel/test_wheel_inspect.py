@@ -192,6 +192,22 @@ def test_damaged_libraries_end_in_one_line_wherever_the_damage_is(tmp_path):
         read_or_refuse(spoilt)
 
 
+@needs_gcc
+def test_a_section_beyond_every_file_is_damage(tmp_path):
+    """Such an offset cannot even be looked for: the system call fails."""
+    library = compiled(tmp_path, PLAIN)
+    whole = bytearray(library.read_bytes())
+    table, size, count = (
+        int.from_bytes(whole[at : at + n], "little") for at, n in ((40, 8), (58, 2), (60, 2))
+    )
+    for header in range(table, table + size * count, size):
+        kind, flags = whole[header + 4], whole[header + 8]
+        if (kind, flags) == (3, 2):  # SHT_STRTAB and SHF_ALLOC: .dynstr
+            whole[header + 24 : header + 32] = b"\xff" * 7 + b"\x7f"
+    library.write_bytes(whole)
+    read_or_refuse(library)
+
+
 def read_or_refuse(library):
     """Both are fine; anything but a UsageError, or a ToolError of objdump, is not."""
     with suppress(DsrunError):

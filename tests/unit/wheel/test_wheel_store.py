@@ -207,6 +207,19 @@ def test_another_file_of_that_name_is_kept(store, tmp_path):
     assert wheel.read_bytes() == b"a wheel"
 
 
+def test_a_link_is_replaced_and_not_what_it_points_to(store, tmp_path):
+    """--force is about what is in the folder; the file elsewhere may be anybody's."""
+    entry = put(store)
+    precious, wheel = tmp_path / "precious", tmp_path / "out" / NAME
+    precious.write_bytes(b"precious")
+    wheel.parent.mkdir()
+    wheel.symlink_to(precious)
+    with pytest.raises(UsageError, match="is another file"):
+        copy_out(entry, wheel.parent)
+    assert copy_out(entry, wheel.parent, force=True) == wheel
+    assert (wheel.is_symlink(), wheel.read_bytes(), precious.read_bytes()) == (False, b"a wheel", b"precious")
+
+
 def test_the_record_of_another_wheel_is_kept(store, tmp_path):
     copy_out(put(store), tmp_path / "out")
     other = put(store, key="f" * 20, name=NAME.replace("v3", "v4"))
