@@ -19,6 +19,7 @@ from dsrun.wheel.needs import need, way_to_install
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
 _WANT_PIN_MEMORY = ("async_io", "gds")
+_GROUPS = ("default", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ def choose_ops(
     chosen: dict[str, Op] = {}
     lacking: dict[str, Op] = {}
     for word in words:
-        if word in ("default", "all"):
+        if word in _GROUPS:
             lacking |= _add_group(word, table, chosen, available)
         elif word.startswith("-"):
             name = _find(word[1:], table, kind).name
@@ -126,6 +127,14 @@ def choose_ops(
     if not chosen:
         raise UsageError(f"--ops {text!r} leaves no operation to build", fix="--ops default")
     return tuple(op for name, op in table.items() if name in chosen), tuple(notices)
+
+
+def named_ops(text: str | None, kind: str, version: str | None = None) -> frozenset[str]:
+    """Those of `--ops text` that were asked for by name and not as part of a group. For what `choose_ops` took."""
+    table = {op.name: op for op in op_table(version) if kind in op.accelerators}
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    named = [word for word in words if word not in _GROUPS and not word.startswith("-")]
+    return frozenset(_find(word, table, kind).name for word in named)
 
 
 def _add_group(
@@ -171,7 +180,7 @@ def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
         raise UsageError(f"{elsewhere[0].name} exists for {kinds} only, and this wheel is for {kind}")
     if elsewhere:
         raise UsageError(f"this DeepSpeed has no {elsewhere[0].name} for {kind}: {_when(elsewhere)}")
-    near = difflib.get_close_matches(key, [*table, "default", "all"], n=1)
+    near = difflib.get_close_matches(key, [*table, *_GROUPS], n=1)
     names = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
     raise UsageError(f"there is no operation {word!r}", fix=names)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from dsrun.wheel.cpu import NATIVE, identity
 from dsrun.wheel.environment import search_paths, unused_flags, without_flags
 from dsrun.wheel.ground import Flags, Ground, Notes, find_ground
 from dsrun.wheel.needs import Probe
-from dsrun.wheel.ops import Op, choose_ops, missing, op_table
+from dsrun.wheel.ops import Op, choose_ops, missing, named_ops, op_table
 from dsrun.wheel.request import Request
 from dsrun.wheel.source import Identity, identify_source, resolve_source
 
@@ -71,15 +71,17 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
         )
         notes.said += said
         notes.take(missing(ops, probe.available, cuda=ground.torch.cuda, environ=clean))
-    _check_lowest(ops, ground.target.archs)
+    named = named_ops(flags.ops, ground.target.kind, source.version)
+    ops = _without_too_new(ops, ground.target.archs, named, notes)
     notes.said += _notices(flags, environ, ops, ground)
     cuda = ground.target.kind == "cuda"
     parts = split_archs(ground.target.archs) if flags.split and cuda else (ground.target.archs,)
+    wheels = [(archs, _of_part(ops, archs, notes)) for archs in parts]
     kernels = any(op.code == "cuda" for op in ops)
     made = [
         Job(
-            request=_request(source, ground, archs=archs, ops=ops, flags=flags, environ=environ),
-            ops=ops,
+            request=_request(source, ground, archs=archs, ops=held, flags=flags, environ=environ),
+            ops=held,
             table=op_table(source.version),
             deepspeed=flags.deepspeed,
             sdists=cache_root(environ) / "sdists",
@@ -91,7 +93,7 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
             site_packages=ground.torch.site_packages,
             jobs=flags.jobs or jobs_for(host.cores(), host.memory_available(), kernels),
         )
-        for archs in parts
+        for archs, held in wheels
     ]
     return Resolved(jobs=tuple(made), notices=tuple(notes.said), origin=ground.target.origin)
 
@@ -118,15 +120,40 @@ def _probe(ground: Ground, environ: Mapping[str, str]) -> Iterator[Probe]:
         yield Probe(cxx=ground.cxx, home=home, python=str(ground.python), environ=environ)
 
 
-def _check_lowest(ops: Sequence[Op], archs: Archs) -> None:
-    """An operation whose builder leaves out every architecture asked for would fail after the others are compiled."""
-    value = env_value(archs) if archs else ""
+def _with_code(op: Op, archs: Archs) -> bool:
+    """Whether the operation's own builder leaves any of `archs`; one without would fail after the others."""
+    return not archs or op.lowest is None or bool(expected_code(env_value(archs), op.lowest)[0])
+
+
+def _without_too_new(ops: Sequence[Op], archs: Archs, named: Collection[str], notes: Notes) -> tuple[Op, ...]:
+    """`ops` without those for newer GPUs than all of `archs`, which only a group may have brought."""
     for op in ops:
-        if archs and op.lowest and not expected_code(value, op.lowest)[0]:
+        if _with_code(op, archs):
+            continue
+        if op.name in named:
             raise UsageError(
-                f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {value}",
+                f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
                 fix=f"--ops …,-{op.name} leaves it out",
             )
+        notes.said.append(
+            f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
+        )
+    return tuple(op for op in ops if _with_code(op, archs))
+
+
+def _of_part(ops: Sequence[Op], archs: Archs, notes: Notes) -> tuple[Op, ...]:
+    """Those of `ops` that the wheel for `archs`, one of two, holds."""
+    kept = tuple(op for op in ops if _with_code(op, archs))
+    if not kept:
+        raise UsageError(
+            f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch"
+        )
+    notes.said += [
+        f"the wheel for {env_value(archs)} is without {op.name}, which is for {op.lowest} and above"
+        for op in ops
+        if op not in kept
+    ]
+    return kept
 
 
 def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], ground: Ground) -> list[str]:

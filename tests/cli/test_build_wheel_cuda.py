@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,37 @@ def test_split_prints_two_lines_and_keeps_the_two_records_apart(dry, dsrun, pyth
     ]
     for line, name in zip(done.stdout.splitlines(), names, strict=True):
         assert json.loads((here / line).with_name("WHEEL.json").read_text())["wheel"] == name
+
+
+@pytest.fixture
+def kernels(python):
+    """The package that ragged_device_ops needs, by name."""
+    folder = next(Path(python).parents[1].glob("lib/*/site-packages")) / "dskernels"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_operation_for_newer_gpus_is_not_in_the_older_part(dry):
+    """Its builder drops everything below 8.0: a wheel for 7.5 could only fail, when all else was compiled."""
+    done = dry("--arch", "7.5,9.0", "--ops", "fused_adam,ragged_device_ops", "--split")
+    old, new = done.stdout.split("# ragged_device_ops\n")
+    assert "TORCH_CUDA_ARCH_LIST=7.5" in old
+    assert "TORCH_CUDA_ARCH_LIST=9.0" in new
+    assert "note: the wheel for 7.5 is without ragged_device_ops, which is for 8.0 and above" in done.stderr
+    done = dry("--arch", "7.5,9.0", "--ops", "ragged_device_ops", "--split")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "leave no operation for 7.5" in done.stderr
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_group_leaves_out_what_is_for_newer_gpus_and_a_name_is_refused(dry):
+    done = dry("--arch", "7.5", "--ops", "all")
+    assert "# fused_adam\n" in done.stdout
+    assert "# ragged_device_ops\n" not in done.stdout
+    assert (
+        "note: left out: ragged_device_ops, because it is for GPUs of compute capability 8.0" in done.stderr
+    )
+    done = dry("--arch", "7.5", "--ops", "all,ragged_device_ops")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--ops …,-ragged_device_ops leaves it out" in done.stderr
