@@ -32,7 +32,10 @@ class Remote:
 def parse_remote(text: str) -> Remote:
     """`git+https://host/owner/name.git@v0.19.8` in the form that pip takes. Raises UsageError."""
     url = text.removeprefix("git+")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket without its other half
+        parts = urlsplit("")
     if parts.scheme not in _SCHEMES or not parts.path.strip("/"):
         raise UsageError(
             f"{text!r} is not the address of a git repository", fix="git+https://HOST/OWNER/NAME.git@TAG"
@@ -54,7 +57,8 @@ def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = 
 def _done(answer: Answer, what: str) -> str:
     if answer.exit_code:
         said = answer.stderr.strip().splitlines() or ["it said nothing"]
-        raise ToolError(f"{what}: {said[-1]}")
+        fatal = [line for line in said if line.startswith("fatal: ")]  # advice may come after it
+        raise ToolError(f"{what}: {(fatal or said[-1:])[0]}")
     return answer.stdout
 
 

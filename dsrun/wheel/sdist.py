@@ -12,11 +12,13 @@ import tarfile
 import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import MissingError, ToolError, UsageError
@@ -51,6 +53,18 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def release_version(text: str, where: object) -> str:
+    """The version in version.txt, which `where` names, in the form that setuptools gives it. Raises UsageError."""
+    with suppress(InvalidVersion):
+        version = Version(text.strip())
+        if version.local is None:
+            return str(version)
+    raise UsageError(
+        f"{where} says {text.strip()!r}, which is no version of a release",
+        fix="write one like 0.19.8 into it",
+    )
 
 
 def fetch_sdist(
@@ -174,7 +188,7 @@ def read_archive(path: Path) -> Archive:
         raise UsageError(
             f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed"
         )
-    return Archive(version=version, time=newest)
+    return Archive(version=release_version(version, f"{path}: version.txt"), time=newest)
 
 
 def unpack(path: Path, into: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.wheel.checkout import check_out, parse_remote, read_checkout, remote_commit
-from dsrun.wheel.sdist import fetch_sdist, file_sha256, read_archive, read_lock, unpack
+from dsrun.wheel.sdist import fetch_sdist, file_sha256, read_archive, read_lock, release_version, unpack
 from dsrun.wheel.tree import check_links, copy_tree, tree_digest, tree_files
 
 Kind = Literal["sdist", "tree", "git"]
@@ -164,7 +164,14 @@ def _tree_version(path: Path) -> str:
             f"{path} is not a source tree of DeepSpeed: it has no {lacking[0]}",
             fix="give the folder that holds setup.py, version.txt and op_builder/",
         )
-    return (path / "version.txt").read_text(encoding="utf-8").strip()
+    try:
+        text = (path / "version.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(
+            f"{path / 'version.txt'} cannot be read: {error.strerror or error}",
+            fix="give another source tree",
+        ) from None
+    return release_version(text, path / "version.txt")
 
 
 def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | None) -> Source:

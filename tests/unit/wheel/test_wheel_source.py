@@ -228,6 +228,14 @@ def test_truncated_and_foreign_files(tmp_path):
             resolve_source(str(path), tmp_path / "into")
 
 
+def test_an_sdist_of_no_version(tmp_path):
+    path = archive(tmp_path / "odd.tar.gz", {**GOOD, "deepspeed-1.0.0/version.txt": b"abc"})
+    with pytest.raises(
+        UsageError, match=r"odd\.tar\.gz: version\.txt says 'abc', which is no version of a release"
+    ):
+        identify_source(str(path))
+
+
 def test_what_is_nothing_at_all(tmp_path):
     with pytest.raises(UsageError, match="neither a version nor a file or folder"):
         identify_source(str(tmp_path / "nowhere"))
@@ -250,7 +258,8 @@ def test_addresses():
 
 
 @pytest.mark.parametrize(
-    "text", ["git+", "#sha256=", "1.2#sha256=zz", "~nobody/x", "\x00", "a" * 5000, "git+x\ny"]
+    "text",
+    ["git+", "#sha256=", "1.2#sha256=zz", "~nobody/x", "\x00", "a" * 5000, "git+x\ny", "git+https://[::1"],
 )
 def test_nonsense_is_one_line(text):
     with pytest.raises(UsageError) as raised:

@@ -45,6 +45,23 @@ def test_a_folder_is_named_as_patched_by_its_content(tree, tmp_path):
     assert identify_source(str(tree)) == identity
 
 
+@pytest.mark.parametrize("text", [b"abc", b"", b"0.19.9+mine", b"../../x", b"\xff\xfe"])
+def test_a_version_that_is_none_is_refused_before_anything_is_built(tree, text):
+    """With a local part of its own the version would have two."""
+    (tree / "version.txt").write_bytes(text)
+    with pytest.raises(UsageError, match=r"version\.txt says .*, which is no version of a release"):
+        identify_source(str(tree))
+    (tree / "version.txt").unlink()
+    (tree / "version.txt").mkdir()
+    with pytest.raises(UsageError, match=r"version\.txt cannot be read: Is a directory"):
+        identify_source(str(tree))
+
+
+def test_a_version_is_taken_as_setuptools_will_write_it(tree):
+    (tree / "version.txt").write_text("0.19.9-RC1\n")
+    assert identify_source(str(tree)).version == "0.19.9rc1"
+
+
 def test_what_builds_leave_behind_does_not_count(tree, tmp_path):
     before = identify_source(str(tree))
     for name in ("build/x.o", "deepspeed/__pycache__/a.pyc", "dist/d.whl", "deepspeed.egg-info/PKG-INFO"):
@@ -177,7 +194,7 @@ def test_what_the_repository_does_not_have(repository, tmp_path):
     with pytest.raises(ToolError, match=r"has no commit|cannot fetch"):
         resolve_source(f"git+file://{repository}@{'ab' * 20}", tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
-    with pytest.raises(ToolError, match="cannot reach"):
+    with pytest.raises(ToolError, match=r"cannot reach .*: fatal: "):
         identify_source(f"git+file://{tmp_path}/nowhere.git@v1")
 
 
