@@ -19,7 +19,7 @@ _ENTRY = re.compile(
 # Of other resources in a TRES string: cpu=8, mem=62.50G, cpu=00:00:12, energy=N/A.
 _AMOUNT = re.compile(r"\d[\d.:-]*[a-z]*|N/A", re.IGNORECASE)
 _FORMS = "the forms are gpu:4, gpu:a100:4, gres/gpu:a100=4"
-_COUNT = re.compile(r"(\d+)([kmgtp]?)", re.IGNORECASE)
+_COUNT = re.compile(r"(\d{1,18})([kmgtp]?)", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _REMARK = re.compile(r"\([^()]*\)")  # (S:0-1), (IDX:0,2), (null)
 _COMMA = re.compile(r",(?![^()]*\))")

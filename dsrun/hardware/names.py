@@ -24,7 +24,7 @@ _VGPU = re.compile(r"[- ](?:\d+-)?\d+[abcq](?:me)?$")
 _VGPU_BOARD = re.compile(r"^([a-z]\d+)(?:dx|d|xm|xl|x|l|c)$")
 _SYSTEM = re.compile(r"nvl(?=\d)\d+")  # "GB200 NVL72" is a rack of GB200
 _FORM = re.compile(r"sxm\d?|pcie|nvl")
-_MEMORY = re.compile(r"(?<![\d.])(?<!\bt)(\d+) ?g(?:i?b)?(?![a-z0-9])")  # but T4G is a GPU
+_MEMORY = re.compile(r"(?<![\d.])(?<!\bt)(\d{1,4}) ?g(?:i?b)?(?![a-z0-9])")  # but T4G is a GPU
 _HBM = re.compile(r"\bhbm\d?e?\b")
 
 

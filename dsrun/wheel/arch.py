@@ -12,10 +12,10 @@ from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names
 from dsrun.wheel.cuda_facts import Capability, generations, nvcc_versions, tegra
 
 EXAMPLE = 'such as a100,h100 or "8.0;9.0+PTX"'
-_CAPABILITY = re.compile(r"(\d+)\.(\d+)")
-_COMPILER_WORD = re.compile(r"(?:sm|compute)_?(\d+)(\d)")
+_CAPABILITY = re.compile(r"(\d{1,4})\.(\d{1,4})")
+_COMPILER_WORD = re.compile(r"(?:sm|compute)_?(\d{1,4})(\d)")
 _VARIANT = re.compile(r"(?:(\d+)\.(\d+)|(?:sm|compute)_?(\d+)(\d))[af]")
-_DIGITS = re.compile(r"(\d+)(\d)")
+_DIGITS = re.compile(r"(\d{1,4})(\d)")
 _PTX = re.compile(r"\+ptx$")
 _ALONE = ("auto", "cpu", "slurm")
 

@@ -69,7 +69,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """WHEEL.json of `folder`; None when there is none, or none that can be read as one of version 1."""
     try:
         found = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.get("version") != VERSION:
         return None
@@ -97,4 +97,8 @@ def wrong_with(folder: Path, names: Sequence[str] = ()) -> str | None:
     gone = [name for name in (wheel.name, *names) if not (folder / name).is_file()]
     if gone:
         return f"{gone[0]} is missing"
-    return None if sha256_of(wheel) == record["sha256"] else f"{wheel.name} is not the file that was stored"
+    try:
+        same = sha256_of(wheel) == record["sha256"]
+    except OSError as error:
+        return f"{wheel.name} cannot be read: {error.strerror or error}"
+    return None if same else f"{wheel.name} is not the file that was stored"

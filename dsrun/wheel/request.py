@@ -8,6 +8,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from packaging.version import Version
+
 RECIPE = "1"
 """Version of the way dsrun builds. Raise it when the same inputs give other bytes than before."""
 
@@ -57,8 +59,8 @@ class Request:
     def local_version(self) -> str:
         """Local version that tells wheels apart by name: "cu130torch2.13.sm80.sm90", "cputorch2.13.x8664v3".
 
-        Only letters, digits and dots, as PEP 440 wants it: setuptools rewrites other separators, and the version in
-        the file's name would then differ from the one asked for.
+        Only letters, digits and dots, and numbers without zeros in front, as PEP 440 wants it: setuptools rewrites
+        others, and the version in the file's name would then differ from the one asked for.
         """
         torch = ".".join(re.findall(r"\d+", self.torch)[:2])
         if self.accelerator == "cuda":
@@ -67,7 +69,7 @@ class Request:
             # The digest behind "native." is for the key; two machines' wheels are not told apart by name.
             level = "native" if self.cpu.startswith("native.") else self.cpu
             parts = [f"cputorch{torch}", re.sub(r"[^a-z0-9]", "", level.lower())]
-        return ".".join(filter(None, [*parts, self.label]))
+        return str(Version("0+" + ".".join(filter(None, [*parts, self.label]))).local)
 
 
 def _arch_word(arch: str) -> str:

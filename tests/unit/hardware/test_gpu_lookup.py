@@ -238,6 +238,8 @@ def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name, capability):
         "A100 48GB",
         "NVIDIA Graphics Device",
         "MI300X",
+        "A100 " + "9" * 5000 + "GB",
+        "9" * 5000,
         "gpu",
         "",
     ],

@@ -62,7 +62,9 @@ def test_every_form(text, found):
     assert [(gpus.type, gpus.count, gpus.capability) for gpus in parse_gres(text)] == found
 
 
-@pytest.mark.parametrize("text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many"])
+@pytest.mark.parametrize(
+    "text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many", "gpu:a100:" + "9" * 5000]
+)
 def test_no_form_at_all_is_an_error_that_shows_the_forms(text):
     with pytest.raises(UsageError, match=r"is no GRES for GPUs.*gpu:a100:4"):
         parse_gres(text)

@@ -62,6 +62,8 @@ def test_lists_in_any_mix(typed, value):
         ("a100,h100 smx", ["'h100 smx'", "did you mean H100"]),
         ("MI300X", ["no GPU called 'MI300X'", "give GPU names or capabilities"]),
         ("8.0 a100", ["'8.0 a100'"]),
+        ("9" * 5000 + ".0", ["is known"]),
+        ("sm_" + "9" * 5000, ["is known"]),
     ],
 )
 def test_what_is_not_certain_is_refused_with_a_hint(typed, words):

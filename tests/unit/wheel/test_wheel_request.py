@@ -72,6 +72,8 @@ def test_every_input_is_in_the_key(name):
             replace(CPU, cpu="armv8.2-a+sve", label="patched.00ff00ff"),
             "cputorch2.13.armv82asve.patched.00ff00ff",
         ),
+        # Eight hexadecimal digits may all be decimal: as a number it loses the zero in front.
+        (replace(CPU, label="git.01234567"), "cputorch2.13.x8664v3.git.1234567"),
     ],
 )
 def test_local_version(request_, local):

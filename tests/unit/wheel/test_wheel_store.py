@@ -120,9 +120,21 @@ def change_record(entry):
     entry.record.write_text('{"version": 1, "wheel": 3, "sha256": "x"}')
 
 
+def nest_record(entry):
+    entry.record.write_text("[" * 100_000)
+
+
+def unreadable_wheel(entry):
+    """As a disk that fails: the file is there, and reading it is an error."""
+    entry.wheel.unlink()
+    entry.wheel.symlink_to("/proc/self/mem")
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
+        (nest_record, "WHEEL.json is missing or unreadable"),
+        (unreadable_wheel, f"{NAME} cannot be read: Input/output error"),
         (damage_wheel, f"{NAME} is not the file that was stored"),
         (cut_wheel, f"{NAME} is not the file that was stored"),
         (remove_wheel, f"{NAME} is missing"),
