@@ -63,12 +63,16 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Fa
     """The failure in `lines` of (label, text). `codes`: exit codes of the builds that ended.
 
     A full disk or a killed compiler anywhere explains the errors around it. Otherwise the first error of a compiler,
-    else of a linker or another tool, else the last Python error.
+    else of a linker or another tool, else the last Python error, of a build that failed by itself: those that were
+    ended because of it complain of that.
     """
+    failed = {label for label, code in codes.items() if code}
     found: dict[str, Failure] = {}
     for label, raw in lines:
         text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
         kind, failure = _judge(label, text)
+        if failed and label not in failed and kind not in ("disk", "memory"):
+            continue
         if failure and (kind == "python" or kind not in found):
             found[kind] = failure
     best = next((found[kind] for kind in ("disk", "memory", "compiler", "tool") if kind in found), None)

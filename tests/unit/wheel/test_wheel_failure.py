@@ -112,3 +112,22 @@ def test_a_full_disk_explains_everything_else(line):
 
 def test_nothing_to_see():
     assert first_failure([("a", line) for line in NOISE], {"a": 1}) is None
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "c++: fatal error: Terminated signal terminated program cc1plus",
+        "nvcc error   : 'cicc' died due to signal 15 (Terminate signal)",
+        "KeyboardInterrupt",
+        "RuntimeError: Error compiling",
+    ],
+)
+def test_what_the_builds_say_that_were_ended_is_no_reason(complaint):
+    """The first failure ends the compilers of the others, and only its own build has an exit code."""
+    lines = [("a", "RuntimeError: the reason"), ("b", complaint), ("b", "a.cpp:1:1: error: half a file")]
+    assert first_failure(lines, {"a": 1, "c": 0}).sentence == "RuntimeError: the reason"
+    assert (
+        first_failure([("b", "g++: fatal error: Killed signal terminated program x")], {"a": 1}).cause
+        == "memory"
+    )
