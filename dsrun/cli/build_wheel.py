@@ -62,16 +62,17 @@ if TYPE_CHECKING:
 @click.option("--keep", is_flag=True, help="Keep the folder it is compiled in.")
 @click.option("--force", is_flag=True, help="Build again what is stored, and replace what is in -o.")
 @click.option("--dry-run", is_flag=True, help="Print the commands and their environment, and build nothing.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Copy the wheel there.")
+@click.option("-o", "--output", "place", metavar="DIR", help="Copy the wheel there.")
 @click.option("--debug", is_flag=True, hidden=True)
-def command(output: Path | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
+def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     from dsrun.system.cache import cache_root
     from dsrun.wheel.ground import Flags
     from dsrun.wheel.resolve import resolve
     from dsrun.wheel.store import Store
 
-    _refuse_empty(given)
+    _refuse_empty({**given, "output": place})
+    output = None if place is None else Path(place)
     if output is not None:
         _refuse_unwritable(output)
     with _stopped_like_ctrl_c():

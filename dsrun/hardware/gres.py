@@ -108,7 +108,7 @@ def cluster_gpus(partition: str | None = None) -> tuple[Gres, ...] | None:
             f"SLURM has no nodes in a partition {partition!r}", fix="sinfo -s lists the partitions"
         )
     sums: dict[str | None, Gres] = {}
-    for gpus in (each for node in nodes for each in parse_gres(node.gres)):
+    for gpus in (each for node in nodes for each in parse_gres(node.gres) if each.count):
         before = sums.get(gpus.type)
         count = gpus.count + (before.count if before else 0)
         sums[gpus.type] = Gres(type=gpus.type, count=count, capability=gpus.capability)

@@ -32,7 +32,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("flag", ["ops", "deepspeed", "cpu", "cxx", "python", "partition"])
+@pytest.mark.parametrize("flag", ["ops", "deepspeed", "cpu", "cxx", "python", "partition", "output"])
 def test_an_empty_value_is_no_default(flag: str, tmp_path: Path) -> None:
     """A script's variable that was not set must not start the default build."""
     assert f"--{flag} is empty" in refused(dsrun("build-wheel", f"--{flag}", "", cache=tmp_path / "cache"))

@@ -58,6 +58,12 @@ def test_the_clusters_gpus_are_summed_by_type(sinfo):
     assert [gpus.capability for gpus in cluster_gpus() or ()] == [(7, 0), (8, 0), None]
 
 
+def test_a_node_that_counts_no_gpu_has_none(sinfo):
+    """gpu:0 would be a GPU of unknown type, for which nothing can be built."""
+    sinfo("login|(null)|gpu:0\nn1|(null)|gpu:a100:4\nn2|(null)|gpu:h100:0\n")
+    assert [str(gpus) for gpus in cluster_gpus() or ()] == ["gpu:a100:4"]
+
+
 def test_a_partition_is_passed_on_as_it_is(sinfo):
     asked = sinfo(LINES)
     cluster_nodes("big ones; rm")
