@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.slurm.jobs import Job
 
 SHOW = """\
 import json, os, socket, sys
@@ -121,6 +124,35 @@ def test_an_array_runs_once_for_each_number_in_folders_of_its_own(ada, place):
         "rank-3-0": ["--seed", "3"], "rank-5-0": ["--seed", "5"],
     }  # fmt: skip
     assert len({facts["output"] for facts in ranks.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [["--mem=2000", "--gpus-per-node=a100:1"], ["--mem-per-cpu=500", "--gpus=1", "--array=3"]],
+    ids=["memory", "array"],
+)
+def test_a_job_that_another_job_submits_is_its_own(ada, place, outer):
+    """sbatch passes on the outer job's variables, which srun would take for wishes."""
+    (place / "show.py").write_text(SHOW)
+    program = ["python", "show.py"]
+    (place / "inner.sh").write_text(
+        ada.render("--gpus-per-node", 0, "--nodes", 2, program=program, cwd=place)
+    )
+    # The step's own variables are there, too: this is what an interactive session looks like.
+    words = (
+        "export SLURM_CPU_BIND=quiet,corescores; sbatch --parsable inner.sh >number.new; mv number.new number"
+    )
+    ada.sbatch(f"#!/bin/bash\nsrun --ntasks=1 bash -c '{words}'\n", "--ntasks=2", *outer, cwd=place)
+    number = place / "number"
+    end = time.monotonic() + 120
+    while not number.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    job = Job(ada.cluster, int(number.read_text()), place)
+    job.wait_for("COMPLETED")
+    assert job.restarts == 0
+    ranks = results(place)
+    assert sorted(ranks) == ["rank--0", "rank--1"]
+    assert {Path(facts["output"]).name for facts in ranks.values()} == {f"show-{job.id}"}
 
 
 def test_a_job_waits_for_the_one_it_depends_on(ada, place):

@@ -9,6 +9,16 @@
 # Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
 set -u -o pipefail
 
+# Called inside another job, sbatch passes on what SLURM has set there. srun would take it for wishes, and the script an
+# array's task that is not its own for itself. What this job has asked for holds for its steps without these.
+unset SLURM_GPUS "${!SLURM_GPUS_PER_@}" "${!SLURM_MEM_PER_@}" "${!SLURM_CPU_BIND@}"
+if [ -v SLURM_ARRAY_JOB_ID ] || [ -v SLURM_RESTART_COUNT ]; then
+    if own=$(scontrol show job "$SLURM_JOB_ID" | sed -n "/^JobId=$SLURM_JOB_ID /,/ Restarts=/p") && [ -n "$own" ]; then
+        [[ $own == "JobId=$SLURM_JOB_ID ArrayJobId="* ]] || unset "${!SLURM_ARRAY_@}"
+        [[ $own != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+    fi
+fi
+
 export PATH=/opt/dsrun/bin:"$PATH"
 
 # One folder per job, the same after a requeue, on a file system that all nodes share. In an array SLURM_JOB_ID may
@@ -44,6 +54,7 @@ trap 'pass_on TERM' TERM
 # shellcheck disable=SC2016
 on_node='
 trap "" USR1 TERM
+touch "$DSRUN_FAILURES/reached"
 export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
 if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=true; else PET_RDZV_CONF=is_host=false; fi
 export PET_RDZV_CONF

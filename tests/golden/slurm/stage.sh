@@ -10,6 +10,16 @@
 # Rendered by dsrun VERSION. How it works, and how to change it: `dsrun render-slurm --show-template`.
 set -u -o pipefail
 
+# Called inside another job, sbatch passes on what SLURM has set there. srun would take it for wishes, and the script an
+# array's task that is not its own for itself. What this job has asked for holds for its steps without these.
+unset SLURM_GPUS "${!SLURM_GPUS_PER_@}" "${!SLURM_MEM_PER_@}" "${!SLURM_CPU_BIND@}"
+if [ -v SLURM_ARRAY_JOB_ID ] || [ -v SLURM_RESTART_COUNT ]; then
+    if own=$(scontrol show job "$SLURM_JOB_ID" | sed -n "/^JobId=$SLURM_JOB_ID /,/ Restarts=/p") && [ -n "$own" ]; then
+        [[ $own == "JobId=$SLURM_JOB_ID ArrayJobId="* ]] || unset "${!SLURM_ARRAY_@}"
+        [[ $own != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+    fi
+fi
+
 [ -v TOKENIZERS_PARALLELISM ] || export TOKENIZERS_PARALLELISM=false
 [ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 # Accelerate reads these before anything else, and then drops DeepSpeed in silence.
@@ -82,6 +92,7 @@ export PATH="$DSRUN_LOCAL/env/bin:$PATH"
 # shellcheck disable=SC2016
 on_node='
 trap "" USR1 TERM
+touch "$DSRUN_FAILURES/reached"
 cache=${TMPDIR:-/tmp}/dsrun-$UID
 # What lies in a folder of that name may be run: it has to be of this user.
 mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
@@ -126,8 +137,9 @@ clean_up
 case $code in 0 | 75) signalled=${signalled:-a signal} ;; esac
 job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
 job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
-# When a node dies, the other workers fail at once, and SLURM notices minutes later.
-if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+# When a node dies, the other workers fail at once, and SLURM notices minutes later. Where srun could reach none from the
+# start, something else is wrong, and would be again.
+if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then
     timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
 fi
 # A job that the user has cancelled is no longer RUNNING.

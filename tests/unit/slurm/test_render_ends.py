@@ -20,6 +20,7 @@ SAVES = 'until [ -e "$DSRUN_STOP_FILE" ]; do sleep 0.02; done; exit 0'
 PREEMPTED = JOB + "   PreemptEligibleTime=2026-11-21T08:00:00 PreemptTime=2026-11-21T08:00:05\n"
 CANCELLED = JOB.replace("   JobState=RUNNING", "   JobState=COMPLETING")
 REQUEUE = ("requeue", "12")
+TASK = JOB.replace("JobId=12 ", "JobId=12 ArrayJobId=12 ArrayTaskId=3 ")
 
 
 def training(shell: Shell, **options) -> str:
@@ -195,13 +196,40 @@ def test_a_report_from_before_a_requeue_is_not_read_again(shell):
 def test_an_array_task_never_speaks_for_the_whole_array(shell):
     # The last task of an array has the array's own number as its SLURM_JOB_ID.
     shell.variables |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
-    shell.worker = SAVES
+    shell.worker, shell.job = SAVES, TASK
     done = signalled(shell, training(shell, array="0-3", array_flag="--seed"), signal.SIGUSR1)
     assert done.of("scontrol")[-1] == ("requeue", "12_3")
     assert ("--quiet", "--signal=USR1", "12_3") in done.of("scancel")
-    assert {words[2] for words in done.of("scontrol") if words[:2] == ("show", "job")} == {"12_3"}
+    first, *others = [words[2] for words in done.of("scontrol") if words[:2] == ("show", "job")]
+    assert first == "12"  # whether it is a task of that array at all
+    assert set(others) == {"12_3"}
     assert done.received == ["dsrun.train", "--seed", "3"]
     assert (shell.folder / "runs" / "train-12_3").is_dir()
+
+
+def test_what_the_job_around_sbatch_was_given_is_not_this_jobs(shell):
+    """sbatch passes on all that it finds; srun fails over two kinds of memory, or GPUs that the job does not have."""
+    theirs = {
+        "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "9", "SLURM_GPUS_PER_NODE": "8",
+        "SLURM_GPUS": "8", "SLURM_MEM_PER_NODE": "2000", "SLURM_MEM_PER_CPU": "1000", "SLURM_CPU_BIND": "quiet,mask",
+    }  # fmt: skip
+    shell.variables |= theirs | {"SLURM_GPUS_ON_NODE": "2"}
+    shell.worker, shell.job = (
+        SAVES,
+        JOB.replace("   StdErr", "   Requeue=1 Restarts=0 BatchFlag=1\n   StdErr"),
+    )
+    done = signalled(shell, training(shell, max_requeues="3"), signal.SIGUSR1)
+    assert theirs.keys() & done.environment.keys() == set()
+    assert done.environment["SLURM_GPUS_ON_NODE"] == "2"
+    assert ("--quiet", "--signal=USR1", "12") in done.of("scancel")
+    assert done.of("scontrol")[-1] == REQUEUE
+    assert rendezvous(done)["--rdzv-id"] == "12-0"
+
+
+def test_a_silent_controller_makes_no_task_of_an_array_a_job_of_its_own(shell):
+    shell.variables |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
+    shell.job = ""
+    assert rendezvous(shell.run(training(shell)))["--rdzv-id"] == "12_3-1"
 
 
 def rendezvous(done):
@@ -330,3 +358,10 @@ def test_a_job_that_lost_a_node_goes_back_before_slurm_has_noticed(shell):
     done = shell.run(training(shell, nodes="2"))
     assert done.of("scontrol")[-1] == REQUEUE
     assert "the loss of a node" in done.stderr
+
+
+def test_a_step_that_no_node_could_start_is_no_lost_node(shell):
+    """What srun refuses once it would refuse again, after each of twenty requeues."""
+    shell.put("srun", "exit 1")
+    done = shell.run(training(shell, nodes="2"))
+    assert (done.code, requeued(done)) == (1, False)
