@@ -197,7 +197,9 @@ def test_what_the_cluster_cannot_give_is_said_before_the_queue(ada, what, place)
 
 
 def test_an_exit_code_of_a_program_makes_a_failed_job_that_stays_so(ada, place):
-    job = ada.submit("--gpus-per-node", "0", "--nodes", 2, program=["bash", "-c", "exit 7"], cwd=place)
+    # A log whose name SLURM fills in on the node only.
+    options = ["--gpus-per-node", "0", "--nodes", 2, "--log", "log-%N-%5j.txt"]
+    job = ada.submit(*options, program=["bash", "-c", "exit 7"], cwd=place)
     job.wait_for("FAILED")
     assert job.exit_code == 7
     assert job.restarts == 0

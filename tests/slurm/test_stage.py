@@ -66,3 +66,31 @@ def test_every_node_runs_from_its_own_disk(ada, place, cluster, make):
         assert facts["module"].startswith("/tmp/dsrun-20001-")
         left = list((cluster.root / "disk" / node / "tmp").glob("dsrun-20001-*"))
         assert left == []
+
+
+WAITS = """#!/bin/bash
+# In the first start it waits to be ended.
+touch "$SLURM_SUBMIT_DIR/unpacking-$SLURM_NODEID"
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || sleep 600
+"""
+
+
+@pytest.mark.parametrize("target", [("--batch",), ()], ids=["batch", "steps"])
+def test_a_job_that_is_told_to_stop_while_it_copies_goes_back_into_the_queue(ada, place, target):
+    staged = environment(place)
+    waits = staged / "bin" / "conda-unpack"
+    waits.write_text(
+        "import os, sys\nos.execv('/bin/bash', ['bash', os.environ['SLURM_SUBMIT_DIR'] + '/waits'])\n"
+    )
+    (place / "waits").write_text(WAITS)
+    (place / "look.py").write_text(LOOK)
+    job = ada.submit(
+        "--nodes", 2, "--gpus-per-node", "0", "--stage", staged.name, program=["python", "look.py"], cwd=place
+    )
+    job.until(lambda: len(list(place.glob("unpacking-*"))) == 2, "unpacking")
+    ada.run("scancel", "--signal=USR1", *target, job.id)
+    job.wait_for_restart()
+    assert not list(place.glob("*.json"))
+    job.wait_for("COMPLETED")
+    assert job.restarts == 1
+    assert len(list(place.glob("*.json"))) == 2

@@ -48,6 +48,23 @@ pass_on() {
 }
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
+# Leaves the exit code of a process in `code`. A trapped signal ends `wait` early; the process goes on.
+await() {
+    interrupted=1
+    while [ -n "$interrupted" ]; do
+        interrupted=
+        wait "$1"
+        code=$?
+    done
+}
+# Only returns when an unfinished job is not to go back.
+back_into_queue() {
+    [ -z "$signalled" ] || say "interrupted by $signalled and not finished"
+}
+# Nothing disturbs what follows the last step, and nobody ends workers of a later start.
+wind_up() {
+    trap '' USR1 TERM
+}
 
 # What each node runs; nothing in it is expanded on the batch host. Signals go to the workers, which save and leave;
 # the agent above them must outlive that: left to itself torch.distributed.run kills them 30 s after a TERM.
@@ -81,21 +98,16 @@ srun --export=ALL --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=1 --max-restarts=0 \
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     --no-python -- ./tool 'a b' &
-step=$!
-# A trapped signal ends `wait` early; the step goes on.
-interrupted=1
-while [ -n "$interrupted" ]; do
-    interrupted=
-    wait "$step"
-    code=$?
-done
-trap '' USR1 TERM
+await "$!"
+wind_up
 
 # Finished, failed, or only interrupted.
 [ "$code" -ne 0 ] || exit 0
-[ -z "$signalled" ] || say "interrupted by $signalled and not finished"
+back_into_queue
 # torch.distributed.run ends with 1 whatever its workers ended with; the code is in the report it leaves in the log.
-log=$(scontrol show job "$job" | sed -n 's/^ *StdErr=//p')
+# It is what this script writes to; scontrol's name for it may hold patterns that are filled in on the node.
+log=/proc/$$/fd/2
+[ -f "$log" ] || log=$(scontrol show job "$job" | sed -n 's/^ *StdErr=//p')
 # The log of a requeued job has earlier reports, too: those from before this start do not count.
 worker=$(tail -n 500 -- "$log" 2>/dev/null | awk -v start="dsrun: job $job, start $((restart + 1))," '
     index($0, start) { code = "" }

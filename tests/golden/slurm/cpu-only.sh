@@ -60,6 +60,38 @@ pass_on() {
 }
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
+# Leaves the exit code of a process in `code`. A trapped signal ends `wait` early; the process goes on.
+await() {
+    interrupted=1
+    while [ -n "$interrupted" ]; do
+        interrupted=
+        wait "$1"
+        code=$?
+    done
+}
+job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
+# Only returns when an unfinished job is not to go back.
+back_into_queue() {
+    job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
+    # When a node dies, the other workers fail at once, and SLURM notices minutes later. Where srun could reach none from
+    # the start, something else is wrong, and would be again.
+    if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then
+        timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
+    fi
+    # A job that the user has cancelled is no longer RUNNING.
+    if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
+        if [ "$restart" -lt 20 ]; then
+            say "interrupted by $signalled and not finished: back into the queue"
+            scontrol requeue "$job" && exit 0
+        fi
+        say "interrupted by $signalled and not finished after $restart requeues"
+    fi
+}
+# Nothing disturbs what follows the last step, and nobody ends workers of a later start.
+wind_up() {
+    trap '' USR1 TERM
+    [ -z "$watchdog" ] || kill "$watchdog"
+}
 
 # What each node runs; nothing in it is expanded on the batch host. Signals go to the supervisors, which have the workers
 # save and leave; until they listen, a signal must not end them.
@@ -94,35 +126,13 @@ srun --export=ALL --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 \
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     --module -- dsrun.train --model demo-t5 --zero 2 &
-step=$!
-# A trapped signal ends `wait` early; the step goes on.
-interrupted=1
-while [ -n "$interrupted" ]; do
-    interrupted=
-    wait "$step"
-    code=$?
-done
-trap '' USR1 TERM
-[ -z "$watchdog" ] || kill "$watchdog"
+await "$!"
+wind_up
 
 # Finished, failed, or only interrupted.
 [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
 case $code in 0 | 75) signalled=${signalled:-a signal} ;; esac
-job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
-job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
-# When a node dies, the other workers fail at once, and SLURM notices minutes later. Where srun could reach none from the
-# start, something else is wrong, and would be again.
-if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then
-    timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
-fi
-# A job that the user has cancelled is no longer RUNNING.
-if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
-    if [ "$restart" -lt 20 ]; then
-        say "interrupted by $signalled and not finished: back into the queue"
-        scontrol requeue "$job" && exit 0
-    fi
-    say "interrupted by $signalled and not finished after $restart requeues"
-fi
+back_into_queue
 # srun's code is the highest of the supervisors', which all have that of the worker that failed first.
 [ "$code" -ne 0 ] || code=75
 exit "$code"

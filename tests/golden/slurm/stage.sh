@@ -59,11 +59,43 @@ pass_on() {
 }
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
+# Leaves the exit code of a process in `code`. A trapped signal ends `wait` early; the process goes on.
+await() {
+    interrupted=1
+    while [ -n "$interrupted" ]; do
+        interrupted=
+        wait "$1"
+        code=$?
+    done
+}
+job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
+# Only returns when an unfinished job is not to go back.
+back_into_queue() {
+    job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
+    # When a node dies, the other workers fail at once, and SLURM notices minutes later. Where srun could reach none from
+    # the start, something else is wrong, and would be again.
+    if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then
+        timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
+    fi
+    # A job that the user has cancelled is no longer RUNNING.
+    if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
+        if [ "$restart" -lt 20 ]; then
+            say "interrupted by $signalled and not finished: back into the queue"
+            scontrol requeue "$job" && exit 0
+        fi
+        say "interrupted by $signalled and not finished after $restart requeues"
+    fi
+}
+# Nothing disturbs what follows the last step, and nobody ends workers of a later start.
+wind_up() {
+    trap '' USR1 TERM
+    [ -z "$watchdog" ] || kill "$watchdog"
+    on_all --quiet --immediate=20 rm -rf "$DSRUN_LOCAL"
+}
 
 # The environment goes to the local disks once, instead of being imported from a shared one by every rank.
 export DSRUN_LOCAL='/local disk'/dsrun-"$UID-$SLURM_JOB_ID"
 on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }
-clean_up() { on_all --quiet --immediate=20 rm -rf "$DSRUN_LOCAL"; }
 # shellcheck disable=SC2016
 unpack='
 mkdir "$DSRUN_LOCAL/unpacked" && tar -C "$DSRUN_LOCAL/unpacked" -xf "$1" && rm -f "$1" || exit
@@ -77,12 +109,21 @@ cd "$DSRUN_LOCAL/env" || exit
 put_in_place() {
     # shellcheck disable=SC2016
     on_all bash -c 'rm -rf "$1" && mkdir -p -m 700 "$1"' dsrun-stage "$DSRUN_LOCAL" || return
+    touch "$DSRUN_FAILURES/reached"
     sbcast --force /shared/env.tar.gz "$DSRUN_LOCAL"/env.tar.gz || return
+    # sbcast and tar have not heard of a signal.
+    [ ! -e "$DSRUN_STOP_FILE" ] || return
     on_all bash -c "$unpack" dsrun-stage "$DSRUN_LOCAL"/env.tar.gz
 }
-if ! put_in_place; then
+put_in_place &
+await "$!"
+if [ "$code" -ne 0 ]; then
+    wind_up
+    # The copying steps have no handler: 128 and the number of a signal that was meant for them, such as preemption's.
+    case $code in 138 | 143) signalled=${signalled:-a signal} ;; esac
+    back_into_queue
+    [ -z "$signalled" ] || exit 75
     say "the environment could not be copied to the local disks"
-    clean_up
     exit 4
 fi
 export PATH="$DSRUN_LOCAL/env/bin:$PATH"
@@ -120,36 +161,13 @@ srun --export=ALL --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 \
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     --module -- dsrun.train --model t5-large --dataset wmt16 --dataset-config ro-en --output runs/ro &
-step=$!
-# A trapped signal ends `wait` early; the step goes on.
-interrupted=1
-while [ -n "$interrupted" ]; do
-    interrupted=
-    wait "$step"
-    code=$?
-done
-trap '' USR1 TERM
-[ -z "$watchdog" ] || kill "$watchdog"
-clean_up
+await "$!"
+wind_up
 
 # Finished, failed, or only interrupted.
 [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
 case $code in 0 | 75) signalled=${signalled:-a signal} ;; esac
-job_has() { scontrol show job "$job" | grep -qE "^ +$1"; }
-job_has 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
-# When a node dies, the other workers fail at once, and SLURM notices minutes later. Where srun could reach none from the
-# start, something else is wrong, and would be again.
-if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then
-    timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
-fi
-# A job that the user has cancelled is no longer RUNNING.
-if [ -n "$signalled" ] && job_has 'JobState=RUNNING '; then
-    if [ "$restart" -lt 20 ]; then
-        say "interrupted by $signalled and not finished: back into the queue"
-        scontrol requeue "$job" && exit 0
-    fi
-    say "interrupted by $signalled and not finished after $restart requeues"
-fi
+back_into_queue
 # srun's code is the highest of the supervisors', which all have that of the worker that failed first.
 [ "$code" -ne 0 ] || code=75
 exit "$code"

@@ -365,3 +365,38 @@ def test_a_step_that_no_node_could_start_is_no_lost_node(shell):
     shell.put("srun", "exit 1")
     done = shell.run(training(shell, nodes="2"))
     assert (done.code, requeued(done)) == (1, False)
+
+
+def staged(shell: Shell, **options) -> str:
+    return training(shell, stage="/shared/x-1-py3-none-any.whl", local_dir=str(shell.tools), **options)
+
+
+@pytest.mark.parametrize("code", [138, 143])
+def test_a_signal_that_ends_the_copying_puts_the_job_back_into_the_queue(shell, code):
+    shell.put("srun", f"exit {code}")
+    done = shell.run(staged(shell))
+    assert (done.code, done.of("scontrol")[-1]) == (0, REQUEUE)
+    done = shell.run(staged(shell, requeue="false"))
+    assert (done.code, requeued(done)) == (75, False)
+
+
+def test_a_job_that_is_told_to_stop_while_it_copies_starts_no_training(shell):
+    shell.put("sbcast", 'touch "$STAND_INS/environment"\n' + SAVES)
+    done = signalled(shell, staged(shell), signal.SIGUSR1)
+    assert (done.code, done.of("scontrol")[-1], done.of("python")) == (0, REQUEUE, [])
+
+
+def test_what_cannot_be_copied_ends_the_job_for_good(shell):
+    shell.put("sbcast", "exit 1")
+    done = shell.run(staged(shell))
+    assert (done.code, requeued(done)) == (4, False)
+    assert done.of("srun")[-2][-3:] == ("rm", "-rf", f"{shell.tools}/dsrun-{os.getuid()}-12")
+
+
+def test_a_report_is_found_in_a_log_whose_name_slurm_has_not_filled_in(shell):
+    shell.worker = "exit 7"
+    script = other(shell)
+    shell.job = shell.job.replace("log.txt", "log-%N.txt")
+    shell.put("python", 'echo "  exitcode  : 42 (pid: 2)" >&2; exit 1')
+    wrapped = f"exec 2>{shell.tools}/own.txt\n{script}"
+    assert shell.run(wrapped).code == 42
