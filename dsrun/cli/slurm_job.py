@@ -47,10 +47,22 @@ def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
         return Job(program=any_program(words), config=config or here)
     if config or here:
         name = str(config or here)
+        _refuse_no_training(name, cwd)
         remark(f"nothing stands behind --: the job runs {name}")
         return _train(["--config", str((cwd / name).absolute())], name, cwd)
     remark(f"nothing stands behind -- and there is no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd)
+
+
+def _refuse_no_training(name: str, cwd: Path) -> None:
+    """A run file may hold no more than what a site wants said of every job."""
+    from dsrun.recipe.runfile import read_run_file
+
+    if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
+        raise UsageError(
+            f"nothing stands behind --, and {name} names no model to train",
+            fix="add train: {model: …} to it, or write -- train --model demo-t5",
+        )
 
 
 def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:

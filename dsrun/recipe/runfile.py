@@ -60,7 +60,7 @@ def read_run_file(path: Path, shown: str) -> tuple[Given, ...]:
         root = loader.get_single_node()
         return tuple(_from_root(loader, root, shown))
     except RecursionError:
-        raise UsageError(f"{shown}: nested too deeply", fix="give a run.yaml") from None
+        raise _too_deep(shown) from None
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, shown) from None
     finally:
@@ -87,6 +87,8 @@ def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[s
             if value.tag != NULL_TAG
             for where in [f"{shown}:{_line(key)}: {section}.{key.value}"]
         ]
+    except RecursionError:
+        raise _too_deep(shown) from None
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, shown) from None
     finally:
@@ -102,6 +104,10 @@ def _plain_words(node: yaml.Node, where: str) -> list[str]:
     if words is None:
         raise UsageError(f"{where}: neither a value nor a list of values")
     return words
+
+
+def _too_deep(shown: str) -> UsageError:
+    return UsageError(f"{shown}: nested too deeply", fix="give a run.yaml")
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, shown: str) -> UsageError:

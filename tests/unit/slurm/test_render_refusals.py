@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dsrun.cli.render_slurm import command
-from dsrun.cli.slurm_job import find_job
+from dsrun.cli.slurm_job import find_job, from_run_file
 from dsrun.cli.slurm_site import missing
 from dsrun.errors import UsageError
 from dsrun.slurm.program import any_program, train_program
@@ -187,6 +187,21 @@ def test_a_job_with_a_clean_environment_still_knows_who_it_belongs_to():
 def test_dsrun_train_behind_the_dashes_is_a_training(tmp_path):
     words = ["train", "--model", "demo-t5"]
     assert find_job(["dsrun", *words], None, tmp_path).program == find_job(words, None, tmp_path).program
+
+
+def test_a_run_file_for_the_scheduler_alone_names_nothing_to_run(tmp_path):
+    (tmp_path / "run.yaml").write_text("slurm: {partition: gpu}\n")
+    with pytest.raises(UsageError, match=r"run\.yaml names no model to train"):
+        find_job((), None, tmp_path)
+    assert find_job(["true"], None, tmp_path).config == "run.yaml"
+    (tmp_path / "run.yaml").write_text("train: {model_name_or_path: demo-t5}\n")
+    assert find_job((), None, tmp_path).program.trains
+
+
+def test_a_run_file_that_is_nested_too_deeply_is_one_line(tmp_path):
+    (tmp_path / "run.yaml").write_text("slurm: " + "[" * 5000)
+    with pytest.raises(UsageError, match="too deeply"):
+        from_run_file("run.yaml", tmp_path)
 
 
 def test_restarts_of_a_run_file_are_not_said_to_be_set_aside(tmp_path, capsys):
