@@ -106,9 +106,13 @@ def _log(record: dict[str, str]) -> str | None:
         "u": record.get("UserId", "").partition("(")[0],
         "N": record.get("BatchHost", "").partition(".")[0],
         "n": "0",
+        "t": "0",
+        "s": "batch",
         "%": "%",
     }
-    filled = re.sub(r"%(\d*)([jAaxuNn%])", lambda found: known[found[2]].rjust(int(found[1] or 0), "0"), text)
+    filled = re.sub(
+        r"%(\d*)([jAaxuNnts%])", lambda found: known[found[2]].rjust(int(found[1] or 0), "0"), text
+    )
     return str(PurePosixPath(record.get("WorkDir", "/")) / filled)
 
 

@@ -14,6 +14,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.last import Progress, progress
 from dsrun.slurm.job_view import FINAL
+from dsrun.slurm.program import slug
 from dsrun.slurm.run_folder import job_variables, run_folder
 from dsrun.system import slurm_query
 
@@ -179,8 +180,8 @@ def _joined(job: Job, script_of: Callable[[str], str | None]) -> Job:
 
 def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[str, str]) -> str | None:
     """Where dsrun's scripts put a run when nothing else is said, if it is there; else what the script says."""
-    usual = Path(job.work_dir or "/") / "runs" / f"{job.name}-{job.id}"
-    if "/" not in job.name and usual.is_dir():
+    usual = Path(job.work_dir or "/") / "runs" / f"{slug(job.name)}-{job.id}"
+    if usual.is_dir():
         return str(usual)
     never_ran = job.is_final and not job.nodes
     script = None if never_ran or "[" in job.id else script_of(job.id.partition("_")[0])

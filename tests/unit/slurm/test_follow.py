@@ -203,8 +203,8 @@ def test_tasks_that_have_not_started_have_no_log():
 
 
 def test_patterns_that_slurm_left_in_a_logs_name():
-    text = re.sub(r"StdOut=.*", "StdOut=logs/%x-%5j-%N-%%.log", recorded("job"))
-    assert read_jobs(text)[0].log == "/home/ada/jobs/logs/t5 large-00062-node2-%.log"
+    text = re.sub(r"StdOut=.*", "StdOut=logs/%x-%5j-%N-%%%n%t%s.log", recorded("job"))
+    assert read_jobs(text)[0].log == "/home/ada/jobs/logs/t5 large-00062-node2-%00batch.log"
 
 
 def test_accounting_rows():

@@ -103,6 +103,12 @@ def test_the_usual_run_folder_needs_no_look_into_the_script(tmp_path):
     assert (found.progress.step, found.progress.loss, found.finished) == (3, 2.5, True)
 
 
+def test_a_name_that_no_folder_has_is_found_after_the_controller_has_forgotten_the_script(tmp_path):
+    (tmp_path / "runs" / "t5-large-2-7").mkdir(parents=True)
+    (found,) = joined([job(tmp_path, name='t5 "large"/2')], lambda number: None)
+    assert found.run == str(tmp_path / "runs" / "t5-large-2-7")
+
+
 def test_a_run_folder_named_in_the_script(tmp_path):
     write_run(tmp_path / "out" / "big", {"step": 9, "loss": 1.0})
     script = "#!/bin/bash\nexport DSRUN_OUTPUT=\"$PWD\"/out/'big'\n"
