@@ -109,8 +109,8 @@ def _job(row: Sequence[str]) -> Job:
         elapsed=elapsed,
         time_limit=limit,
         submitted=submitted,
-        started=start,
-        # The queue gives a running job the end of its time limit.
+        # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
+        started="" if words[0] == "PENDING" else start,
         ended=end if words[0] in FINAL else "",
         work_dir=folder,
         name=name,

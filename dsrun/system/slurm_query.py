@@ -73,9 +73,10 @@ def _no_slurm(program: str) -> MissingError:
 
 
 def last_words(answer: Answer) -> str:
-    """The last line that a program said, without its own name in front."""
+    """The last line that a program said, without its own name in front, and without the advice to read its help."""
     lines = (answer.stderr.strip() or answer.stdout.strip() or "no reason given").splitlines()
-    return lines[-1].removeprefix("sbatch: ").removeprefix("error: ").strip()
+    reasons = [line for line in lines if line.strip() and not line.startswith('Try "')] or lines
+    return reasons[-1].removeprefix("sbatch: ").removeprefix("error: ").strip()
 
 
 def partitions() -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.slurm.look import look, look_if_there
+from dsrun.slurm.submit import submit
 from dsrun.system import slurm_query
 from dsrun.system.slurm_query import NoAnswerError
 from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
@@ -61,6 +62,13 @@ def test_a_program_that_fails_for_another_reason(programs):
     with pytest.raises(ToolError, match="scontrol failed: scontrol: something odd") as caught:
         slurm_query.partitions()
     assert not isinstance(caught.value, NoAnswerError)
+
+
+def test_an_option_that_sbatch_does_not_know_is_named(programs, tmp_path):
+    usage = "sbatch: unrecognized option '--nonsense=1'\nTry \"sbatch --help\" for more information\n"
+    stand_in(programs, "sbatch", ("", "", usage, 1))
+    with pytest.raises(ToolError, match="unrecognized option '--nonsense=1'"):
+        submit("#!/bin/bash\n")
 
 
 def test_a_job_that_the_controller_does_not_have(programs):

@@ -50,6 +50,27 @@ def test_the_queue():
     assert jobs["67"].ended == "2026-11-21T09:08:55"
 
 
+def test_a_start_that_is_only_expected_is_none():
+    row = [
+        "7",
+        "7",
+        "PENDING",
+        "BeginTime",
+        "gpu",
+        "",
+        "1",
+        "0:00",
+        "1:00",
+        "t",
+        "2026-11-21T19:26:48",
+        "",
+        "/w",
+        "x",
+    ]
+    assert read_rows([row])[0].started == ""
+    assert read_rows([[*row[:2], "RUNNING", *row[3:]]])[0].started == "2026-11-21T19:26:48"
+
+
 def test_the_accounting():
     jobs = by_id(history())
     assert jobs["67"].state == "FAILED"
