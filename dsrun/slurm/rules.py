@@ -22,8 +22,25 @@ _INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
 # What bash keeps to itself, and what the script or SLURM sets for every job.
 _TAKEN = re.compile(
-    r"UID|EUID|PPID|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL)"
+    r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL)"
     r"|SLURM_(JOB|JOBID|ARRAY|RESTART|NODEID|PROCID|LOCALID|NTASKS|NNODES)(_.*)?"
+)
+# The script's own variables: one that is exported already reaches the program with the script's value.
+_SCRIPTS = frozenset(
+    {
+        "job",
+        "restart",
+        "hosts",
+        "endpoint",
+        "signalled",
+        "interrupted",
+        "watchdog",
+        "code",
+        "own",
+        "log",
+        "worker",
+    }
+    | {"on_node", "cache", "key", "cores", "threads", "unpack", "root"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")
@@ -169,7 +186,7 @@ def _environment(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         name, equals, value = entry.partition("=")
         if not _NAME.fullmatch(name):
             raise UsageError(f"{_at('env', where)}: {name!r} is no name of a variable")
-        if equals and _TAKEN.fullmatch(name):
+        if name in _SCRIPTS or (equals and _TAKEN.fullmatch(name)):
             raise UsageError(f"{_at('env', where)}: {name} is set by bash, by SLURM or by the script")
         if equals and SECRET.search(name):
             raise UsageError(

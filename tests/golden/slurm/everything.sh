@@ -54,7 +54,8 @@ module load cuda/13.0 nccl || exit 4
 # shellcheck disable=SC1090,SC1091
 source '/shared/set up.sh' || exit 4
 eval "$(conda shell.bash hook)" && conda activate 'train env' || exit 4
-set -u
+# A file that leaves `set -e` behind would have the script end before it could put the job back into the queue.
+set +e -u -o pipefail
 
 export NCCL_SOCKET_IFNAME='=eth0'
 export GLOO_SOCKET_IFNAME=eth0

@@ -346,6 +346,13 @@ def test_modules_are_loaded_before_the_environment_is_activated(shell):
     assert done.launched  # by `python` from PATH, which is that of the environment
 
 
+def test_options_that_a_set_up_file_leaves_behind_do_not_end_the_script(shell):
+    (shell.tools / "setup").write_text("set -eu\nset +o pipefail\n")
+    shell.worker = "exit 75"
+    done = shell.run(training(shell, setup_file=[str(shell.tools / "setup")]))
+    assert (done.code, requeued(done)) == (0, True)
+
+
 def test_a_module_that_cannot_be_loaded_ends_the_job(shell):
     shell.put("module", "exit 1")
     done = shell.run(training(shell, module=["nowhere"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from dsrun.cli.slurm_job import find_job, from_run_file
 from dsrun.cli.slurm_site import missing
 from dsrun.errors import UsageError
 from dsrun.slurm.program import any_program, train_program
-from dsrun.slurm.render import context, render
+from dsrun.slurm.render import context, render, template_text
 from dsrun.slurm.site import Site
 from dsrun.slurm.sizes import gpu_words
 from dsrun.slurm.spec import Given, make_spec
@@ -90,6 +91,14 @@ def test_only_what_slurm_or_a_shell_can_read_is_taken(name, good, bad):
         with pytest.raises(UsageError) as refused:
             made(name, word)
         assert f"--{name}" in str(refused.value)
+
+
+def test_no_variable_of_the_scripts_own_is_promised_to_the_program():
+    own = set(re.findall(r"^\s*(?:for )?([a-z_]+)(?:=| in )", template_text(), re.MULTILINE))
+    assert {"job", "cache", "on_node", "root"} <= own
+    for name in own | {"PWD"}:
+        with pytest.raises(UsageError, match="set by"):
+            made("env", f"{name}=1")
 
 
 @pytest.mark.parametrize("mount", ["", "a:", ":b", "/a::ro"])
