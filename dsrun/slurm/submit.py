@@ -40,7 +40,8 @@ def test_only(script: str) -> str:
     """Whether and when the job would start, in one line. Uses up a job number. Raises as `submit` does."""
     answer = _sbatch(["--test-only"], script)
     if answer.exit_code != 0:
-        raise ToolError(f"SLURM would refuse the job: {slurm_query.last_words(answer)}")
+        # Also said of jobs that sbatch takes and that wait: for a drained node, or for ever.
+        raise ToolError(f"SLURM could not start the job now: {slurm_query.last_words(answer)}")
     return forecast(slurm_query.last_words(answer))
 
 

@@ -274,5 +274,5 @@ def test_whether_and_when(sbatch):
     assert (folder / "calls").read_text() == "sbatch --test-only\n"
     assert submit.forecast(said.replace("2026", "2383")).endswith("when jobs that have no time limit end")
     sbatch("", "allocation failure: Requested node configuration is not available\n", 1)
-    with pytest.raises(ToolError, match="would refuse the job: allocation failure: Requested node"):
+    with pytest.raises(ToolError, match="could not start the job now: allocation failure: Requested node"):
         submit.test_only("#!/bin/bash\n")
