@@ -118,19 +118,25 @@ def _here(run: str | None) -> str:
     return str(Path(run).relative_to(here)) if run and Path(run).is_relative_to(here) else run or ""
 
 
+def reason_in_words(job: Job) -> str:
+    """SLURM's reason and what it means; of a cancelled job it says only what that had last waited for."""
+    from dsrun.slurm.reasons import explained
+
+    meaning = None if job.state == "CANCELLED" else explained(job.reason)
+    return job.reason + (f": {meaning}" if meaning else "")
+
+
 def _print_one(job: Job) -> None:
     from dsrun.slurm.job_view import read_jobs
-    from dsrun.slurm.reasons import explained
     from dsrun.system import slurm_query
 
     text = slurm_query.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
-    reason = job.reason + (f": {meaning}" if (meaning := explained(job.reason)) else "")
     ended = f", exit code {view.result}" if view and view.is_final else ""
     lines = {
         "job": f"{job.id} {_one_line(job.name)}",
         "state": job.state + ended,
-        "reason": reason,
+        "reason": reason_in_words(job),
         "partition": job.partition,
         "nodes": _nodes(job),
         "time": f"{job.elapsed} of {job.time_limit}" if job.time_limit else job.elapsed,

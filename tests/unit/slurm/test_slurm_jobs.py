@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
+from dsrun.cli.jobs import reason_in_words
 from dsrun.slurm.jobs import _SACCT, _SQUEUE, Job, joined, merged, read_rows
 from dsrun.slurm.reasons import explained
 from dsrun.slurm.run_folder import job_variables, run_folder, shell_word
@@ -115,6 +117,12 @@ def write_run(folder, *records, finished=False):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     if finished:
         (folder / "FINISHED").touch()
+
+
+def test_nobody_is_told_to_release_a_job_that_is_cancelled(tmp_path):
+    waiting = job(tmp_path, state="PENDING", reason="JobHeldUser")
+    assert reason_in_words(waiting).startswith("JobHeldUser: held by you")
+    assert reason_in_words(replace(waiting, state="CANCELLED")) == "JobHeldUser"
 
 
 def test_the_usual_run_folder_needs_no_look_into_the_script(tmp_path):
