@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
 from dataclasses import Field, replace
 from importlib import import_module
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.output import put
 from dsrun.cli.words import remark
 from dsrun.errors import UsageError
 from dsrun.zero.spec import TITLES, ZeroSpec, options
@@ -277,17 +277,7 @@ def _deliver(text: str, own: dict[str, Any]) -> None:
     if own["output"] is None:
         click.echo(text, nl=False)
         return
-    path = Path(own["output"])
-    if path.is_dir():
-        raise UsageError(f"-o {path} is a folder", fix="name a file")
-    if path.exists() and not own["force"]:
-        raise UsageError(f"{path} exists", fix="add --force to replace it")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise UsageError(f"-o {path}: {error.strerror}", fix="name a file in a folder that exists") from error
+    put(Path(own["output"]), text, force=own["force"])
 
 
 command = ConfigGroup(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.config_check import STDIN, read_text
+from dsrun.cli.output import put
 from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
@@ -26,14 +27,12 @@ def command(file: str, output: str | None, in_place: bool, force: bool) -> int:
     """
     if in_place and (output or file == STDIN):
         raise UsageError("--in-place goes with a file and without --output", fix="leave one of them out")
-    if output and Path(output).is_file() and not force:
-        raise UsageError(f"{output} exists", fix="add --force to replace it")
     upgraded, changes, left = _run_file(file) if file.endswith(YAML) else _deepspeed_config(file, output)
     target = file if in_place else output
     if target is None:
         click.echo(upgraded, nl=False)
     elif changes or not in_place:
-        _write(Path(target), upgraded)
+        put(Path(target), upgraded, force=force or in_place)
     for change in changes:
         remark(change)
     for each in left:
@@ -59,16 +58,3 @@ def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], li
     findings = check(found.text, file=output or shown)  # in the new text, lines are others
     left = [f"{each.where}: {each.message}" for each in findings if each.level == "error"]
     return found.text, [str(each) for each in found.changes], left
-
-
-def _write(path: Path, text: str) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", fix="name a file")
-    scratch = path.with_name(f".{path.name}.new")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror}", fix="name a file in a folder that exists"
-        ) from None

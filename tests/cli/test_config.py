@@ -54,7 +54,9 @@ def test_output_is_written_whole_and_not_twice(dsrun, here):
 def test_output_in_a_folder_that_is_not_there(dsrun, here):
     done = dsrun("config", "-o", "no/ds.json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"error: -o no/ds\.json: No such file or directory \(.*\)\n", done.stderr)
+    assert re.fullmatch(
+        r"error: no/ds\.json: cannot be written: No such file or directory \(.*\)\n", done.stderr
+    )
     assert list(here.iterdir()) == []
 
 
