@@ -1,7 +1,7 @@
 """upgrade(): an old DeepSpeed config in today's keys.
 
-Everything else stays as it is: the order, the numbers as they are written, what fits on one line. A file without old
-keys comes back byte for byte.
+Everything else stays as it is: the order, the numbers as they are written, what fits on one line, indent and line ends.
+A file without old keys comes back byte for byte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dsrun.errors import UsageError
 from dsrun.zero.lint.source import NotJsonError, Source, read
 from dsrun.zero.lint.upgrade_steps import STEPS, Change, Log
-from dsrun.zero.lint.writer import indent_of, one_liners, write
+from dsrun.zero.lint.writer import one_liners, write
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
         step(config, log)
     if not log.changes:
         return Upgraded(text, ())
-    return Upgraded(write(config, indent=indent_of(text), inline=inline), tuple(log.changes))
+    return Upgraded(write(config, text, source, inline), tuple(log.changes))
 
 
 def _text(source: Source, log: Log) -> None:

@@ -224,7 +224,10 @@ def _bf16(config: Config, log: Log) -> None:
     block = config.get("bf16")
     if not isinstance(block, dict):
         return
-    if "check_overflow" in block:
+    if "check_overflow" in block and "check_grad_overflow" in block:
+        del block["check_overflow"]
+        log.add(("bf16", "check_overflow"), "left out", "check_grad_overflow says it")
+    elif "check_overflow" in block:
         _replace(block, "check_overflow", "check_grad_overflow", block["check_overflow"])
         log.add(
             ("bf16", "check_overflow"), "renamed to check_grad_overflow", "the documentation had it wrong"

@@ -1,15 +1,13 @@
-"""Values -> JSON text in the manner of the file they came from: numbers as written, short objects on one line."""
+"""Values -> JSON text in the manner of the file they came from: numbers as written, short objects on one line, its
+indent, its line ends, and its letters as escapes or as themselves."""
 
 from __future__ import annotations
 
 import json
-import re
+from dataclasses import dataclass
 from typing import Any
 
-from dsrun.zero.lint.source import Path, Source
-
-FIRST_INDENT = re.compile(r"^[{\[]\s*\n([ \t]+)")
-
+from dsrun.zero.lint.source import BLANK, MARK, Path, Source
 
 Inline = dict[int, object]
 
@@ -32,35 +30,52 @@ def _collect(path: Path, value: Any, source: Source, found: Inline) -> None:
         _collect((*path, key), each, source, found)
 
 
-def indent_of(text: str) -> str:
-    """What the file's first member is indented with; two spaces when it is not."""
-    match = FIRST_INDENT.match(text.lstrip("\ufeff \t\r\n"))
-    return match.group(1) if match else "  "
+def indent_of(text: str, source: Source) -> str:
+    """What the first member that begins a line is indented with; two spaces when none is."""
+    lines = text.removeprefix(MARK).split("\n")
+    for path, spot in source.spots.items():
+        before = lines[spot.line - 1][: spot.column - 1]
+        if len(path) == 1 and before and not before.strip(BLANK):
+            return before
+    return "  "
 
 
-def write(value: Any, *, indent: str, inline: Inline) -> str:
-    """The value as JSON with a final newline."""
-    return _written(value, "", indent, inline) + "\n"
+def write(value: Any, text: str, source: Source, inline: Inline) -> str:
+    """The value as JSON with a final newline, in the manner of `text`, which `source` was read from."""
+    letters = text.removeprefix(MARK)
+    written = _Writer(indent_of(text, source), inline, ascii=letters.isascii()).written(value, "") + "\n"
+    return written.replace("\n", "\r\n") if "\r\n" in text else written
 
 
-def _written(value: Any, pad: str, indent: str, inline: Inline) -> str:
-    if not isinstance(value, dict | list):
-        return _scalar(value)
-    opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    flat = id(value) in inline or not value
-    inner = pad if flat else pad + indent
-    if isinstance(value, dict):
-        members = [
-            f"{json.dumps(key, ensure_ascii=False)}: {_written(v, inner, indent, inline)}"
-            for key, v in value.items()
-        ]
-    else:
-        members = [_written(each, inner, indent, inline) for each in value]
-    if flat:
-        return opening + ", ".join(members) + closing
-    return f"{opening}\n" + ",\n".join(inner + each for each in members) + f"\n{pad}{closing}"
+@dataclass(frozen=True)
+class _Writer:
+    indent: str
+    inline: Inline
+    ascii: bool
+
+    def written(self, value: Any, pad: str, *, flat: bool = False) -> str:
+        if not isinstance(value, dict | list):
+            return self.scalar(value)
+        opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
+        flat = flat or id(value) in self.inline or not value
+        inner = pad if flat else pad + self.indent
+        if isinstance(value, dict):
+            members = [
+                f"{self.scalar(key)}: {self.written(each, inner, flat=flat)}" for key, each in value.items()
+            ]
+        else:
+            members = [self.written(each, inner, flat=flat) for each in value]
+        if flat:
+            return opening + ", ".join(members) + closing
+        return f"{opening}\n" + ",\n".join(inner + each for each in members) + f"\n{pad}{closing}"
+
+    def scalar(self, value: Any) -> str:
+        text = getattr(value, "text", None)
+        return (
+            text if isinstance(text, str) else json.dumps(value, ensure_ascii=self.ascii or _is_lone(value))
+        )
 
 
-def _scalar(value: Any) -> str:
-    text = getattr(value, "text", None)
-    return text if isinstance(text, str) else json.dumps(value, ensure_ascii=False)
+def _is_lone(value: Any) -> bool:
+    """Whether a text holds half of a surrogate pair, which only an escape can write."""
+    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -243,3 +243,37 @@ def test_upgrading_twice_changes_nothing_more_and_never_adds_an_error(config, in
     assert [key for key in json.loads(once.text) if key in kept] == kept
     before, after = ({(each.code, each.where.split(" ")[0]) for each in errors(t)} for t in (text, once.text))
     assert {code for code, _ in after} <= {code for code, _ in before} | MAY_COME
+
+
+def test_a_file_keeps_its_line_ends_and_its_indent():
+    text = '// mine\r\n{\r\n    "bfloat16": {\r\n        "enabled": true\r\n    },\r\n    "train_batch_size": 8\r\n}'
+    assert upgrade(text).text == (
+        '{\r\n    "bf16": {\r\n        "enabled": true\r\n    },\r\n    "train_batch_size": 8\r\n}\r\n'
+    )
+    assert (
+        upgrade('{ # mine\n\t"bfloat16": {"enabled": true}}\n').text == '{\n\t"bf16": {"enabled": true}\n}\n'
+    )
+
+
+def test_what_stands_on_one_line_stays_there_with_what_is_new_in_it():
+    text = '{"zero_optimization": {"stage": 2, "cpu_offload": true}}'
+    new = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}}'
+    assert upgrade(text).text == new + "\n"
+
+
+@pytest.mark.parametrize("word", [r"\u00e9", r"\ud800", "é", r"é \ud800"])
+def test_letters_stay_as_they_can_be_written(word):
+    text = f'{{"nebula": {{}}, "mine": "{word}", "{word}": 1}}'
+    found = upgrade(text).text
+    found.encode()
+    assert json.loads(found) == {"mine": json.loads(f'"{word}"'), json.loads(f'"{word}"'): 1}
+    assert text.isascii() <= found.isascii()
+
+
+def test_the_overflow_check_under_todays_name_holds():
+    text = '{"bf16": {"enabled": true, "check_overflow": false, "check_grad_overflow": true}}'
+    found = upgrade(text)
+    assert json.loads(found.text) == {"bf16": {"enabled": True, "check_grad_overflow": True}}
+    assert [str(each) for each in found.changes] == [
+        "bf16.check_overflow: left out (check_grad_overflow says it)"
+    ]
