@@ -58,12 +58,14 @@ def command(
     Exit code 0 without errors (warnings and remarks are fine), 3 with one.
     """
     from dsrun.zero.lint.check import check
+    from dsrun.zero.lint.sheet import printable
 
     if target == "deepspeed" and (flags or against):
         raise UsageError(
             "--for deepspeed does not go with training flags", fix="only the Trainer compares them"
         )
-    text, shown = read_text(file)
+    text, name = read_text(file)
+    shown = printable(name)
     known = _training_flags(flags, against, world_size)
     findings = check(
         text,
@@ -85,6 +87,8 @@ def read_text(file: str) -> tuple[str, str]:
     """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read."""
     try:
         if file == STDIN:
+            if sys.stdin is None:
+                raise UsageError("<stdin> is closed", fix="name a DeepSpeed JSON file")
             return _decoded(sys.stdin.buffer, "<stdin>"), "<stdin>"
         with Path(file).open("rb") as opened:
             return _decoded(opened, file), file

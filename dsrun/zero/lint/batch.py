@@ -35,10 +35,16 @@ def check_batch(view: View, sheet: Sheet) -> None:
     if len(known) < sum(size is not None for size in sizes.values()):
         return  # the Trainer fills the rest from its flags, or a wrong type is reported already
     ranks = _data_parallel(view)
-    if ranks is None:
-        _for_some_world_size(sizes, sheet)
-    else:
-        _for_world_size(sizes, ranks, sheet)
+    try:
+        if ranks is None:
+            _for_some_world_size(sizes, sheet)
+        else:
+            _for_world_size(sizes, ranks, sheet)
+    except (
+        ArithmeticError
+    ):  # fractions beside whole numbers that no float holds, on which DeepSpeed fails as well
+        place = next(name for name in NAMES if sizes[name] is not None)
+        sheet.error("batch_mismatch", (place,), f"the batch sizes cannot be computed with: {FORMULA}")
 
 
 def _size(view: View, name: str) -> Any:

@@ -95,7 +95,10 @@ def shown(value: Any) -> str:
     """A value as it stands in the JSON, cut when it is long."""
     import json
 
-    text = getattr(value, "text", None) or json.dumps(value, ensure_ascii=False)
+    try:
+        text = getattr(value, "text", None) or json.dumps(value, ensure_ascii=False)
+    except ValueError:  # Python writes at most 4300 digits
+        return "a number with too many digits"
     return text if len(text) <= 60 else text[:57] + "…"
 
 

@@ -12,6 +12,8 @@ GIB = 2**30
 # one collective needs to reach the link's bandwidth (some tens of MB) only costs memory.
 LARGEST_BUCKET = 500_000_000
 SMALLEST_BUCKET = 1_000_000
+# JSON holds whole numbers that no float can, and dividing them fails.
+LARGEST_NUMBER = 2**63
 HALF_BYTES = 2
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 LARGEST_PERSISTENT = 10_000_000
@@ -124,26 +126,26 @@ def _buckets(view: View, sheet: Sheet) -> None:
             or (name.startswith("stage3_") and view.stage != 3)
         ):
             continue
-        gib = size * HALF_BYTES / GIB
         if size > LARGEST_BUCKET:
-            message = (
-                f"{path[-1]} of {size:,} elements holds {gib:.1f} GiB (in 16 bit) on every GPU without a gain"
-            )
+            gib = min(size, LARGEST_NUMBER) * HALF_BYTES / GIB
+            holds = f"holds {gib:.1f} GiB (in 16 bit) on every GPU without a gain"
+            message = f"{path[-1]} of {_elements(size)} elements {holds}"
             better = QUOTED_AUTO if name == BUCKETS[0] and view.for_trainer else "200000000"
             fix = f'write "{path[-1]}": {better}'
             sheet.warning("bucket_wastes_memory", path, message, fix)
         elif 0 < size < SMALLEST_BUCKET:
-            message = (
-                f"{path[-1]} of {size:,} elements: starting each transfer takes longer than the transfer"
-            )
+            message = f"{path[-1]} of {_elements(size)} elements: starting each transfer takes longer than the transfer"
             sheet.warning("bucket_too_small", path, message, f'write "{path[-1]}": 50000000 or more')
     path = view.spelled(ZERO, "stage3_param_persistence_threshold")
     kept = view.taken(ZERO, "stage3_param_persistence_threshold")
     if view.stage == 3 and isinstance(kept, int) and kept > LARGEST_PERSISTENT:
-        message = (
-            f"every parameter of up to {kept:,} elements stays whole on every GPU: hardly anything is sharded"
-        )
+        message = f"every parameter of up to {_elements(kept)} elements stays whole on every GPU"
+        message += ": hardly anything is sharded"
         sheet.warning("bucket_wastes_memory", path, message, f'write "{path[-1]}": 100000')
+
+
+def _elements(number: int) -> str:
+    return f"{number:,}" if number < LARGEST_NUMBER else shown(number)
 
 
 def _half(view: View, sheet: Sheet) -> None:

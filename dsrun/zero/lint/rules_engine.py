@@ -112,7 +112,7 @@ def _clipping(view: View, sheet: Sheet) -> None:
         and known > 0
     ):
         path = view.spelled(ZERO, "compute_grad_norm")
-        message = f"compute_grad_norm: false goes with gradient_clipping 0 only, not {known:g}: {LATE}"
+        message = f"compute_grad_norm: false goes with gradient_clipping 0 only, not {shown(known)}: {LATE}"
         sheet.error("breaks_later", path, message, 'write "gradient_clipping": 0')
 
 

@@ -9,6 +9,11 @@ from dsrun.zero.lint.codes import CODES
 from dsrun.zero.lint.source import Path, Source, Spot, dotted
 
 
+def printable(text: str) -> str:
+    """The text with halves of surrogate pairs, which JSON can hold and no terminal takes, written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @dataclass
 class Sheet:
     """Findings about one file, each at a path in it. `file` is its name as the user wrote it."""
@@ -39,6 +44,7 @@ class Sheet:
             raise ValueError(f"{code} is never of level {level}")
         place = f"{self.file}:{spot.line}" if name else f"{self.file}:{spot}"
         where = f"{name} ({place})" if name else place
+        message, fix, where = printable(message), printable(fix), printable(where)
         self.rows.append((spot, Finding(level=level, code=code, message=message, fix=fix, where=where)))
 
     def findings(self) -> list[Finding]:

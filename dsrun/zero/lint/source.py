@@ -6,6 +6,7 @@ True) is read too, each with a slip of its own, so that everything else in the f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -276,6 +277,8 @@ def _number_hint(word: str) -> str:
     try:
         value = float(plain)
     except ValueError:
+        return ""
+    if not math.isfinite(value):
         return ""
     return f"write {int(value) if value.is_integer() and 'e' not in plain.lower() else value}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,7 +184,7 @@ def _repair(value: Any, entry: Entry) -> str:
             number = float(value)
         except ValueError:
             return ""
-        if {"int", "float"} & set(entry["types"]):
+        if {"int", "float"} & set(entry["types"]) and math.isfinite(number):
             return f"write {int(number) if number.is_integer() else number} without quotes"
     return ""
 

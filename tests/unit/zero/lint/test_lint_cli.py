@@ -1,6 +1,7 @@
 """`dsrun config check` and `dsrun config upgrade` as commands."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -80,6 +81,20 @@ def test_standard_input(here):
     done = subprocess.run(argv, input='{"a": 1,}', capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "<stdin>:1:8: a comma after the last member" in done.stdout
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_file_name_that_is_no_utf_8(here, call, form):
+    name = put(here, os.fsdecode(b"\xff.json"), GOOD)
+    code, out, _ = call(config_check.command, name, "--format", form)
+    assert code == 0
+    assert r"\udcff.json" in out.encode().decode()
+
+
+def test_no_standard_input_at_all(here, call, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="<stdin> is closed"):
+        call(config_check.command, "-")
 
 
 def test_the_world_size_and_the_reader_can_be_said(here, call):

@@ -396,3 +396,56 @@ def test_flags_that_the_file_overrules():
 def test_auto_find_batch_size_does_not_go_with_zero3():
     config = trainer(3, stage3_gather_16bit_weights_on_model_save=True)
     assert only(config, "conflicts_with_flag", against=flags(auto_find_batch_size=True))
+
+
+# -- what JSON can hold and nothing else can -----------------------------------------------------------------------
+
+HUGE = 10**400
+TINY = 1e-300
+
+
+@pytest.mark.parametrize("world", [None, 2])
+@pytest.mark.parametrize(
+    ("sizes", "codes"),
+    [
+        ((HUGE, 4, 0.5), ["batch_mismatch"]),
+        ((HUGE, 0.5, None), ["batch_mismatch"]),
+        ((HUGE, None, 0.5), ["batch_mismatch"]),
+        ((1.0, TINY, TINY), ["batch_mismatch"]),
+        ((None, HUGE, 2), []),
+    ],
+)
+def test_batch_sizes_that_cannot_be_computed_with(sizes, codes, world):
+    config = {name: size for name, size in zip(FILLED, sizes, strict=True) if size is not None}
+    rows = found({**config, **CLIP}, world_size=world, target="deepspeed")
+    assert [code for _, code, _ in rows if code.startswith("batch")] == codes
+
+
+def test_numbers_too_large_for_a_float():
+    config = zero(
+        3, reduce_bucket_size=HUGE, stage3_param_persistence_threshold=HUGE, stage3_prefetch_bucket_size=-HUGE
+    )
+    rows = [each for each in check(json.dumps(config)) if each.code == "bucket_wastes_memory"]
+    assert len(rows) == 2
+    assert all(len(each.message) < 250 for each in rows)
+    clipping = zero(2, compute_grad_norm=False) | {"gradient_clipping": HUGE}
+    assert ("error", "breaks_later", "zero_optimization.compute_grad_norm") in found(clipping)
+
+
+def test_a_product_with_more_digits_than_python_writes():
+    config = {"train_batch_size": 1, "train_micro_batch_size_per_gpu": 10**4290, **CLIP}
+    text = json.dumps({**config, "gradient_accumulation_steps": 10**4290})
+    assert "batch_mismatch" in [each.code for each in check(text, world_size=8)]
+
+
+def test_half_a_surrogate_pair_is_shown_as_an_escape():
+    rows = check('{"\\ud800": 1, "zero_optimization": {"stage": "\\udfff"}}')
+    assert r"\ud800 (ds.json:1)" in [each.where for each in rows]
+    for each in rows:
+        str(each.as_dict()).encode()
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1e999"])
+def test_nobody_is_told_to_write_what_is_no_number(word):
+    rows = check(json.dumps(zero(2, reduce_bucket_size=word)))
+    assert [each.fix for each in rows if each.code == "wrong_type"] == [""]

@@ -142,6 +142,7 @@ def test_slips_have_their_place_and_values_their_meaning():
         ('{"a": yes}', "1:7", "yes is not a JSON value", '"yes"'),
         ('{"a": 1_000}', "1:7", "1_000 is not a JSON value", "write 1000"),
         ('{"a": .5}', "1:7", ".5 is not a JSON value", "write 0.5"),
+        ('{"a": +inf}', "1:7", "+inf is not a JSON value", '"+inf"'),
         ('{"a": ,}', "1:7", "a value is missing", ""),
         ('{"a": "b}', "1:7", "unterminated string", 'close it with "'),
         ('{"a": 1}}', "1:9", "more text after the end", ""),
