@@ -1,7 +1,8 @@
 """`python -m dsrun.train.meta_count FOLDER`: count a model's parameters on the meta device, where they take no memory.
 
 Prints one JSON object: `tensors`, a list of [name, shape, kind] in the model's own order, tied tensors once, with the
-kinds of `dsrun.zero.memory.architecture`; and `transformers`, the version that built the model.
+kinds of `dsrun.zero.memory.architecture`; `config`, the settings that the model was built with, defaults included; and
+`transformers`, the version that built it.
 """
 
 from __future__ import annotations
@@ -46,5 +47,11 @@ def _kind(parameter: Any, owner: Any, output: Any) -> str:
     return "linear" if isinstance(owner, torch.nn.Linear | Conv1D) else "experts"
 
 
+def report(model: Any) -> dict[str, Any]:
+    """What is printed about a model."""
+    settings = json.loads(model.config.to_json_string(use_diff=False))
+    return {"tensors": tensors(model), "config": settings, "transformers": transformers.__version__}
+
+
 if __name__ == "__main__":
-    json.dump({"tensors": tensors(build(sys.argv[1])), "transformers": transformers.__version__}, sys.stdout)
+    json.dump(report(build(sys.argv[1])), sys.stdout)

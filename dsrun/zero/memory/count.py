@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
@@ -22,6 +24,14 @@ COUNTER = "dsrun.train.meta_count"
 SECONDS = 300.0
 TOLERANCE = 0.005
 """Share by which files may differ: some hold computed positions or leave tied tensors out."""
+RAISED = re.compile(r"[\w.]+(Error|Exception): \S")
+"""The line of a traceback that names the exception."""
+REASON = 300
+"""Letters of it that are shown."""
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
+HEADS = ("num_attention_heads", "num_heads", "n_head")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +61,7 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
             findings=tuple(_against_files(found, shapes)),
         )
     try:
-        tensors = meta_tensors(found.folder)
+        tensors, settings = on_meta_device(found.folder)
     except ToolError as error:
         if shapes is None:
             raise
@@ -65,19 +75,34 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
     if architecture is None or architecture.parameters != sum(each.elements for each in loaded):
         if architecture is not None:
             findings.append(_differs(found, architecture, loaded))
-        architecture = generic(found, loaded)
+        architecture = generic(settings, loaded)
     findings += _against_files(found, architecture)
     return Counted(architecture=architecture, how="transformers on the meta device", findings=tuple(findings))
 
 
-def meta_tensors(folder: Path) -> tuple[Weight, ...]:
-    """Every tensor of the model, from a child process that may load torch. Raises ToolError when it fails."""
+def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
+    """Every tensor of the model and its settings with transformers' defaults, from a child process that may load torch.
+
+    Raises ToolError when it fails.
+    """
     done = ask([sys.executable, "-m", COUNTER, str(folder)], seconds=SECONDS, changes={"HF_HUB_OFFLINE": "1"})
     if done.exit_code != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ToolError(f"counting {folder} on the meta device failed: {last[:200]}")
-    rows = json.loads(done.stdout.strip().splitlines()[-1])["tensors"]
-    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in rows)
+        raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"]), said["config"]
+
+
+def _reason(stderr: str) -> str:
+    """The first line of the exception that ended a process: transformers' go on for several. One that ends in a colon
+    is nothing without the next."""
+    lines = stderr.strip().splitlines() or ["no output"]
+    raised = [number for number, line in enumerate(lines) if RAISED.match(line)]
+    if not raised:
+        return lines[-1][:REASON]
+    reason = lines[raised[-1]].partition(": ")[2]
+    if reason.endswith(":"):
+        reason = " ".join([reason, *(line.strip() for line in lines[raised[-1] + 1 :][:1])])
+    return reason[:REASON]
 
 
 def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool) -> tuple[Weight, ...]:
@@ -92,34 +117,66 @@ def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool)
     return (*tensors, Weight("lm_head.weight", table.shape, "head"))
 
 
-def generic(found: Found, tensors: tuple[Weight, ...]) -> Architecture:
-    """An architecture of any decoder or encoder-decoder model: its tensors, and widths under their usual names."""
-    config = found.config.get("text_config") or found.config
-    settings = Settings(config)
-    width = settings.number("hidden_size", "d_model", "n_embd")
-    heads = settings.number(
-        "num_attention_heads", "encoder_attention_heads", "num_heads", "n_head", default=1
-    )
+def generic(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> Architecture:
+    """An architecture of any decoder or encoder-decoder model: its tensors, and widths under their usual names.
+
+    `config` holds every setting, those that the model's config.json leaves to their defaults too.
+    """
+    seq2seq = bool(config.get("is_encoder_decoder"))
+    text = _part(config, "decoder")
+    gated = any("gate" in each.name or "wi_1" in each.name for each in tensors)
+    return Architecture(
+        family=str(config["model_type"]), seq2seq=seq2seq, hidden=_width(text), vocabulary=text.number("vocab_size"),
+        tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors), norm="rms",
+        decoder=_stack(text, "decoder" if seq2seq else "encoder", gated=gated, cross=seq2seq),
+        encoder=_stack(_part(config, "encoder"), "encoder", gated=gated) if seq2seq else None,
+    )  # fmt: skip
+
+
+def _part(config: Mapping[str, Any], side: str) -> Settings:
+    """The settings of one side, or of the part that reads text. Where they differ by layer, the largest."""
+    parts = (config.get(side), config.get("text_config"), config)
+    chosen = next(each for each in parts if isinstance(each, dict))
+    return Settings({name: _largest(value) for name, value in chosen.items()})
+
+
+def _largest(value: Any) -> Any:
+    counts = isinstance(value, list) and value and all(type(each) is int for each in value)
+    return max(value) if counts else value
+
+
+def _width(settings: Settings) -> int:
+    return settings.number("hidden_size", "d_model", "n_embd")
+
+
+def _stack(settings: Settings, side: str, *, gated: bool, cross: bool = False) -> Stack:
+    width = _width(settings)
+    # Where both sides have layers of their own number, the plain names are the encoder's (T5, BART).
+    layers = (f"{side}_layers", f"num_{side}_layers", *LAYERS)
+    heads = settings.number(f"{side}_attention_heads", *HEADS, default=1)
     size = settings.number("head_dim", "d_kv", default=max(1, width // heads))
     keys = settings.number("num_key_value_heads", default=heads)
-    ffn = settings.number(
-        "intermediate_size", "ffn_dim", "encoder_ffn_dim", "d_ff", "n_inner", default=4 * width
+    dense = settings.number(
+        f"{side}_ffn_dim", "intermediate_size", "ffn_dim", "d_ff", "n_inner", default=4 * width
     )
-    layers = settings.number("num_hidden_layers", "num_layers", "encoder_layers", "n_layer")
-    seq2seq = bool(found.config.get("is_encoder_decoder"))
-    gated = any("gate" in each.name or "wi_1" in each.name for each in tensors)
-
-    def side(*, cross: bool) -> Stack:
-        return Stack(
-            layers=layers, heads=heads, queries=heads * size, keys=keys * size, ffn=ffn, gated=gated,
-            norms=3 if cross else 2, cross=cross,
-        )  # fmt: skip
-
-    return Architecture(
-        family=str(found.config["model_type"]), seq2seq=seq2seq, hidden=width, vocabulary=settings.number("vocab_size"),
-        tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors), norm="rms",
-        decoder=side(cross=seq2seq), encoder=side(cross=False) if seq2seq else None,
+    experts, per_token, active = _experts(settings, dense)
+    return Stack(
+        layers=settings.number(*layers), heads=heads, queries=heads * size, keys=keys * size,
+        ffn=active, gated=gated, norms=3 if cross else 2, cross=cross,
+        experts=experts, experts_per_token=per_token,
     )  # fmt: skip
+
+
+def _experts(settings: Settings, dense: int) -> tuple[int, int, int]:
+    """Experts, those that a token is sent to, and the feed-forward width it goes through with the shared ones."""
+    experts = settings.number(*EXPERTS, default=0, least=0)
+    if not experts:
+        return 0, 0, dense
+    each = settings.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
+    per_token = min(experts, settings.number(*PER_TOKEN, default=1))
+    shared = settings.number("n_shared_experts", "num_shared_experts", default=0, least=0) * each
+    shared += settings.number("shared_expert_intermediate_size", default=0, least=0)
+    return experts, per_token, per_token * each + shared
 
 
 def layered(tensors: tuple[Weight, ...]) -> tuple[Block, ...]:

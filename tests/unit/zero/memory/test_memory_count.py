@@ -8,9 +8,11 @@ import struct
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.zero.memory.architecture import Weight
 from dsrun.zero.memory.configs import cached_snapshot, find, hub_cache, stored_tensors
-from dsrun.zero.memory.count import count
+from dsrun.zero.memory.count import count, generic
 from dsrun.zero.memory.gpus_arg import cluster
+from dsrun.zero.memory.strategy import active_parameters
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
@@ -46,11 +48,12 @@ def test_an_unlisted_family_is_counted_with_transformers_only(tmp_path):
 
 
 def test_what_transformers_cannot_build_is_an_error_or_a_warning(tmp_path):
-    with pytest.raises(ToolError, match="meta device failed"):
+    with pytest.raises(ToolError, match=r"meta device failed: .*does not recognize this architecture"):
         count(write(tmp_path, {"model_type": "no-such-model"}), meta=True)
-    broken = write(tmp_path, LLAMA | {"hidden_act": "no-such-activation"})
+    broken = write(tmp_path, LLAMA | {"tie_word_embeddings": "no-such-thing"})
     counted = count(broken, meta=True)
     assert [each.code for each in counted.findings] == ["plan.meta-count"]
+    assert "'tie_word_embeddings': TypeError: " in counted.findings[0].message
     assert counted.how == "the architecture's shapes"
 
 
@@ -126,3 +129,59 @@ def test_clusters():
     assert cluster("a100-80", memory=20).memory == 20.0
     assert cluster("h100:4").note
     assert not cluster("h100-80:4").note
+
+
+def built(folder, config):
+    """The generic architecture of what transformers builds, in this process."""
+    from dsrun.train.meta_count import build, report
+
+    write(folder, config)
+    said = report(build(str(folder)))
+    return generic(
+        said["config"], tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"])
+    )
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+
+
+def test_settings_that_a_config_leaves_to_their_defaults(tmp_path):
+    # As Gemma 3's published configs do: neither heads nor vocabulary.
+    text = {"model_type": "gemma3_text", "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 40}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    found = write(tmp_path, {"model_type": "gemma3", "text_config": text, "vision_config": vision})
+    model = count(found, meta=True).architecture
+    assert (model.vocabulary, model.decoder.heads, model.decoder.queries) == (262_208, 8, 8 * 256)
+    assert (model.hidden, model.decoder.layers, model.decoder.ffn) == (32, 2, 40)
+
+
+def test_sides_of_different_depth(tmp_path):
+    sides = {
+        "d_model": 32, "vocab_size": 64, "encoder_layers": 3, "decoder_layers": 1, "encoder_ffn_dim": 40,
+        "decoder_ffn_dim": 24, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+    }  # fmt: skip
+    bart = built(tmp_path, {"model_type": "blenderbot", **sides})
+    assert [(each.layers, each.ffn, each.heads) for each in bart.stacks] == [(3, 40, 4), (1, 24, 2)]
+    sides = {"d_model": 32, "d_ff": 40, "num_heads": 4, "num_layers": 1, "num_decoder_layers": 3}
+    t5 = built(tmp_path, {"model_type": "longt5", **sides, "vocab_size": 64})
+    assert [(each.layers, each.cross) for each in t5.stacks] == [(1, False), (3, True)]
+
+
+def test_a_token_goes_through_its_experts_only(tmp_path):
+    config = SMALL | {
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+    }
+    model = built(tmp_path, {"model_type": "gpt_oss", **config})
+    assert (model.decoder.experts, model.decoder.experts_per_token, model.decoder.ffn) == (8, 2, 48)
+    matrices = [each.elements for each in model.tensors() if len(each.shape) == 3]
+    others = [each.elements for each in model.tensors() if len(each.shape) < 3 and each.kind != "embedding"]
+    assert sum(matrices) == 2 * 8 * 3 * 32 * 24
+    assert active_parameters(model) == sum(others) + sum(matrices) // 4
+
+
+def test_the_reason_is_the_first_line_of_what_was_raised(tmp_path):
+    with pytest.raises(ToolError, match="Unrecognized configuration class"):
+        count(write(tmp_path, {"model_type": "clip"}), meta=True)
