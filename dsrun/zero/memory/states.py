@@ -7,6 +7,7 @@ Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -134,7 +135,7 @@ def partition(group: Sequence[int], world: int) -> int:
 
 def round_robin(group: Sequence[int], world: int) -> list[int]:
     """The order in which round_robin_gradients lays a group's tensors out: every world-th one together."""
-    return [size for start in range(world) for size in group[start::world]]
+    return [size for start in range(min(world, len(group))) for size in group[start::world]]
 
 
 def owned(group: Sequence[int], sharding: Sharding, rank: int | None) -> int:
@@ -145,13 +146,18 @@ def owned(group: Sequence[int], sharding: Sharding, rank: int | None) -> int:
     """
     world = sharding.world
     share = partition(group, world)
-    held = [0] * world
+    # Of the ranks that a tensor reaches, all but the first and the last hold nothing else.
+    held: Counter[int] = Counter()
     end = 0
     for size in round_robin(group, world) if sharding.offload != "none" else group:
         start, end = end, end + size
-        for each in range(start // share, min((end - 1) // share, world - 1) + 1):
+        first, last = start // share, min((end - 1) // share, world - 1)
+        reached = {first, last}
+        if rank is not None and first <= rank <= last:
+            reached.add(rank)
+        for each in reached:
             held[each] += size
-    return max(held) if rank is None else held[rank]
+    return max(held.values()) if rank is None else held[rank]
 
 
 def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> States:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsrun.zero.memory.lora import Training, training
 from dsrun.zero.memory.shapes import describe
@@ -37,6 +39,25 @@ def test_a_tensor_across_two_shares_is_held_by_both():
     assert owned((100, 20), sharding(2), 0) == 100
     assert owned((100, 20), sharding(2), 1) == 120
     assert owned((100, 20), sharding(2), None) == 120
+
+
+def test_a_tensor_is_held_by_every_rank_between():
+    assert [owned((100, 20), sharding(2, world=6), rank) for rank in range(6)] == [100] * 5 + [20]
+    assert owned((100, 20), sharding(2, world=6), None) == 100
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 40), st.sampled_from(["none", "cpu"])
+)
+def test_the_fullest_rank_is_the_fullest_of_all(group, world, offload):
+    asked = sharding(2, offload, world=world)
+    assert owned(group, asked, None) == max(owned(group, asked, rank) for rank in range(world))
+
+
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_more_ranks_than_a_list_could_hold(offload):
+    assert owned((999, 21), sharding(2, offload, world=10**12), None) == 1020
 
 
 def test_offloaded_gradients_are_dealt_out_in_turn():
