@@ -210,17 +210,18 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 def find_facts(spec: ZeroSpec) -> Facts:
     """What this machine knows about the spec's model and GPU. Raises UsageError for a GPU nobody knows."""
     from dsrun.zero.blocks import Facts
+    from dsrun.zero.memory.reading import Settings
 
     gpu = _gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
-    widths = [each[name] for each in (config, inner) for name in names if isinstance(each.get(name), int)]
-    if spec.model and config and not widths:
+    width = Settings(config).optional(*names) or Settings(inner).optional(*names)
+    if spec.model and config and not width:
         remark(f"the config.json of {spec.model} names no width: sizes as without --model")
     return Facts(
-        hidden_size=widths[0] if widths else None,
+        hidden_size=width,
         largest=_largest(config) if spec.offload_param == "nvme" else None,
         model_type=config.get("model_type"),
         gpu=gpu,

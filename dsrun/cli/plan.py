@@ -202,7 +202,11 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     click.echo()
     if made.choice is None:
-        click.echo("nothing fits. What would:")
+        click.echo(
+            "nothing fits. What would:"
+            if made.remedies
+            else "nothing fits, and neither more GPUs nor larger ones, shorter samples, host memory or LoRA would do"
+        )
         for remedy in made.remedies:
             click.echo(f"  {remedy}")
         return

@@ -222,3 +222,51 @@ def test_numbers_that_no_engine_can_hold(dsrun, here):
 def test_a_run_file_nested_without_end(dsrun, here):
     (here / "deep.yaml").write_text("train: " + "[" * 20000)
     refused(dsrun("config", "upgrade", "deep.yaml"), "deep.yaml")
+
+
+@pytest.mark.parametrize(
+    "command", [("plan", "--count", "shapes", "--gpus", "t4"), ("config", "--zero", "3")]
+)
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("digits", '{"model_type": "llama", "hidden_size": 1' + "0" * 5000 + "}", "4300 digits"),
+        ("huge", json.dumps(LLAMA | {"hidden_size": 10**300}), "100,000,000"),
+        ("negative", json.dumps(LLAMA | {"hidden_size": -5}), "hidden_size -5"),
+        ("switch", json.dumps(LLAMA | {"hidden_size": True}), "hidden_size True"),
+    ],
+)
+def test_a_width_that_is_none(dsrun, here, command, name, text, words):
+    (here / f"{name}.json").write_text(text)
+    refused(dsrun(*command, "--model", f"{name}.json"), words)
+
+
+@pytest.mark.parametrize("layers", [3, "ab", [0.5], {}])
+def test_plain_layers_that_are_no_list(dsrun, here, layers):
+    config = LLAMA | {"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": layers}
+    (here / "config.json").write_text(json.dumps(config))
+    refused(dsrun("plan", "--count", "shapes", "--gpus", "t4", "--model", "."), "mlp_only_layers")
+
+
+def test_names_of_models_that_no_file_can_have(dsrun):
+    refused(dsrun("plan", "--gpus", "t4", "--model", "x" * 300), "File name too long")
+    done = dsrun("plan", "--gpus", "t4", "--model", "~nobody-by-that-name/model")
+    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1)
+
+
+def test_quantised_weights_are_said_to_be(dsrun, here):
+    config = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (here / "config.json").write_text(json.dumps(config))
+    done = dsrun("plan", "--count", "shapes", "--gpus", "a100-80:8", "--model", ".")
+    assert done.returncode == 0
+    assert "quantised (gptq)" in done.stderr
+
+
+def test_where_nothing_would_fit_no_list_is_promised(dsrun, here, model):
+    large = {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126}
+    (here / "llama" / "config.json").write_text(json.dumps(LLAMA | large))
+    line = ("--gpus", "t4:8", "--max-length", "100000000")
+    done = dsrun("plan", "--count", "shapes", "--model", model, *line)
+    assert done.returncode == 3
+    assert "What would:" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("nothing fits, and neither more GPUs")

@@ -92,6 +92,7 @@ class _Layer:
         self.output_bias = bias and recipe.output_bias
         self.ffn = config.number("intermediate_size")
         self.experts = self.per_token = 0
+        self.plain = config.numbers("mlp_only_layers")
         if recipe.experts:
             self.experts = config.number("num_local_experts", "num_experts", default=8)
             self.per_token = config.number("num_experts_per_tok", default=2)
@@ -113,7 +114,7 @@ class _Layer:
         return self.per_token * self._expert_ffn() if self.experts else self.ffn
 
     def _is_sparse(self, index: int) -> bool:
-        if not self.experts or index in (self.config.config.get("mlp_only_layers") or ()):
+        if not self.experts or index in self.plain:
             return False
         return (index + 1) % self.config.number("decoder_sparse_step", default=1) == 0
 

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,34 @@ class Found:
     config: dict[str, Any]
     stored: Mapping[str, int] | None
 
+    @property
+    def quantised(self) -> str:
+        """How the weights are quantised, by the config's `quantization_config`; empty where they are not."""
+        text = self.config.get("text_config")
+        for config in (self.config, text if isinstance(text, dict) else {}):
+            block = config.get("quantization_config")
+            if isinstance(block, dict) and block:
+                return str(block.get("quant_method", "bitsandbytes"))
+        return ""
+
 
 def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
     """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache.
 
     Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is no config.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return _found(name, path.parent, path)
-    if path.is_dir():
-        return _found(name, path, path / "config.json")
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return _found(name, path.parent, path)
+        if path.is_dir():
+            return _found(name, path, path / "config.json")
+    except RuntimeError as error:  # ~name of somebody who is not known here
+        raise MissingError(f"model {name!r}: {error}", fix="give a folder that holds a config.json") from None
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UsageError(
+            f"model {name!r} cannot be read: {error.strerror}", fix="give a model's folder"
+        ) from None
     snapshot = cached_snapshot(name, hub_cache(environ))
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
@@ -99,8 +117,12 @@ def _found(name: str, folder: Path, file: Path) -> Found:
         raise UsageError(f"{file} cannot be read: nested too deeply", fix="give a model's folder") from None
     except FileNotFoundError as error:
         raise UsageError(f"{folder} holds no config.json", fix="give a model's folder") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", fix="give a model's folder") from error
+    except ValueError as error:  # no UTF-8, no JSON, or a number of more digits than Python reads
+        raise UsageError(
+            f"{file} cannot be read: {str(error).partition(';')[0]}", fix="give a model's folder"
+        ) from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UsageError(f"{file} is no model config: it has no model_type", fix="give a model's folder")
     return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
@@ -120,7 +142,7 @@ def stored_tensors(folder: Path) -> dict[str, int] | None:
         found: dict[str, int] = {}
         for file in files:
             found |= _header(folder / file)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error):
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError, struct.error):
         return None
     return found
 
@@ -135,8 +157,8 @@ def _header(file: Path) -> dict[str, int]:
     sizes = {}
     for name, tensor in header.items():
         if name != "__metadata__":
-            elements = 1
-            for side in tensor["shape"]:
-                elements *= side
-            sizes[name] = elements
+            shape = tensor["shape"]
+            if not all(type(side) is int and side >= 0 for side in shape):
+                raise ValueError(f"{file}: {name} has the shape {shape}")
+            sizes[name] = prod(shape)
     return sizes

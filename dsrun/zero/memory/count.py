@@ -203,6 +203,17 @@ def _differs(found: Found, shapes: Architecture, tensors: tuple[Weight, ...]) ->
 def _against_files(found: Found, architecture: Architecture) -> list[Finding]:
     """Say so when the safetensors files beside the config hold another number of elements."""
     stored = found.stored
+    if found.quantised:
+        return [
+            Finding(
+                level="warning",
+                code="plan.quantized",
+                message=f"config.json says that the weights are quantised ({found.quantised}): the plan is for training"
+                " them in the precision asked for",
+                fix="plan for, and train, the model that they were made from",
+                where=str(found.folder),
+            )
+        ]
     if stored is None:
         return []
     total, counted = sum(stored.values()), architecture.parameters

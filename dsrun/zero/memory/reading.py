@@ -40,6 +40,15 @@ class Settings:
         """Like `number`, but None where the config sets none of them."""
         return self.number(*names) if any(self.config.get(name) is not None for name in names) else None
 
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A setting that is a list of whole numbers; none where it is not set."""
+        value = self.config.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            raise UsageError(f"config.json: {name} {value!r} is no list of whole numbers")
+        return tuple(value)
+
     def switch(self, name: str, default: bool) -> bool:
         """A true/false setting."""
         value = self.config.get(name)

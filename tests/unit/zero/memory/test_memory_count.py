@@ -121,6 +121,18 @@ def test_a_damaged_header_is_no_count(tmp_path):
     assert stored_tensors(tmp_path) is None
 
 
+@pytest.mark.parametrize("shape", [[3, "4"], [2.5], [-1], 3, [True]])
+def test_a_shape_that_is_none_is_no_count(tmp_path, shape):
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert stored_tensors(tmp_path) is None
+
+
+def test_an_index_nested_without_end_is_no_count(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    assert stored_tensors(tmp_path) is None
+
+
 def test_clusters():
     made = cluster("a100-80:8", nodes=4)
     assert (made.per_node, made.nodes, made.world, made.memory, made.has_nvlink) == (8, 4, 32, 80.0, True)
