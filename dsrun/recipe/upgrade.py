@@ -42,7 +42,7 @@ def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
     Raises UsageError for a file that `dsrun train --config` would not read either.
     """
     given = {each.source: each for each in read_run_file(path, shown)}
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes().decode("utf-8")  # read_text would change the ends of lines
     present = {each.name for each in given.values()}
     edits, changes, left = [], [], []
     for key, value in _section(text, shown):

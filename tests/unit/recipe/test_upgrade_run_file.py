@@ -20,9 +20,9 @@ CASES = [
 ]
 
 
-def upgraded(folder, lines):
+def upgraded(folder, lines, ends="\n"):
     path = folder / "run.yaml"
-    path.write_text(f"# mine\ntrain:\n  model: m\n{lines}")
+    path.write_text(f"# mine\ntrain:\n  model: m\n{lines}", newline=ends)
     return upgrade_run_file(path, "run.yaml")
 
 
@@ -42,6 +42,12 @@ def test_the_new_file_means_the_same_and_needs_no_upgrade(tmp_path, old, new):
     ours = resolve(["--config", "run.yaml"], tmp_path)
     assert (ours.spec, ours.hf) == (theirs.spec, theirs.hf)
     assert (again.text, again.changes) == (before.text, ())
+
+
+@pytest.mark.parametrize(("old", "new"), CASES, ids=lambda text: text.split(":")[0].strip())
+def test_lines_end_as_they_did(tmp_path, old, new):
+    found = upgraded(tmp_path, old, ends="\r\n")
+    assert found.text == f"# mine\ntrain:\n  model: m\n{new}".replace("\n", "\r\n")
 
 
 def test_a_flag_without_an_equivalent_is_left_and_reported(tmp_path):
