@@ -168,8 +168,16 @@ def optimizers() -> dict[str, Any]:
     for name, (classes, popped) in OPTIMIZERS.items():
         found = {key for module, each in classes for key in _parameters(_load(module, each))}
         params[name] = sorted(found | set(popped))
-    muon = (*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS, "muon_lr", "adam_lr", *POPPED)
-    params["muon"] = sorted(set(muon))
+    muon = (
+        *DeepSpeedEngine._MUON_HALF_KEYS,
+        *DeepSpeedEngine._ADAM_HALF_KEYS,
+        "muon_lr",
+        "adam_lr",
+        *POPPED,
+        "foreach",
+    )
+    # per_head_muon is read before there is an engine (deepspeed.set_optimizer_flags).
+    params["muon"] = sorted({*muon, "per_head_muon"})
     return {"deepspeed": params, "torch": _own_classes(torch.optim, torch.optim.Optimizer)}
 
 

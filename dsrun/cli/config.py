@@ -187,7 +187,8 @@ def _listing(form: str) -> str:
 
 def _with_batch(spec: ZeroSpec) -> ZeroSpec:
     """The spec with all three batch sizes, when it says how many GPUs there are and DeepSpeed has nobody to ask."""
-    ranks = (spec.gpus or 0) // (spec.autotp * spec.sequence_parallel)
+    shared = spec.autotp * spec.sequence_parallel
+    ranks = (spec.gpus or 0) // shared if shared > 0 else 0
     if spec.target != "deepspeed" or ranks == 0:
         return spec
     from dsrun.recipe.batch import batch_plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from dsrun.errors import UsageError
@@ -65,6 +66,8 @@ def _check_value(name: str, meta: Any, value: Any) -> None:
     for each in value if isinstance(value, tuple) else (value,):
         if meta["choices"] and each not in meta["choices"]:
             raise UsageError(f"{flag_of(name)}: {each!r} is not one of {', '.join(meta['choices'])}")
+        if isinstance(each, float) and not isfinite(each):
+            raise UsageError(f"{flag_of(name)}: {each} is no number that JSON can hold")
         if meta["least"] is not None and not each >= meta["least"]:
             raise UsageError(f"{flag_of(name)}: {each} is less than {meta['least']}")
         if meta["most"] is not None and each > meta["most"]:

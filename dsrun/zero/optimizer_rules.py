@@ -59,9 +59,10 @@ OPTIMIZER_RULES = (
     ),
     Rule(
         when=lambda a: (
-            a.spec.betas is not None and (len(a.spec.betas) != 2 or a.spec.optimizer in ("adagrad", "sgd"))
+            a.spec.betas is not None
+            and (len(a.spec.betas) != 2 or max(a.spec.betas) >= 1 or a.spec.optimizer in ("adagrad", "sgd"))
         ),
-        message="--betas takes two numbers, and belongs to Adam, Lion, LAMB and Muon",
+        message="--betas takes two numbers below 1, and belongs to Adam, Lion, LAMB and Muon",
         fix="write --betas 0.9 0.999",
         source=f"{ENGINE} (_configure_basic_optimizer)",
     ),

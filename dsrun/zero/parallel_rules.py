@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dsrun.zero.rules import ENGINE, Ask, Rule
+from math import prod
+
+from dsrun.zero.rules import CONFIG, ENGINE, Ask, Rule
 
 PARALLEL_PASSES = frozenset({"autosp", "autotp"})
 
 
 def _passes(a: Ask, *names: str) -> bool:
     return bool(set(names) & set(a.spec.compile_passes))
+
+
+def _batch_differs(a: Ask) -> bool:
+    """Whether the batch sizes that are given leave no number for the rest."""
+    spec = a.spec
+    ranks = spec.gpus and spec.gpus // (spec.autotp * spec.sequence_parallel)
+    parts = (spec.micro_batch_size, spec.accumulation, ranks)
+    made = prod(each or 1 for each in parts)
+    total = spec.global_batch_size
+    return total is not None and (total != made if all(parts) else total % made != 0)
 
 
 PARALLEL_RULES = (
@@ -31,6 +43,13 @@ PARALLEL_RULES = (
         message="--gpus {gpus} does not divide by --autoep {autoep}",
         fix="use a number of GPUs that does",
         source="module_inject/auto_ep_folding.py (build_folding_spec)",
+    ),
+    Rule(
+        when=_batch_differs,
+        message="--global-batch-size {global_batch_size} is not what --micro-batch-size, --accumulation and --gpus "
+        "make",
+        fix="leave out --accumulation",
+        source=f"{CONFIG} (_batch_assertion)",
     ),
     Rule(
         when=lambda a: a.spec.target == "deepspeed" and a.spec.sequence_parallel > 1 and a.spec.gpus is None,

@@ -270,3 +270,12 @@ def test_where_nothing_would_fit_no_list_is_promised(dsrun, here, model):
     assert done.returncode == 3
     assert "What would:" not in done.stdout
     assert done.stdout.splitlines()[-1].startswith("nothing fits, and neither more GPUs")
+
+
+@pytest.mark.parametrize("flag", ["--autotp", "--sequence-parallel"])
+def test_no_gpu_cannot_share_anything(dsrun, flag):
+    refused(dsrun("config", flag, "0", "--gpus", "4"), f"{flag}: 0 is less than 1")
+
+
+def test_json_has_no_infinity(dsrun):
+    refused(dsrun("config", "--gradient-clipping", "inf"), "--gradient-clipping", "JSON")

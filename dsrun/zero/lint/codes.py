@@ -105,7 +105,11 @@ CODES: dict[str, Code] = {
         "error", ENGINE, "neither DeepSpeed nor torch.optim has an optimizer of that name"
     ),
     "untested_optimizer": Code("error", ENGINE, "ZeRO refuses it without zero_allow_untested_optimizer"),
-    "optimizer_param": Code("error", ENGINE, "the optimizer does not take the parameter, or not this value"),
+    "optimizer_param": Code(
+        "error, warning",
+        ENGINE,
+        "the optimizer does not take the parameter, or not this value; Muon ignores it",
+    ),
     "optimizer_needs": Code("error, warning", ENGINE, "the optimizer needs something that is not there"),
     "unknown_scheduler": Code(
         "error", ENGINE, "there is no such learning rate scheduler, or ZeRO does not take it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsrun.findings import Level
 from dsrun.zero.lint.kinds import shown
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
 from dsrun.zero.lint.rules_engine import LATE
@@ -75,7 +76,11 @@ def _params(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None
         if known is not None and key not in known and key != "max_grad_norm":
             match = nearest(key, known)
             fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
-            sheet.error("optimizer_param", (*PARAMS, key), f"{name} has no parameter {key}: {LATE}", fix)
+            # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
+            level: Level = "warning" if name.lower() == "muon" else "error"
+            then = ", and DeepSpeed ignores it in silence" if level == "warning" else f": {LATE}"
+            message = f"{name} has no parameter {key}{then}"
+            sheet.add(level, "optimizer_param", (*PARAMS, key), message, fix)
     if "max_grad_norm" in params:
         message = f"max_grad_norm is no parameter of an optimizer: {LATE}"
         sheet.error(

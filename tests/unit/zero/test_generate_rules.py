@@ -169,6 +169,15 @@ EXAMPLES = [
     ({"micro_batch_size": 0}, ["--micro-batch-size", "0 is less than 1"]),
     ({"offload_ratio": 1.5}, ["--offload-ratio", "1.5 is more than 1"]),
     ({"optimizer": "adamw", "lr": float("nan")}, ["--lr"]),
+    ({"gradient_clipping": float("inf")}, ["--gradient-clipping", "no number"]),
+    ({"autotp": 0, "gpus": 8}, ["--autotp", "0 is less than 1"]),
+    ({"optimizer": "adamw", "betas": (0.9, 1.0)}, ["--betas", "below 1"]),
+    ({"global_batch_size": 9, "micro_batch_size": 4}, ["--global-batch-size 9", "--micro-batch-size"]),
+    ({"global_batch_size": 12, "gpus": 8}, ["--global-batch-size 12", "--gpus"]),
+    (
+        {"global_batch_size": 16, "micro_batch_size": 4, "accumulation": 2, "gpus": 8},
+        ["--global-batch-size 16", "--accumulation"],
+    ),
 ]
 
 

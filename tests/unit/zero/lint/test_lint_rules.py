@@ -288,6 +288,12 @@ def test_an_optimizer_that_is_gone_names_todays():
     assert finding.fix == "use AdamW"
 
 
+def test_muon_reads_what_it_knows_and_passes_over_the_rest():
+    muon = {"type": "Muon", "params": {"lr": 0.02, "per_head_muon": True, "foreach": False, "nesterov": True}}
+    finding = only(zero(2, reduce_scatter=False) | {"optimizer": muon}, "optimizer_param")
+    assert (finding.level, finding.where.split(" ")[0]) == ("warning", "optimizer.params.nesterov")
+
+
 def test_a_parameter_of_another_optimizer():
     params = {"lr": 1e-3, "beta": [0.9, 0.99]}
     assert (
