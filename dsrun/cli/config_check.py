@@ -148,7 +148,7 @@ def _model_type(flags: Flags | None) -> str | None:
         return None
     try:
         kind = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         name = model.rpartition("/")[2].lower()
         return next((each.replace("-", "") for each in T5_NAMES if each in name), None)
     return str(kind)

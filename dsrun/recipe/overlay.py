@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.flags import hf_flags
 from dsrun.recipe.given import Given
-from dsrun.recipe.parser import parse
+from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.removed import translate
 
 # What the Trainer and `dsrun train` both take when nothing is said.
@@ -18,16 +18,21 @@ SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def flags_in_force(argv: Sequence[str], run_file: str | None, cwd: Path) -> dict[str, Given]:
-    """Every given flag by canonical name: `argv` over the run.yaml, removed flags translated.
+    """Every given flag by canonical name: `argv` over an args.json in it, that over the run.yaml (which `argv` may name
+    with --config), removed flags translated.
 
     Raises UsageError for an unknown flag, a value that a flag does not take, and a file that cannot be read.
     """
-    found: dict[str, Given] = {}
-    if run_file is not None:
-        from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
+    parsed = parse(argv)
+    found = _translated(parsed.given)
+    if parsed.json_file is not None:
+        found = _translated(read_json(cwd / parsed.json_file, parsed.json_file)) | found
+    for file in (found["config"].value if "config" in found else None, run_file):
+        if file is not None:
+            from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
 
-        found = _translated(read_run_file(cwd / run_file, run_file))
-    return found | _translated(parse(argv).given)
+            found = _translated(read_run_file(cwd / file, file)) | found
+    return found
 
 
 def _translated(given: Iterable[Given]) -> dict[str, Given]:

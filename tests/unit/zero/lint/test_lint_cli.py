@@ -135,6 +135,33 @@ def test_training_flags_of_a_run_file(here, call):
     )
 
 
+def test_flags_in_a_file_are_compared_too(here, call):
+    config = put(here, "ds.json", GOOD)
+    put(here, "args.json", {"per_device_train_batch_size": 8})
+    put(here, "run.yaml", "train:\n  per_device_train_batch_size: 8\n")
+    for flags in (("args.json",), ("--config", "run.yaml")):
+        code, out, _ = call(config_check.command, config, "--", *flags)
+        assert code == 3
+        assert f"{flags[-1]}" in out
+    assert call(config_check.command, config, "--", "args.json", "--per_device_train_batch_size", "4")[0] == 0
+
+
+def test_a_second_configuration_is_not_passed_over(here, call):
+    put(here, "other.json", GOOD)
+    with pytest.raises(UsageError, match=r"other\.json: train_micro_batch_size_per_gpu: unknown flag"):
+        call(config_check.command, put(here, "ds.json", GOOD), "other.json")
+
+
+def test_a_models_config_nested_without_end_says_nothing(here, call):
+    (here / "model").mkdir()
+    (here / "model" / "config.json").write_text('{"a":' * 100_000)
+    config = put(here, "ds.json", GOOD)
+    assert (
+        call(config_check.command, config, "--", "--model", "model", "--per_device_train_batch_size", "4")[0]
+        == 0
+    )
+
+
 def test_a_global_batch_size_is_compared_too(here, call):
     config = put(here, "ds.json", AUTO | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32})
     assert call(config_check.command, config, "--", "--global-batch-size", "64")[0] == 3
