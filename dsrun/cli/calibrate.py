@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import MissingError, ToolError, UsageError
 
 if TYPE_CHECKING:
+    from dsrun.system.gpus import Gpu
     from dsrun.zero.memory.calibration import Calibration
     from dsrun.zero.memory.configs import Found
+    from dsrun.zero.memory.gpus_arg import Cluster
     from dsrun.zero.memory.plan import Plan
     from dsrun.zero.memory.strategy import Row
 
 STEPS = 2
 SECONDS = 3600.0
 CPU_MICRO_BATCH = 4
+RUN = "run"
+NVME_PATH = "/local_nvme"
+GIB = 2**30
+SAME_SIZE = 0.15
+"""Share by which a GPU's memory may be below its nominal size: ECC and the driver take some, and GB are no GiB."""
 WORD = "four "
 """Repeated to the length asked for; every tokenizer makes at least one token of it."""
 
 
-def calibrate(made: Plan, found: Found) -> Calibration:
+def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibration:
     """Train STEPS steps of random weights and compare the peak with the plan's figure.
 
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
@@ -44,11 +51,26 @@ def calibrate(made: Plan, found: Found) -> Calibration:
             f" {question.cluster.world}",
             fix="plan for the GPUs here",
         )
+    other = next((gpu for gpu in gpus if is_another(gpu, question.cluster)), None)
+    if other is not None:
+        raise UsageError(
+            f"--calibrate runs on this machine, which has {other.name}, and the plan is for {question.cluster.name}",
+            fix="plan for the GPUs here",
+        )
     if not gpus:
         made, row = _on_cpu(made, row)
     with tempfile.TemporaryDirectory(prefix="dsrun-calibrate-") as scratch:
-        records = _train(made, row, found, Path(scratch), on_gpu=bool(gpus))
+        argv = training_argv(made, row, found, Path(scratch), nvme_path=nvme_path, on_gpu=bool(gpus))
+        records = _train(argv, Path(scratch))
     return _compare(made, row, found, records, on_gpu=bool(gpus))
+
+
+def is_another(gpu: Gpu, planned: Cluster) -> bool:
+    """Whether a GPU is of another architecture than those planned for, or smaller."""
+    if gpu.capability is not None and planned.model.capability not in ((0, 0), gpu.capability):
+        return True
+    size = planned.memory if gpu.memory_total is None else gpu.memory_total / GIB
+    return size < (1 - SAME_SIZE) * planned.memory
 
 
 def _on_cpu(made: Plan, row: Row) -> tuple[Plan, Row]:
@@ -62,9 +84,10 @@ def _on_cpu(made: Plan, row: Row) -> tuple[Plan, Row]:
     return replace(made, question=asked), small
 
 
-def _train(made: Plan, row: Row, found: Found, scratch: Path, *, on_gpu: bool) -> list[dict[str, Any]]:
-    from dsrun.runs.records import read_records
-    from dsrun.system.answer import ask
+def training_argv(
+    made: Plan, row: Row, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
+) -> list[str]:
+    """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
     from dsrun.zero.memory.commands import Wording, train_argv
 
     question = made.question
@@ -80,14 +103,21 @@ def _train(made: Plan, row: Row, found: Found, scratch: Path, *, on_gpu: bool) -
     if strategy.stage:
         place = argv.index("--deepspeed")
         argv[place : place + 2] = ["--zero", str(strategy.stage), "--offload", strategy.offload]
-    output = scratch / "run"
+    if strategy.offload == "nvme":
+        argv += ["--nvme-path", nvme_path]
     argv += ["--from-scratch", "--max-steps", str(STEPS), "--save-strategy", "no", "--logging-steps", "1"]
-    argv += ["--output", str(output), *([] if on_gpu else ["--use-cpu"])]
+    return [*argv, "--output", str(scratch / RUN), *([] if on_gpu else ["--use-cpu"])]
+
+
+def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
+    from dsrun.runs.records import read_records
+    from dsrun.system.answer import ask
+
     done = ask([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
     if done.exit_code:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ToolError(f"the two steps failed: {last}")
-    return [record for record in read_records(output / "metrics.jsonl") if "host_memory" in record]
+    return [record for record in read_records(scratch / RUN / "metrics.jsonl") if "host_memory" in record]
 
 
 def _compare(

@@ -101,7 +101,7 @@ def command(**given: Any) -> int:
     else:
         _print(made, counted, words)
     if given["calibrate"] and made.choice is not None:
-        return _calibrate(made, found)
+        return _calibrate(made, found, given["nvme_path"])
     return 0 if made.choice is not None else EXIT_FINDINGS
 
 
@@ -224,8 +224,8 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
         )
 
 
-def _calibrate(made: Plan, found: Found) -> int:
+def _calibrate(made: Plan, found: Found, nvme_path: str) -> int:
     from dsrun.cli.calibrate import calibrate
 
-    click.echo(calibrate(made, found).sentence, err=True)
+    click.echo(calibrate(made, found, nvme_path).sentence, err=True)
     return 0

@@ -118,7 +118,7 @@ def _why(choice: Row, rows: tuple[Row, ...], question: Question) -> str:
     share = choice.gpu.total / GIB / question.cluster.memory
     words = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
     if choice.verdict == "tight":
-        return f"{words}: more than the preset {question.preset} allows, but nothing takes less"
+        return f"{words}: more than the preset {question.preset} allows, but nothing stays within that"
     if len(able) == 1:
         return f"{words}; nothing else fits"
     rival = max((row for row in able if row is not choice), key=lambda row: row.relative)

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.cli.calibrate import calibrate
+from dsrun.cli.calibrate import calibrate, is_another, training_argv
 from dsrun.errors import UsageError
+from dsrun.recipe.resolve import resolve
+from dsrun.system.gpus import Gpu
 from dsrun.zero.memory.configs import find
 from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.plan import plan
@@ -60,3 +62,46 @@ def test_a_plan_for_another_machine(here, planned, words, found, monkeypatch):
     with pytest.raises(UsageError, match=words) as caught:
         calibrate(planned, found)
     assert caught.value.fix == "plan for the GPUs here"
+
+
+def gpu(name, memory, capability):
+    return Gpu(
+        index=0, name=name, uuid="GPU-1", memory_total=int(memory * 2**30), memory_free=None, capability=capability
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_steps")
+@pytest.mark.parametrize(
+    ("planned", "name", "memory", "capability"),
+    [
+        ("a100-80:1", "NVIDIA H100 80GB HBM3", 79.6, (9, 0)),
+        ("a100-80:1", "NVIDIA A100-SXM4-40GB", 39.4, (8, 0)),
+        ("a100-80:1", "NVIDIA L4", 22.5, None),
+    ],
+)
+def test_gpus_of_another_kind(planned, name, memory, capability, found, monkeypatch):
+    here = gpu(name, memory, capability)
+    monkeypatch.setattr("dsrun.system.gpus.visible_gpus", lambda: [here])
+    with pytest.raises(UsageError, match=f"which has {name}, and the plan is for a100-80"):
+        calibrate(made(planned), found)
+
+
+@pytest.mark.parametrize(
+    ("planned", "name", "memory", "capability"),
+    [
+        ("a100-80:1", "NVIDIA A100-SXM4-80GB", 79.2, (8, 0)),
+        ("v100-32:1", "Tesla V100-SXM2-32GB", 31.7, (7, 0)),
+        ("h200:1", "NVIDIA H200", 139.7, None),
+        ("l4:1", "NVIDIA L4", 21.9, (8, 9)),
+    ],
+)
+def test_gpus_of_the_same_kind_may_differ_a_little(planned, name, memory, capability):
+    assert not is_another(gpu(name, memory, capability), cluster(planned))
+
+
+def test_steps_with_states_on_nvme_name_their_folder(found, tmp_path):
+    nvme = made("rtx-4090", host_memory=64.0)
+    row = next(each for each in nvme.rows if each.strategy.offload == "nvme")
+    argv = training_argv(nvme, row, found, tmp_path, nvme_path="/nvme", on_gpu=True)
+    spec = resolve(argv, tmp_path).spec
+    assert (spec.offload, spec.nvme_path) == ("nvme", "/nvme")

@@ -94,6 +94,14 @@ def test_correction_scales_the_gpu():
     assert gpu(replace(question, factor=1.1), ZERO_2, 1).total == pytest.approx(1.1 * plain, rel=1e-6)
 
 
+def test_of_what_is_tight_another_may_take_less():
+    made = plan(ask("l4:2", preset="conservative", host_memory=64.0, length=8192))
+    tight = [each for each in made.rows if each.verdict == "tight"]
+    assert made.choice.verdict == "tight"
+    assert min(each.gpu.total for each in tight) < made.choice.gpu.total
+    assert made.why.endswith("but nothing stays within that")
+
+
 def test_nothing_fits_is_an_error_with_a_way_out():
     with pytest.raises(UsageError, match=r"nothing fits 1 × l4 \(24 GiB\).*GiB of host memory per node"):
         choose(ask("l4", host_memory=4.0))
