@@ -42,8 +42,9 @@ def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world:
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
     try:
         chosen = _choose(opened, config, task, precision, _cluster(world))
-    except MissingError as error:
-        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as the memory of this model cannot be planned: {error}"
+    except MissingError:
+        family = config.model_type
+        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as it knows no shapes of {family} models (`dsrun plan` counts them)"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
     return with_defaults(opened, auto.settings(chosen), SOURCE), auto.words(chosen)
 
