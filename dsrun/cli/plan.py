@@ -136,7 +136,10 @@ def _question(counted: Counted, given: dict[str, Any]) -> Question:
         attention=given["attention"],
         host_memory=given["host_memory"],
     )
-    check_length(model, "--max-length", question.length)
+    check_length(model, "--max-length" if target is None else "--max-target-length", question.length)
+    if model.seq2seq:
+        flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
+        check_length(model, flag, question.source_length)
     return question
 
 

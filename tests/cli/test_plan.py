@@ -169,6 +169,15 @@ def test_lengths_of_a_seq2seq_model(plan, model):
     assert (made["asked"]["source_length"], made["asked"]["length"]) == (256, 64)
 
 
+@pytest.mark.parametrize("flag", ["--max-source-length", "--max-target-length", "--max-length"])
+def test_neither_side_is_longer_than_its_positions(plan, model, flag):
+    bart = {"model_type": "bart", "max_position_embeddings": 128, "encoder_layers": 1, "decoder_layers": 1}
+    assert plan("--model", model(bart), "--gpus", "l4", flag, "128").returncode == 0
+    done = plan("--model", model(bart), "--gpus", "l4", flag, "129")
+    assert done.returncode == 2
+    assert f"{flag} 129: bart has positions for 128 tokens" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
