@@ -28,8 +28,8 @@ RAISED = re.compile(r"[\w.]+(Error|Exception): \S")
 """The line of a traceback that names the exception."""
 REASON = 300
 """Letters of it that are shown."""
-LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
-HEADS = ("num_attention_heads", "num_heads", "n_head")
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
 
@@ -125,18 +125,23 @@ def generic(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> Architect
     seq2seq = bool(config.get("is_encoder_decoder"))
     text = _part(config, "decoder")
     gated = any("gate" in each.name or "wi_1" in each.name for each in tensors)
+    blocks = layered(tensors)
+    numbered = sum(block.name[-1:].isdigit() for block in blocks)
     return Architecture(
-        family=str(config["model_type"]), seq2seq=seq2seq, hidden=_width(text), vocabulary=text.number("vocab_size"),
-        tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors), norm="rms",
-        decoder=_stack(text, "decoder" if seq2seq else "encoder", gated=gated, cross=seq2seq),
-        encoder=_stack(_part(config, "encoder"), "encoder", gated=gated) if seq2seq else None,
+        family=str(config["model_type"]), seq2seq=seq2seq, hidden=_width(text),
+        vocabulary=text.number("vocab_size", "tgt_vocab_size"),
+        tied=not any(each.kind == "head" for each in tensors), blocks=blocks, norm="rms",
+        decoder=_stack(text, "decoder", numbered, gated=gated, cross=seq2seq),
+        encoder=_stack(_part(config, "encoder"), "encoder", numbered, gated=gated) if seq2seq else None,
     )  # fmt: skip
 
 
 def _part(config: Mapping[str, Any], side: str) -> Settings:
     """The settings of one side, or of the part that reads text. Where they differ by layer, the largest."""
-    parts = (config.get(side), config.get("text_config"), config)
-    chosen = next(each for each in parts if isinstance(each, dict))
+    chosen = config
+    for name in (side, "text_config"):
+        inner = chosen.get(name)
+        chosen = inner if isinstance(inner, dict) else chosen
     return Settings({name: _largest(value) for name, value in chosen.items()})
 
 
@@ -149,7 +154,8 @@ def _width(settings: Settings) -> int:
     return settings.number("hidden_size", "d_model", "n_embd")
 
 
-def _stack(settings: Settings, side: str, *, gated: bool, cross: bool = False) -> Stack:
+def _stack(settings: Settings, side: str, numbered: int, *, gated: bool, cross: bool = False) -> Stack:
+    """One side; `numbered` layers where the settings name no number of them."""
     width = _width(settings)
     # Where both sides have layers of their own number, the plain names are the encoder's (T5, BART).
     layers = (f"{side}_layers", f"num_{side}_layers", *LAYERS)
@@ -161,7 +167,7 @@ def _stack(settings: Settings, side: str, *, gated: bool, cross: bool = False) -
     )
     experts, per_token, active = _experts(settings, dense)
     return Stack(
-        layers=settings.number(*layers), heads=heads, queries=heads * size, keys=keys * size,
+        layers=settings.number(*layers, default=max(1, numbered)), heads=heads, queries=heads * size, keys=keys * size,
         ffn=active, gated=gated, norms=3 if cross else 2, cross=cross,
         experts=experts, experts_per_token=per_token,
     )  # fmt: skip

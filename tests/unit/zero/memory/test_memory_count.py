@@ -179,6 +179,19 @@ def test_sides_of_different_depth(tmp_path):
     assert [(each.layers, each.cross) for each in t5.stacks] == [(1, False), (3, True)]
 
 
+@pytest.mark.parametrize(
+    ("config", "layers", "heads"),
+    [
+        ({"model_type": "mpt", "d_model": 32, "n_heads": 2, "n_layers": 3, "vocab_size": 64}, 3, 2),
+        ({"model_type": "trocr", "d_model": 32, "decoder_layers": 3, "decoder_attention_heads": 2}, 3, 2),
+        ({"model_type": "nemotron_h", "hidden_size": 32, "layers_block_type": ["full_attention", "mlp"]}, 2, 32),
+    ],
+)  # fmt: skip
+def test_widths_under_other_names(tmp_path, config, layers, heads):
+    model = built(tmp_path, config)
+    assert (model.hidden, model.decoder.layers, model.decoder.heads) == (32, layers, heads)
+
+
 def test_a_token_goes_through_its_experts_only(tmp_path):
     config = SMALL | {
         "intermediate_size": 24,
