@@ -24,6 +24,8 @@ WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 NUMBER_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 PYTHON_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 SINGLE_QUOTED = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
+# What is written the other way round in the two kinds of quotes.
+SWAPPED = {"\\'": "'", '"': '\\"'}
 DEEPEST = 100
 # What editors on Windows put before UTF-8: Hjson passes over it, json.load stops.
 MARK = "\ufeff"
@@ -200,7 +202,7 @@ class _Reader:
                 raise self._error("a text without its closing '", at=start)
             self.source.slips.append(Slip("single_quotes", self._spot(), match.group()))
             self.at = match.end()
-            return match.group(1)
+            return self._single_quoted(match)
         try:
             value, self.at = DECODER.raw_decode(self.text, start)
         except JSONDecodeError as error:
@@ -209,6 +211,13 @@ class _Reader:
                 error.msg[0].lower() + error.msg[1:].removesuffix(" at"), fix, at=error.pos
             ) from None
         return str(value)
+
+    def _single_quoted(self, match: re.Match[str]) -> str:
+        inside = re.sub(r"\\.|\"", lambda found: SWAPPED.get(found.group(), found.group()), match.group(1))
+        try:
+            return str(DECODER.decode(f'"{inside}"'))
+        except JSONDecodeError:
+            raise self._error("an escape that JSON has not", at=match.start()) from None
 
     def _members(self, closing: str) -> Iterator[None]:
         """Stop once at each member of an object or list; the caller reads it."""

@@ -1,5 +1,6 @@
 """The JSON reader: what json.loads reads, with places, and a little more."""
 
+import ast
 import json
 import math
 
@@ -118,6 +119,16 @@ def test_what_people_write_is_read_and_noted(text, kinds):
     source = read(text)
     assert [slip.kind for slip in source.slips] == kinds
     assert isinstance(source.value, dict)
+
+
+@pytest.mark.parametrize("text", [r"'it\'s'", r"'x\"y'", "'a\"b'", r"'\u00e9'", r"'a\\b'", "''"])
+def test_single_quotes_hold_what_python_reads_in_them(text):
+    assert read(text).value == ast.literal_eval(text)
+
+
+def test_an_escape_of_python_alone_is_refused():
+    with pytest.raises(NotJsonError, match="escape"):
+        read(r"'\x41'")
 
 
 def test_slips_have_their_place_and_values_their_meaning():
