@@ -40,9 +40,8 @@ def check_batch(view: View, sheet: Sheet) -> None:
             _for_some_world_size(sizes, sheet)
         else:
             _for_world_size(sizes, ranks, sheet)
-    except (
-        ArithmeticError
-    ):  # fractions beside whole numbers that no float holds, on which DeepSpeed fails as well
+    except ArithmeticError:
+        # Fractions beside whole numbers that no float holds, on which DeepSpeed fails as well.
         place = next(name for name in NAMES if sizes[name] is not None)
         sheet.error("batch_mismatch", (place,), f"the batch sizes cannot be computed with: {FORMULA}")
 
