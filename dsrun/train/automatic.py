@@ -29,7 +29,7 @@ def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world:
     """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and
     the choice in words.
 
-    Raises UsageError with the first remedy when nothing fits.
+    Raises UsageError when nothing fits, with what would.
     """
     # The user's `auto` makes room for the stage, which is put under the rest of what was given.
     sources = {name: source for name, source in recipe.sources.items() if name != "zero"}

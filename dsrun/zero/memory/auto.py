@@ -30,8 +30,8 @@ def decide(
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
 
     What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
-    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError with the first
-    remedy when nothing fits.
+    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError when nothing fits,
+    with what would.
     """
     model = describe(config, from_scratch=from_scratch)
     switch: Switch = "auto" if checkpointing is None else "on" if checkpointing else "off"

@@ -64,25 +64,15 @@ def plan(question: Question) -> Plan:
 def choose(question: Question, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
     """The choice alone, of strategies with `micro_batch` and `offload` where given; NVMe is not chosen unasked.
 
-    Raises UsageError with the first remedy when nothing fits.
+    Raises UsageError when nothing fits, with what would.
     """
     made = plan(question)
-    able = [
-        row
-        for row in made.rows
-        if (row.strategy.offload == offload if offload else row.strategy.offload != "nvme")
-        and (micro_batch is None or row.micro_batch == micro_batch)
-    ]
-    fitting = [row for row in able if row.verdict == "fits"] or [
-        row for row in able if row.verdict == "tight"
-    ]
-    best = _best(fitting)
+    best = _best(_able([row for row in made.rows if not _against(row, micro_batch, offload)]))
     if best is None:
-        found = made.remedies or remedies(question)
-        fix = found[0] if found else "use more or larger GPUs"
-        size = "" if micro_batch is None else f" with micro batch {micro_batch}"
-        place = "" if offload is None else f" with --offload {offload}"
-        raise UsageError(f"nothing fits {described(question)}{size}{place}", fix=fix)
+        size = [] if micro_batch is None else [f"micro batch {micro_batch}"]
+        fixed = " and ".join(size + ([] if offload is None else [f"--offload {offload}"]))
+        what = f"nothing fits {described(question)}" + (f" with {fixed}" if fixed else "")
+        raise UsageError(what, fix=_way_out(made, micro_batch, offload))
     strategy = best.strategy
     return Chosen(
         stage=strategy.stage,
@@ -90,6 +80,34 @@ def choose(question: Question, micro_batch: int | None = None, offload: str | No
         micro_batch=best.micro_batch,
         checkpointing=strategy.checkpointing,
     )
+
+
+def _able(rows: list[Row]) -> list[Row]:
+    """Those that fit, or else those that are tight."""
+    return [row for row in rows if row.verdict == "fits"] or [row for row in rows if row.verdict == "tight"]
+
+
+def _against(row: Row, micro_batch: int | None, offload: str | None) -> list[str]:
+    """What would have to be said otherwise for `row` to be chosen, in words for the user."""
+    words = []
+    if offload is not None and row.strategy.offload != offload:
+        words.append(f"without --offload {offload}")
+    if offload is None and row.strategy.offload == "nvme":
+        words.append("with --offload nvme")
+    if micro_batch is not None and row.micro_batch != micro_batch:
+        words.append(f"without --micro-batch-size {micro_batch}")
+    return words
+
+
+def _way_out(made: Plan, micro_batch: int | None, offload: str | None) -> str:
+    """The smallest change of what the user has fixed with which something fits, or else the first remedy."""
+    able = _able(list(made.rows))
+    fewest = min((len(_against(row, micro_batch, offload)) for row in able), default=0)
+    best = _best([row for row in able if len(_against(row, micro_batch, offload)) == fewest])
+    if best is None:
+        return next(iter(made.remedies), "use more or larger GPUs")
+    changes = " and ".join(_against(best, micro_batch, offload))
+    return f"{changes} this fits: {best.strategy}, micro batch {best.micro_batch}"
 
 
 def described(question: Question) -> str:

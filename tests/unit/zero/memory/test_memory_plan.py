@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -105,6 +106,32 @@ def test_of_what_is_tight_another_may_take_less():
 def test_nothing_fits_is_an_error_with_a_way_out():
     with pytest.raises(UsageError, match=r"nothing fits 1 × l4 \(24 GiB\).*GiB of host memory per node"):
         choose(ask("l4", host_memory=4.0))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "words"),
+    [
+        (
+            "a100-80:8",
+            {"micro_batch": 64},
+            "with micro batch 64 (without --micro-batch-size 64 this fits: ZeRO-",
+        ),
+        (
+            "l4",
+            {"micro_batch": 4, "offload": "none"},
+            "with micro batch 4 and --offload none (without --offload none this fits: ZeRO-3 + cpu offload,",
+        ),
+        # Without the offload there is a faster one, but that it was asked for is no reason to drop it.
+        (
+            "l4:2",
+            {"micro_batch": 512, "offload": "cpu"},
+            "(without --micro-batch-size 512 this fits: ZeRO-3 + cpu offload,",
+        ),
+    ],
+)
+def test_where_what_was_fixed_does_not_fit_the_way_out_changes_little_of_it(gpus, given, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        choose(ask(gpus, host_memory=500.0), **given)
 
 
 def test_a_token_goes_through_some_experts_only():
