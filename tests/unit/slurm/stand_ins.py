@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+from dsrun.slurm.program import any_program, train_program
+from dsrun.slurm.render import render
+from dsrun.slurm.site import Site
 from dsrun.slurm.spec import make_spec, read
 
 MODULE = "torch.distributed.run"
@@ -24,6 +27,8 @@ PYTHON = """\
 env -0 >"$STAND_INS/environment"
 source "$STAND_INS/worker"
 """
+# A worker that trains to the end.
+FINISHED = 'sleep 0.05; touch "$DSRUN_OUTPUT/FINISHED"; exit 0'
 JOB = "JobId=12 JobName=x JobState=FAKED\n   JobState=RUNNING Reason=None\n   StdErr=log.txt\n"
 
 
@@ -147,3 +152,25 @@ def spec_of(**options: str | list[str]):
             for key, words in options.items()
         ]
     )
+
+
+def training(shell: Shell, **options) -> str:
+    """The script of a training run, with these keys of run.yaml."""
+    return render(spec_of(**options), train_program([]), Site(python=shell.python, own_python=shell.python))
+
+
+def other(shell: Shell, **options) -> str:
+    """The script of any other program."""
+    return render(
+        spec_of(**options), any_program(["./x"]), Site(python=shell.python, own_python=shell.python)
+    )
+
+
+def requeued(done) -> bool:
+    """Whether it has put its job back into the queue."""
+    return any(words[0] == "requeue" for words in done.of("scontrol"))
+
+
+def rendezvous(done):
+    """torch.distributed.run's own options."""
+    return dict(word.split("=", 1) for word in done.launched if word.startswith("--") and "=" in word)
