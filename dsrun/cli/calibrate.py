@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.cli.words import remark
 from dsrun.errors import MissingError, ToolError, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibrati
     with tempfile.TemporaryDirectory(prefix="dsrun-calibrate-") as scratch:
         argv = training_argv(made, row, found, Path(scratch), nvme_path=nvme_path, on_gpu=bool(gpus))
         records = _train(argv, Path(scratch))
-    return _compare(made, row, found, records, on_gpu=bool(gpus))
+    return compare(made, row, found, records, on_gpu=bool(gpus))
 
 
 def is_another(gpu: Gpu, planned: Cluster) -> bool:
@@ -120,9 +121,10 @@ def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     return [record for record in read_records(scratch / RUN / "metrics.jsonl") if "host_memory" in record]
 
 
-def _compare(
+def compare(
     made: Plan, row: Row, found: Found, records: list[dict[str, Any]], *, on_gpu: bool
 ) -> Calibration:
+    """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
     from dsrun.zero.memory.calibration import Calibration, save
     from dsrun.zero.memory.cpu_rank import resident
@@ -136,5 +138,9 @@ def _compare(
         return Calibration(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
     gpu = strategy.gpu(plain, row.strategy, row.micro_batch)
     measured = max(int(each["gpu_memory_peak"]) for each in records) + gpu.buffers.context
-    saved = save(found.config, plain, gpu.total, measured)
+    saved = None
+    try:
+        saved = save(found.config, plain, gpu.total, measured)
+    except OSError as error:  # the figures took minutes, and are worth knowing without it
+        remark(f"the correction cannot be kept for later plans: {error}")
     return Calibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.cli.calibrate import calibrate, is_another, training_argv
+from dsrun.cli.calibrate import calibrate, compare, is_another, training_argv
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.system.gpus import Gpu
@@ -105,3 +105,15 @@ def test_steps_with_states_on_nvme_name_their_folder(found, tmp_path):
     argv = training_argv(nvme, row, found, tmp_path, nvme_path="/nvme", on_gpu=True)
     spec = resolve(argv, tmp_path).spec
     assert (spec.offload, spec.nvme_path) == ("nvme", "/nvme")
+
+
+def test_a_measurement_is_shown_though_it_cannot_be_kept(found, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file" / "cache"))
+    planned = made("a100-80:8")
+    measured = planned.choice.gpu.total
+    context = planned.choice.gpu.buffers.context
+    records = [{"gpu_memory_peak": measured - context}]
+    calibration = compare(planned, planned.choice, found, records, on_gpu=True)
+    assert (calibration.measured, calibration.saved) == (measured, None)
+    assert "cannot be kept" in capsys.readouterr().err
