@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dsrun.system.ending import end
 from dsrun.system.tether import die_with_parent, name_thread, tethered
 
 RANKS_VARIABLE = "DSRUN_RANKS"
@@ -201,8 +202,7 @@ def _grow(module: str, channel: socket.socket, parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        _flush()
-        os._exit(code)
+        end(code)
 
 
 def _run_module(module: str, args: Sequence[str]) -> int:
@@ -212,11 +212,11 @@ def _run_module(module: str, args: Sequence[str]) -> int:
     sys.argv = ["-m", *args]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
             return 1
-        return end.code or 0
+        return left.code or 0
     return 0
 
 
@@ -253,9 +253,3 @@ def _fresh_randomness() -> None:
     if fingerprint is not None:
         with suppress(AttributeError):
             fingerprint.fingerprint_rng.seed()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()

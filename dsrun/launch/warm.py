@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from dsrun.launch import agent_process
 from dsrun.launch.ranks import replace_environment
+from dsrun.system.ending import end
 from dsrun.system.tether import die_with_parent, name_thread
 
 DRIVER = "libcuda.so"
@@ -91,9 +92,7 @@ def _attempt(request: dict[str, Any], module: str | None, parent: int) -> NoRetu
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end(code)
 
 
 def _answer(channel: socket.socket, message: dict[str, Any]) -> None:

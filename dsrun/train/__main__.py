@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+from dsrun.system.ending import end
 from dsrun.train.worker import main
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    # Threads of NCCL, wandb and data loaders can keep a finished interpreter alive for minutes.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end(main(sys.argv[1:]))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import deepspeed
 import torch
-import torch.distributed as dist
 from deepspeed.utils import logger
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -26,6 +25,7 @@ from dsrun.train.model import add_lora
 from dsrun.train.world import here, join, leave
 from dsrun.zero.generate import generate
 from dsrun.zero.spec import from_offload
+from tests.integration.as_rank import run_to_the_end
 from tests.integration.memory_models import CONFIGS
 
 ACCUMULATION = 2
@@ -182,6 +182,4 @@ def json_for(case: dict, world: int) -> dict:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main(*sys.argv[1:])
-    if dist.is_initialized():
-        leave()
+    run_to_the_end(main, *sys.argv[1:])

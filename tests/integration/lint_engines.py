@@ -8,6 +8,7 @@ import os
 import sys
 
 from dsrun.system.net import free_port
+from tests.integration.as_rank import run_to_the_end
 
 
 def verdict(config: dict) -> str:
@@ -46,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_to_the_end(main)

@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from dsrun.train.engine import prepare_ops
 from dsrun.train.world import here, leave
+from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget
 
 LENGTH = 16
@@ -118,4 +119,4 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_to_the_end(main, sys.argv[1])

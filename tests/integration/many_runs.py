@@ -17,6 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console
 from dsrun.train.run import run
 from dsrun.train.world import here, leave
+from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget
 
 MAY_FAIL = "may-fail"
@@ -50,4 +51,4 @@ def _failing(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_to_the_end(main, sys.argv[1])

@@ -1,0 +1,41 @@
+"""A process that ends itself: its words are out, its code is kept, nothing of it runs on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BEGIN = "import atexit, sys, threading; from dsrun.system.ending import end; "
+
+
+def ended(program: str, **more) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + program],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_what_was_printed_is_written_and_nothing_else_runs(code):
+    done = ended(
+        "atexit.register(print, 'taken apart'); threading.Thread(target=threading.Event().wait).start(); "
+        f"print('done'); print('why', file=sys.stderr, end=''); end({code})",
+        stdout=subprocess.PIPE,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "why")
+
+
+def test_a_stream_that_nobody_reads_does_not_change_the_code():
+    with Path("/dev/full").open("w") as full:
+        assert (
+            ended(
+                "sys.stdout.write('done'); end(75)", stdout=full, env={**os.environ, "PYTHONUNBUFFERED": ""}
+            ).returncode
+            == 75
+        )
