@@ -87,6 +87,7 @@ def command(**given: Any) -> int:
         from_scratch=given["from_scratch"],
     )
     question = _question(counted, given)
+    _remark_idle_lengths(counted.architecture.seq2seq, given)
     words = _wording(given)
     question = replace(question, factor=_correction(found, question))
     made = plan(question)
@@ -141,6 +142,13 @@ def _question(counted: Counted, given: dict[str, Any]) -> Question:
         flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
         check_length(model, flag, question.source_length)
     return question
+
+
+def _remark_idle_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
+    sides = ("max_source_length", "max_target_length")
+    idle = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None and not seq2seq]
+    if idle:
+        remark(f"a causal language model has no {' or '.join(idle)}: --max-length is what counts")
 
 
 def _first(*values: int | None) -> int:

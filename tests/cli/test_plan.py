@@ -169,6 +169,12 @@ def test_lengths_of_a_seq2seq_model(plan, model):
     assert (made["asked"]["source_length"], made["asked"]["length"]) == (256, 64)
 
 
+def test_a_side_that_a_decoder_has_not_is_named(plan, model):
+    asked = ("--gpus", "a100-80:8", "--max-target-length", "64")
+    assert "no --max-target-length" in plan("--model", model(LLAMA_8B), *asked).stderr
+    assert "no --max-" not in plan("--model", model(T5, "t5"), *asked).stderr
+
+
 @pytest.mark.parametrize("flag", ["--max-source-length", "--max-target-length", "--max-length"])
 def test_neither_side_is_longer_than_its_positions(plan, model, flag):
     bart = {"model_type": "bart", "max_position_embeddings": 128, "encoder_layers": 1, "decoder_layers": 1}

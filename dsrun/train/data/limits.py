@@ -81,6 +81,17 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     return Limits(source, target, eval_target)
 
 
+def idle_lengths(spec: TrainSpec, task: str) -> str | None:
+    """A notice of the lengths that were given and that this task does not have."""
+    if task == "causal-lm":
+        others, own = ("max_source_length", "max_target_length", "val_max_target_length"), "--max-length"
+        kind = "a causal language model"
+    else:
+        others, own, kind = ("block_size",), "--max-source-length", "a seq2seq model"
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(spec, name) is not None]
+    return f"{kind} has no {' or '.join(given)}: nothing is cut there ({own} N)" if given else None
+
+
 def check_sample_count(flag: str, asked: int | None, there: int, what: str) -> None:
     """Refuse to promise more samples than there are.
 

@@ -18,7 +18,14 @@ from dsrun.train.data.counts import Counts
 from dsrun.train.data.identity import library_versions, tokenizer_identity
 from dsrun.train.data.languages import is_multilingual, set_languages
 from dsrun.train.data.layouts import Hints
-from dsrun.train.data.limits import Limits, Truncation, check_sample_count, limits_of, truncation_of
+from dsrun.train.data.limits import (
+    Limits,
+    Truncation,
+    check_sample_count,
+    idle_lengths,
+    limits_of,
+    truncation_of,
+)
 from dsrun.train.data.mapping import quiet
 from dsrun.train.data.request import DataRequest, PreparedData, Rows
 from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
@@ -74,6 +81,7 @@ class _Preparation:
         sources = find_sources(self.spec)
         for split in SPLITS:
             self._take(split, sources)
+        self._tell(idle_lengths(self.spec, self.request.task))
         self._tell(prefix_notice(self.spec, self.request.model_type))
         wanted = self.request.splits
         return PreparedData(

@@ -1,0 +1,120 @@
+"""How long a sample may be and how many are used."""
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.train.data.limits import Truncation
+
+PAIR = {"source": "one", "target": "unu"}
+NO_HOLD_OUT = {"validation_split_percentage": 0}
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "named"),
+    [
+        (
+            "causal-lm",
+            {"max_source_length": 4, "max_target_length": 4},
+            "no --max-source-length or --max-target-length",
+        ),
+        ("causal-lm", {"max_length": 4}, None),
+        ("causal-lm", {"block_size": 4}, None),
+        ("seq2seq", {"block_size": 4}, "no --block-size"),
+        ("seq2seq", {"max_source_length": 4, "max_target_length": 4}, None),
+    ],
+)
+def test_a_length_that_this_kind_of_model_has_not_is_named(task, flags, named, request, prepare, jsonl):
+    tokenizer = request.getfixturevalue("seq2seq" if task == "seq2seq" else "causal")
+    row = PAIR if task == "seq2seq" else {"text": "one"}
+    data = prepare(tokenizer, task, train_file=jsonl([row]), splits=["train"], **NO_HOLD_OUT, **flags)
+    said = [notice for notice in data.notices if "nothing is cut there" in notice]
+    assert [named in notice for notice in said] == ([True] if named else [])
+
+
+def test_truncation_counts_an_example_once(seq2seq, prepare, jsonl):
+    rows = [
+        {"source": "a" * 4, "target": "b" * 3},  # fits exactly, with its end token
+        {"source": "a" * 5, "target": "b"},
+        {"source": "a", "target": "b" * 9},
+        {"source": "a" * 9, "target": "b" * 9},
+    ]
+    options = {"max_source_length": 5, "max_target_length": 4}
+    data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows), **options)
+    assert data.truncation["train"] == Truncation(3, 4, 5, 4)
+    assert data.truncation["train"].sentence() == "3 of 4 examples were cut at 5 source or 4 target tokens"
+    assert seq2seq.convert_ids_to_tokens(data.train[3]["labels"]) == ["b", "b", "b", "</s>"]
+    data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows[:2], "b.jsonl"), **options)
+    assert data.truncation["train"] == Truncation(1, 2, 5)
+    data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows[2:3], "c.jsonl"), **options)
+    assert data.truncation["train"] == Truncation(1, 1, 4)
+
+
+def test_words_for_truncation():
+    assert Truncation(312, 10_000, 512).sentence() == "312 of 10,000 examples were cut at 512 tokens"
+    assert Truncation(0, 10_000, 512).sentence() == "none of 10,000 examples was cut at 512 tokens"
+
+
+def test_sample_limits(seq2seq, causal, prepare, jsonl, tmp_path):
+    file = jsonl([{"source": str(i), "target": "x"} for i in range(10)])
+    assert len(prepare(seq2seq, "seq2seq", train_file=file, max_train_samples=3).train) == 3
+    with pytest.raises(UsageError, match=r"--max-train-samples 11: there are only 10 rows in .*train.jsonl"):
+        prepare(seq2seq, "seq2seq", train_file=file, max_train_samples=11)
+    (tmp_path / "a.txt").write_text("abcd\n" * 10)
+    data = prepare(
+        causal, "causal-lm", train_file=tmp_path / "a.txt", block_size=10, max_train_samples=2, **NO_HOLD_OUT
+    )
+    assert ["".join(causal.convert_ids_to_tokens(list(row["input_ids"]))) for row in data.train] == [
+        "abcd\n" * 2
+    ] * 2
+    with pytest.raises(UsageError, match="there are only 6 blocks of 10 tokens"):
+        prepare(
+            causal,
+            "causal-lm",
+            train_file=tmp_path / "a.txt",
+            block_size=10,
+            max_train_samples=9,
+            **NO_HOLD_OUT,
+        )
+
+
+def test_few_blocks_of_a_large_corpus_need_its_beginning_only(causal, prepare, jsonl):
+    file = jsonl([{"text": "abcd"}] * 3000)
+    seen = []
+    data = prepare(
+        causal,
+        "causal-lm",
+        train_file=file,
+        block_size=10,
+        max_train_samples=2,
+        progress=lambda *a: seen.append(a),
+        **NO_HOLD_OUT,
+    )
+    assert len(data.train) == 2
+    assert seen[-1] == ("train", 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    "flag", ["max_source_length", "max_target_length", "val_max_target_length", "max_length"]
+)
+def test_lengths_that_cannot_be(seq2seq, prepare, jsonl, flag):
+    name = "--" + flag.replace("_", "-")
+    with pytest.raises(UsageError, match=f"{name} 0: a sequence needs at least 2 tokens"):
+        prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), **{flag: 0})
+    with pytest.raises(UsageError, match=f"{name} 65: the model knows 64 positions"):
+        prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), max_positions=64, **{flag: 65})
+    prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), max_positions=64, model_type="t5", **{flag: 65})
+
+
+def test_default_lengths(seq2seq, causal, prepare, jsonl):
+    file = jsonl([{"source": "a" * 2000, "target": "b" * 2000}])
+    row = prepare(seq2seq, "seq2seq", train_file=file).train[0]
+    assert (len(row["input_ids"]), len(row["labels"])) == (1024, 128)
+    row = prepare(seq2seq, "seq2seq", train_file=file, max_positions=100).train[0]
+    assert (len(row["input_ids"]), len(row["labels"])) == (100, 100)
+    seq2seq.model_max_length = 512
+    assert len(prepare(seq2seq, "seq2seq", train_file=file, model_type="t5").train[0]["input_ids"]) == 512
+    file = jsonl([{"text": "a" * 100}], "text.jsonl")
+    assert (
+        len(prepare(causal, "causal-lm", train_file=file, max_positions=40, **NO_HOLD_OUT).train[0]["labels"])
+        == 40
+    )
