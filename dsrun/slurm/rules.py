@@ -40,7 +40,7 @@ _SCRIPTS = frozenset(
         "log",
         "worker",
     }
-    | {"on_node", "cache", "key", "cores", "threads", "unpack", "root"}
+    | {"on_node", "cache", "key", "cores", "threads", "make_room", "unpack", "root"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -66,6 +67,32 @@ def test_every_node_runs_from_its_own_disk(ada, place, cluster, make):
         assert facts["module"].startswith("/tmp/dsrun-20001-")
         left = list((cluster.root / "disk" / node / "tmp").glob("dsrun-20001-*"))
         assert left == []
+
+
+def test_copies_of_jobs_that_are_gone_are_taken_away_and_no_others(ada, place, cluster):
+    waiting = ada.submit(
+        "--nodes", 1, "--gpus-per-node", "0", "--begin", "now+1day", program=["true"], cwd=place
+    )
+    gone, known, foreign = names = ["dsrun-20001-99999999", f"dsrun-20001-{waiting.id}", "dsrun-1-99999999"]
+    disks = list((cluster.root / "disk").glob("*/tmp"))
+    assert disks
+    for copy in (disk / name for disk in disks for name in names):
+        copy.mkdir()
+        os.chown(copy, 20001, 20001)
+    staged = wheel(place)
+    (place / "look.py").write_text(LOOK)
+    job = ada.submit(
+        "--nodes", 2, "--gpus-per-node", "0", "--stage", staged.name, program=["python", "look.py"], cwd=place
+    )
+    job.wait_for("COMPLETED")
+    for node in job.machines():
+        left = {each.name for each in (cluster.root / "disk" / node / "tmp").glob("dsrun-*-*")}
+        assert {known, foreign} <= left
+        assert gone not in left
+    ada.run("scancel", waiting.id)
+    for copy in (disk / name for disk in disks for name in names):
+        if copy.exists():
+            copy.rmdir()
 
 
 WAITS = """#!/bin/bash

@@ -97,10 +97,17 @@ wind_up() {
 export DSRUN_LOCAL=/tmp/dsrun-"$UID-$SLURM_JOB_ID"
 on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }
 # shellcheck disable=SC2016
+make_room='
+# Jobs that were cancelled, or lost this node, have left their copies. What SLURM still knows stays.
+for root in "${1%-*}"-[0-9]*; do
+    scontrol show job "${root##*-}" 2>&1 | grep -q "Invalid job id" && rm -rf "$root"
+done
+rm -rf "$1" && mkdir -p -m 700 "$1"
+'
+# shellcheck disable=SC2016
 unpack='"$2" -m pip install --quiet --no-deps --no-index --no-compile --target "$DSRUN_LOCAL/site" "$1" && rm -f "$1"'
 put_in_place() {
-    # shellcheck disable=SC2016
-    on_all bash -c 'rm -rf "$1" && mkdir -p -m 700 "$1"' dsrun-stage "$DSRUN_LOCAL" || return
+    on_all bash -c "$make_room" dsrun-stage "$DSRUN_LOCAL" || return
     touch "$DSRUN_FAILURES/reached"
     sbcast --force deepspeed-0.19.8+cu130-cp311-cp311-linux_x86_64.whl "$DSRUN_LOCAL"/deepspeed-0.19.8+cu130-cp311-cp311-linux_x86_64.whl || return
     # sbcast and tar have not heard of a signal.

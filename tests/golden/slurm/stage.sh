@@ -97,6 +97,14 @@ wind_up() {
 export DSRUN_LOCAL='/local disk'/dsrun-"$UID-$SLURM_JOB_ID"
 on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }
 # shellcheck disable=SC2016
+make_room='
+# Jobs that were cancelled, or lost this node, have left their copies. What SLURM still knows stays.
+for root in "${1%-*}"-[0-9]*; do
+    scontrol show job "${root##*-}" 2>&1 | grep -q "Invalid job id" && rm -rf "$root"
+done
+rm -rf "$1" && mkdir -p -m 700 "$1"
+'
+# shellcheck disable=SC2016
 unpack='
 mkdir "$DSRUN_LOCAL/unpacked" && tar -C "$DSRUN_LOCAL/unpacked" -xf "$1" && rm -f "$1" || exit
 # An environment may lie one folder deep; conda-pack leaves it to conda-unpack to mend prefixes.
@@ -107,8 +115,7 @@ cd "$DSRUN_LOCAL/env" || exit
 [ ! -e bin/conda-unpack ] || bin/python bin/conda-unpack
 '
 put_in_place() {
-    # shellcheck disable=SC2016
-    on_all bash -c 'rm -rf "$1" && mkdir -p -m 700 "$1"' dsrun-stage "$DSRUN_LOCAL" || return
+    on_all bash -c "$make_room" dsrun-stage "$DSRUN_LOCAL" || return
     touch "$DSRUN_FAILURES/reached"
     sbcast --force /shared/env.tar.gz "$DSRUN_LOCAL"/env.tar.gz || return
     # sbcast and tar have not heard of a signal.
