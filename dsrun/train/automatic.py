@@ -14,12 +14,16 @@ from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train import world as worlds
 from dsrun.train.data.limits import DEFAULT_TARGET
+from dsrun.train.meta_count import report, without_storage
 from dsrun.train.model import Task
 from dsrun.train.precision import Precision
 from dsrun.train.world import World
 from dsrun.zero.memory import auto
+from dsrun.zero.memory.architecture import Architecture, Weight
 from dsrun.zero.memory.configs import find
+from dsrun.zero.memory.count import generic
 from dsrun.zero.memory.gpus_arg import Cluster, cluster
+from dsrun.zero.memory.shapes import describe
 
 SOURCE = "--zero auto"
 GIB = 2**30
@@ -43,8 +47,7 @@ def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world:
     try:
         chosen = _choose(opened, config, task, precision, _cluster(world))
     except MissingError:
-        family = config.model_type
-        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as it knows no shapes of {family} models (`dsrun plan` counts them)"
+        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
     return with_defaults(opened, auto.settings(chosen), SOURCE), auto.words(chosen)
 
@@ -52,8 +55,10 @@ def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world:
 def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> auto.Chosen:
     spec = recipe.spec
     target, source = lengths(spec, task)
+    stored = _as_stored(spec, config)
     return auto.decide(
-        _as_stored(spec, config),
+        stored,
+        _architecture(spec, stored, config),
         gpus,
         precision=precision,
         length=target,
@@ -63,8 +68,23 @@ def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus:
         lora=spec.lora,
         checkpointing=recipe.hf.get("gradient_checkpointing"),
         offload=spec.offload if recipe.given("offload") else None,
-        from_scratch=spec.from_scratch,
     )
+
+
+def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:
+    """The model's shapes; those of a family that none are written down of are read off the model, without its storage.
+
+    Raises MissingError where that cannot be built.
+    """
+    try:
+        return describe(stored, from_scratch=spec.from_scratch)
+    except MissingError as unknown:
+        try:
+            made = report(without_storage(config, trust_remote_code=spec.trust_remote_code))
+            weights = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
+            return generic(made["config"], weights)
+        except Exception as error:  # a model may fail in any way without storage, and train well with it
+            raise unknown from error
 
 
 def lengths(spec: TrainSpec, task: Task) -> tuple[int | None, int | None]:

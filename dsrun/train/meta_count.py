@@ -19,10 +19,14 @@ from transformers.pytorch_utils import Conv1D
 
 def build(folder: str) -> Any:
     """The model of `folder`'s config, without storage behind its tensors."""
-    config = AutoConfig.from_pretrained(folder)
+    return without_storage(AutoConfig.from_pretrained(folder))
+
+
+def without_storage(config: Any, *, trust_remote_code: bool = False) -> Any:
+    """The model of a config, with tensors that have a shape and nothing behind it."""
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
-        return auto.from_config(config)
+        return auto.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def tensors(model: Any) -> list[tuple[str, list[int], str]]:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.zero.memory.architecture import Architecture
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.gpus_arg import Cluster
 from dsrun.zero.memory.plan import Chosen, choose
 from dsrun.zero.memory.question import USUAL_LENGTH, Question, Switch
-from dsrun.zero.memory.shapes import describe
 
 
 def decide(
     config: Mapping[str, Any],
+    model: Architecture,
     cluster: Cluster,
     *,
     precision: str,
@@ -25,15 +26,15 @@ def decide(
     lora: int | None = None,
     checkpointing: bool | None = None,
     offload: str | None = None,
-    from_scratch: bool = False,
 ) -> Chosen:
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
+
+    `config` is the model's config.json, by which corrections of `dsrun plan --calibrate` are found again.
 
     What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
     sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError when nothing fits,
     with what would.
     """
-    model = describe(config, from_scratch=from_scratch)
     switch: Switch = "auto" if checkpointing is None else "on" if checkpointing else "off"
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     share = None if micro_batch is None else micro_batch * cluster.world

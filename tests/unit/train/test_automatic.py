@@ -10,6 +10,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.train import automatic
 from dsrun.train.world import World
 from dsrun.zero.memory.gpus_arg import cluster
+from dsrun.zero.memory.shapes import FAMILIES
 
 GPU = World(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
 CPU = World(rank=0, size=2, local_rank=0, local_size=2, device="cpu")
@@ -75,13 +76,29 @@ def test_what_fits_nowhere_is_refused_with_a_remedy(monkeypatch):
     assert error.value.fix
 
 
-def test_without_gpus_and_for_unknown_shapes_it_is_stage_2():
+def test_a_family_without_written_shapes_is_read_off_the_model():
+    """Seven billion weights, of a model that is built for it without storage."""
+    falcon = AutoConfig.for_model("falcon")
+    assert falcon.model_type not in FAMILIES
+    recipe, words = settled("--max-length", "1024", config=falcon)
+    assert words.endswith("(`dsrun plan` says why)")
+    assert recipe.spec.micro_batch_size >= 1
+    small, _ = settled(
+        "--max-length",
+        "1024",
+        config=AutoConfig.for_model("falcon", hidden_size=256, num_hidden_layers=2, num_attention_heads=4),
+    )
+    assert small.spec.zero != "3"
+    assert small.spec.micro_batch_size > recipe.spec.micro_batch_size
+
+
+def test_without_gpus_and_for_uncountable_models_it_is_stage_2():
     recipe, words = settled(world=CPU)
     assert (recipe.spec.zero, recipe.spec.micro_batch_size) == ("2", None)
     assert "no GPU" in words
-    recipe, words = settled(config=AutoConfig.for_model("rwkv"))
+    recipe, words = settled(config=AutoConfig.for_model("xlm"))
     assert recipe.spec.zero == "2"
-    assert words == "--zero auto: ZeRO-2, as it knows no shapes of rwkv models (`dsrun plan` counts them)"
+    assert words == "--zero auto: ZeRO-2, as xlm models cannot be counted without their weights"
 
 
 def test_run_yaml_may_say_auto_too(tmp_path):

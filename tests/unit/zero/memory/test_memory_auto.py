@@ -9,6 +9,7 @@ from dsrun.recipe.resolve import resolve, with_defaults
 from dsrun.zero.memory.auto import decide, settings, words
 from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.plan import Chosen
+from dsrun.zero.memory.shapes import describe
 
 ONE_B = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
@@ -22,7 +23,7 @@ def no_corrections(monkeypatch, tmp_path):
 
 
 def auto(gpus="a100-80:4", **more):
-    return decide(ONE_B, cluster(gpus), **({"precision": "bf16", "length": 2048} | more))
+    return decide(ONE_B, describe(ONE_B), cluster(gpus), **({"precision": "bf16", "length": 2048} | more))
 
 
 def test_what_was_given_is_kept():
