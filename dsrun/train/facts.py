@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.identity import tokenizer_identity
 from dsrun.train.engine import stage_of
+from dsrun.train.records import signatures
 from dsrun.train.resume import AUTO
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "config": config,
         "config_sha256": _digest(config),
         "tokenizer_sha256": tokenizer_identity(tokenizer),
+        "signed": [*signatures(os.environ).values()],
     }
 
 

@@ -18,6 +18,7 @@ from dsrun.runs.goodput import goodput, words
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.system.host import git_commit, hostname, versions
+from dsrun.system.proc import FAMILY_VARIABLE
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -105,6 +106,23 @@ def attempt(environ: Mapping[str, str]) -> dict[str, int]:
     }
     numbers = {name: int(count) if count.isdigit() else 0 for name, count in counts.items()}
     return {name: number for name, number in numbers.items() if number or name == "attempt"}
+
+
+def signatures(environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells this run's checkpoints from those of other runs in its folder, by the counter of `attempt` that counts
+    its starts: its supervisor, torchrun's name for it, or who has started this process; and its batch job, if any."""
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
+    starter = f"torchrun {run_id}" if run_id != "none" else f"process {os.getppid()} on {hostname()}"
+    signed = {"attempt": environ.get(FAMILY_VARIABLE) or starter}
+    if job := environ.get("SLURM_JOB_ID"):
+        signed["requeue"] = f"job {job}"
+    return signed
+
+
+def earlier_signatures(environ: Mapping[str, str]) -> frozenset[str]:
+    """What earlier attempts of this run have signed their checkpoints with; nothing for the first one."""
+    counts = attempt(environ)
+    return frozenset(words for name, words in signatures(environ).items() if counts.get(name))
 
 
 def is_another(environ: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from dsrun.errors import UsageError
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
+from dsrun.runs.schema import Manifest
 from dsrun.system.host import hostname
 from dsrun.train.agreement import by_main, everyone, ranks
 from dsrun.train.save import not_shared
@@ -44,13 +45,14 @@ def find_checkpoint(
     force: bool,
     say: Say,
     beat: Beat = lambda: None,
-    again: bool = False,
+    again: Collection[str] = (),
 ) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
 
     `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
-    starts anew; anything else is a checkpoint folder, and in a later attempt (`again`) only where this run has not come
-    farther itself. What dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises
+    starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
+    itself, as checkpoints show that bear a signature of its earlier attempts (`again`, see `records.signatures`). What
+    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises
     UsageError where the nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though
     asked for by name, or is another model's or tokenizer's.
     """
@@ -63,7 +65,7 @@ def find_checkpoint(
     elif resume in AUTO:
         found = _automatic(folder, trust=trust, say=say, beat=beat)
     elif again:
-        found = _own_or_given(Path(resume), folder, trust=trust, say=say, beat=beat)
+        found = _own_or_given(Path(resume), folder, again, trust=trust, say=say, beat=beat)
     else:
         found = _given(Path(resume), trust=trust, say=say, beat=beat)
     if found:
@@ -101,6 +103,12 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     return aside if results and not discard else None
 
 
+def holds_another_run(folder: RunFolder, signed: Collection[str]) -> bool:
+    """Whether a checkpoint in the folder is none of the run that has signed its own with one of `signed`."""
+    manifests = [read_manifest(path) for _, path in folder.checkpoints()]
+    return any(manifest and not _bears(manifest, signed) for manifest in manifests)
+
+
 def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
     found = _newest(folder, trust=trust, say=say, beat=beat)
     if found is None and by_main(folder.checkpoints):
@@ -108,15 +116,37 @@ def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path 
     return found
 
 
-def _own_or_given(given: Path, folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path:
-    """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one."""
+def _own_or_given(
+    given: Path, folder: RunFolder, signed: Collection[str], *, trust: bool, say: Say, beat: Beat
+) -> Path:
+    """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one. An earlier
+    attempt may have died before it set another course's checkpoints aside."""
     start = by_main(lambda: _step(given))
-    own = _newest(folder, beyond=-1 if start is None else start, trust=trust, say=say, beat=beat)
+    beyond = -1 if start is None else start
+    own = _newest(
+        folder, lambda step, path: step > beyond and _is_signed(path, signed), trust=trust, say=say, beat=beat
+    )
     return own or _given(given, trust=trust, say=say, beat=beat)
 
 
-def _newest(folder: RunFolder, *, beyond: int = -1, trust: bool, say: Say, beat: Beat) -> Path | None:
-    for _, path in [each for each in by_main(folder.checkpoints) if each[0] > beyond]:
+def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
+    manifest = read_manifest(checkpoint)
+    return manifest is not None and _bears(manifest, signed)
+
+
+def _bears(manifest: Manifest, signed: Collection[str]) -> bool:
+    return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
+
+
+def _newest(
+    folder: RunFolder,
+    wanted: Callable[[int, Path], bool] = lambda *_: True,
+    *,
+    trust: bool,
+    say: Say,
+    beat: Beat,
+) -> Path | None:
+    for _, path in by_main(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
         findings = read_through(path, trust=trust, beat=beat)
         if not findings:
             return path

@@ -28,7 +28,7 @@ from dsrun.train.leaving import EvaluationLeftError
 from dsrun.train.life import Life, is_supervised
 from dsrun.train.nan import NanGuard
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
-from dsrun.train.records import RunRecords, is_another, step_of
+from dsrun.train.records import RunRecords, earlier_signatures, step_of
 from dsrun.train.resume import find_checkpoint
 from dsrun.train.saving import check_room, save_final
 from dsrun.train.trainer import RunTrainer
@@ -106,7 +106,7 @@ class _Run:
             force=plan.recipe.spec.force,
             say=self.console.notice,
             beat=self.life.heart.beat,
-            again=is_another(os.environ),
+            again=earlier_signatures(os.environ),
         )
         # It follows from files of the run folder, which each rank has read by itself.
         refuse_differences("batch", plan.batch.sentence("rank"))

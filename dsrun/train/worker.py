@@ -25,7 +25,7 @@ from dsrun.system.tether import die_with_parent
 from dsrun.train import failure, remedies
 from dsrun.train.console import Console
 from dsrun.train.life import Life, show_stacks_in
-from dsrun.train.records import is_another
+from dsrun.train.records import earlier_signatures, is_another
 from dsrun.train.stopping import stopping_from
 from dsrun.train.streams import open_console, send_output_to
 
@@ -54,18 +54,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         stopping.listen()
         os.environ.update(worker.variables())
-        recipe = _going_on(resolve(argv, Path.cwd()))
+        asked = resolve(argv, Path.cwd())
+        recipe = _going_on(asked)
         folder = RunFolder(Path(output_folder(recipe)))
         if rank == 0:
             folder = RunFolder.create(folder.path, force=recipe.spec.force)
             folder.acquire()
-            if recipe.spec.resume == "never" and "train" in phases(recipe):
-                from dsrun.train.resume import set_earlier_run_aside
-
-                remedies.forget(folder.path)
-                aside = set_earlier_run_aside(folder, datetime.now(), discard=recipe.spec.force)
-                if aside:
-                    console.notice(f"the results of an earlier run moved to {aside}")
+            aside = _make_room(asked, folder)
+            if aside:
+                console.notice(f"the results of an earlier run moved to {aside}")
         log = next_log(folder, rank)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
@@ -91,6 +88,19 @@ def _going_on(recipe: Recipe) -> Recipe:
     if recipe.spec.resume != "never" or not is_another(os.environ):
         return recipe
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))
+
+
+def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
+    """What `--resume never` does to an earlier run in the folder; later, where an attempt died before it was done."""
+    if asked.spec.resume != "never" or "train" not in phases(asked):
+        return None
+    from dsrun.train.resume import holds_another_run, set_earlier_run_aside
+
+    if not is_another(os.environ):
+        remedies.forget(folder.path)
+    elif not holds_another_run(folder, earlier_signatures(os.environ)):
+        return None
+    return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
 
 
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: Life) -> None:

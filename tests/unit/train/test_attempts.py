@@ -7,8 +7,10 @@ import json
 import pytest
 
 from dsrun.recipe.resolve import resolve
-from dsrun.train.records import attempt, step_of
-from dsrun.train.worker import _going_on
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import write_manifest
+from dsrun.train.records import attempt, earlier_signatures, signatures, step_of
+from dsrun.train.worker import _going_on, _make_room
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,50 @@ def test_only_never_is_about_the_first_attempt_alone(asked, again, tmp_path, mon
     assert _going_on(recipe).spec.resume == asked
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
     assert _going_on(recipe).spec.resume == again
+
+
+FAMILY, JOB = {"DSRUN_FAMILY": "us"}, {"SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "known"),
+    [
+        (FAMILY | JOB, set()),
+        (FAMILY | JOB | {"DSRUN_ATTEMPT": "1"}, {"us"}),
+        # Another supervisor in the same job, which was put back into the queue.
+        (JOB | {"DSRUN_FAMILY": "our successors", "SLURM_RESTART_COUNT": "1"}, {"job 7"}),
+        (FAMILY | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"us"}),
+    ],
+)
+def test_an_attempt_knows_what_earlier_ones_of_the_same_run_have_signed(environ, known):
+    assert earlier_signatures(environ) == known
+    assert known <= {*signatures(FAMILY | JOB).values()}
+
+
+def test_ranks_without_a_supervisor_sign_for_whoever_has_started_them():
+    first, again = signatures({}), earlier_signatures({"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert {*first.values()} == again
+    assert len(again) == 1
+    torchrun = {"TORCHELASTIC_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert earlier_signatures(torchrun) == {"torchrun mine"}
+    assert earlier_signatures(torchrun | {"TORCHELASTIC_RUN_ID": "none"}) == again
+
+
+def checkpoint(run, step, signed):
+    run.checkpoint(step).mkdir(parents=True)
+    write_manifest(run.checkpoint(step), {"step": step, "signed": signed}, durable=False)
+
+
+def test_never_is_made_up_for_where_the_first_attempt_died_before_it(tmp_path, monkeypatch):
+    """Else the second attempt, whose --resume is auto, would go on with the earlier run."""
+    monkeypatch.setenv("DSRUN_FAMILY", "us")
+    monkeypatch.setenv("DSRUN_ATTEMPT", "1")
+    run = RunFolder(tmp_path)
+    asked = resolve(["--model", "demo-t5", "--resume", "never"], tmp_path)
+    assert _make_room(asked, run) is None
+    checkpoint(run, 5, ["somebody"])
+    aside = _make_room(asked, run)
+    assert [path.name for path in aside.iterdir()] == ["checkpoint-5"]
+    checkpoint(run, 3, ["us"])
+    assert _make_room(asked, run) is None
+    assert [step for step, _ in run.checkpoints()] == [3]

@@ -18,6 +18,7 @@ def run(tmp_path):
     return RunFolder.create(tmp_path / "run")
 
 
+OWN = ["us", "job 8"]
 FACTS = {
     "model_type": "t5",
     "config": {"d_model": 32, "dropout_rate": 0.1},
@@ -43,7 +44,7 @@ def checkpoint(run, step, *, complete=True, **other):
     return folder
 
 
-def find(run, resume="auto", said=None, *, trust=False, force=False, again=False):
+def find(run, resume="auto", said=None, *, trust=False, force=False, again=()):
     say = (said if said is not None else []).append
     return find_checkpoint(resume, run, facts=FACTS, trust=trust, force=force, say=say, again=again)
 
@@ -163,13 +164,21 @@ def test_a_restart_goes_back_to_the_given_checkpoint_until_the_run_has_one_of_it
 ):
     """Else a run that dies before its first save would begin at step 0, or with what lay in its folder before."""
     given = checkpoint(RunFolder(tmp_path / "other"), 10)
-    checkpoint(run, 5)
-    assert find(run, str(given), again=True) == given
-    damaged, own = checkpoint(run, 20), checkpoint(run, 15)
+    checkpoint(run, 5, signed=OWN)
+    assert find(run, str(given), again=OWN) == given
+    damaged, own = (checkpoint(run, step, signed=OWN) for step in (20, 15))
     flip(damaged / "latest")
-    assert find(run, str(given), again=True) == own
+    assert find(run, str(given), again=OWN) == own
     flip(own / "latest")
-    assert find(run, str(given), again=True) == given
+    assert find(run, str(given), again=OWN) == given
+
+
+def test_a_restart_takes_no_checkpoint_of_another_course_for_its_own(run):
+    """The first attempt died before it could set aside what lay beyond the checkpoint that it was to start from."""
+    given, *_ = (checkpoint(run, step, signed=["somebody", "job 7"]) for step in (5, 10, 15))
+    checkpoint(run, 20)  # of a dsrun that signed nothing yet
+    assert find(run, str(given), again=OWN) == given
+    assert [step for step, _ in run.checkpoints()] == [5]
 
 
 def test_the_folder_of_a_run_that_was_started_anew_and_died_at_once_is_still_its_own(run):
