@@ -48,8 +48,12 @@ def begin(run: RunFolder, step: int) -> Path:
 
 
 def discard(run: RunFolder, step: int) -> None:
-    """Remove what was written of a save that failed."""
-    _remove(hidden(run, step))
+    """Remove what was written of a save that failed, also where another rank still writes to it."""
+    folder = hidden(run, step)
+    with suppress(OSError):
+        # Renamed first, or what is still to be written would come after the removal of the rest.
+        folder = folder.rename(folder.with_name(f"deleted-{step}"))
+    _remove(folder)
 
 
 def commit(run: RunFolder, step: int) -> Path:
