@@ -156,7 +156,8 @@ def _own(options: Options, program: Program) -> Work:
         )
     topology = topology_of(recipe, nproc=options.nproc)
     named = ["--output", options.output] if options.output and not spec.output else []
-    make = partial(training_job, recipe, [*args, *named], topology=topology)
+    output = options.output or spec.output or os.environ.get(OUTPUT_VARIABLE)
+    make = partial(training_job, recipe, [*args, *named], topology=topology, named=bool(output))
 
     def job(**fields: Any) -> Job:
         made = make(**fields)
@@ -171,7 +172,7 @@ def _own(options: Options, program: Program) -> Work:
 
     return Work(
         topology=topology,
-        output=options.output or spec.output or os.environ.get(OUTPUT_VARIABLE) or default_output(recipe),
+        output=output or default_output(recipe),
         foreign=False,
         debug=options.debug or spec.debug,
         dry_run=options.dry_run or spec.dry_run,

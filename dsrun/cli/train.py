@@ -82,7 +82,10 @@ def _launch(recipe: Recipe, args: list[str], early: Early) -> int:
         topology, os.environ, run=folder.path, foreign=False, debug=recipe.spec.debug, libuv=has_libuv()
     )
     env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    job = training_job(recipe, args, topology=topology, run=folder.path, env=env, port=_port(recipe))
+    named = bool(recipe.spec.output)
+    job = training_job(
+        recipe, args, topology=topology, run=folder.path, env=env, port=_port(recipe), named=named
+    )
     if recipe.spec.dry_run:
         show(run_command(run_arguments(job, attempt=0, port=job.port or free_port())), changes)
         return 0
@@ -133,15 +136,18 @@ def training_job(
     run: Path,
     env: Mapping[str, str],
     nnodes: int = 1,
+    named: bool,
     **more: Any,
 ) -> Job:
-    """The job of dsrun's own workers, after `recipe`; `more` are fields of Job, and come before the recipe.
+    """The job of dsrun's own workers, after `recipe`; `more` are fields of Job, and come before the recipe. `named`:
+    the same command would have the same run folder.
 
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
     from dsrun.launch.job import Job
     from dsrun.launch.policy import Limits
     from dsrun.recipe.batch import batch_plan
+    from dsrun.recipe.defaults import RESUME_AUTO
 
     spec = recipe.spec
     batch = batch_plan(
@@ -161,6 +167,9 @@ def training_job(
         "micro_batch": batch.micro_batch,
         "accumulation": batch.accumulation,
         "imports": late_imports(recipe),
+        "again": "the same command" + ("" if named else f" with --output {shlex.quote(str(run))}"),
+        # The path of a checkpoint, or never.
+        "resumes": spec.resume in RESUME_AUTO,
     }
     return Job(topology=topology, run=run, env=env, nnodes=nnodes, **{**fields, **more})
 

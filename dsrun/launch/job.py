@@ -22,7 +22,8 @@ class Job:
     to it and no sign of life expected of it. `hang_timeout` is in seconds, 0 for never, None for the default of
     `dsrun.launch.watch`; `patience` the seconds a run that was told to stop may take, None for as long as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
-    will load late, for the warm process to load early; one that is not there is passed over.
+    will load late, for the warm process to load early; one that is not there is passed over. `again` is what goes on
+    with the run after it was told to stop; with `--resume auto` added where `resumes` is False and something was saved.
     """
 
     topology: Topology
@@ -43,6 +44,8 @@ class Job:
     micro_batch: int | None = None
     accumulation: int = 1
     imports: Sequence[str] = ()
+    again: str = "the same command"
+    resumes: bool = True
 
     @property
     def world_size(self) -> int:

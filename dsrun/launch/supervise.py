@@ -216,13 +216,13 @@ class _Supervision:
             return Outcome(128 + self._wishes.at_once, "ended at once, without saving")
         if self._wishes.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(EXIT_RESUME, _stopped(self._wishes.stop() or self._council.stop_asked(), None))
+        return Outcome(EXIT_RESUME, self._stopped(self._wishes.stop() or self._council.stop_asked(), None))
 
     def _outcome(self, end: End, decision: Decision) -> Outcome:
         if decision.exit_code == 0:
             return Outcome(0)
         if decision.exit_code == EXIT_RESUME:
-            return Outcome(EXIT_RESUME, _stopped(self._wishes.stop(), end.saved))
+            return Outcome(EXIT_RESUME, self._stopped(self._wishes.stop(), end.saved))
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
@@ -231,10 +231,12 @@ class _Supervision:
         advice = None if decision.exit_code in CONFIGURATION else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 
-
-def _stopped(name: str | None, saved: str | None) -> str:
-    what = f"saved {saved}" if saved else "nothing new was saved"
-    return f"told to stop by {name or SOMEBODY}: {what}; the same command goes on from there"
+    def _stopped(self, name: str | None, saved: str | None) -> str:
+        what = f"saved {saved}" if saved else "nothing new was saved"
+        again = self._job.again
+        if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
+            again += f"{' and' if ' with ' in again else ' with'} --resume auto"
+        return f"told to stop by {name or SOMEBODY}: {what}; {again} goes on from there"
 
 
 def _blame(ended: Sequence[Ended]) -> list[Ended]:

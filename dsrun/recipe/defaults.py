@@ -36,3 +36,6 @@ CHOSEN: dict[str, str] = {
     "lora_alpha": "2 × rank",
     "num_proc": "the cores, at most 16",
 }
+
+# What --resume takes for "the newest checkpoint of the run folder"; transformers' own flag says true.
+RESUME_AUTO = ("auto", "true", "True")

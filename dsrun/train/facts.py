@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.recipe.defaults import RESUME_AUTO
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.identity import tokenizer_identity
 from dsrun.train.engine import stage_of
 from dsrun.train.records import signatures
-from dsrun.train.resume import AUTO
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -73,7 +73,7 @@ def saved_global_batch(run: Path, resume: str) -> int | None:
     if resume == "never":
         return None
     own = [path for _, path in RunFolder(run).checkpoints()]
-    for path in own if resume in AUTO else [Path(resume)]:
+    for path in own if resume in RESUME_AUTO else [Path(resume)]:
         manifest = read_manifest(path)
         if manifest:
             found = manifest["extra"].get("global_batch")

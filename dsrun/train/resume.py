@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.defaults import RESUME_AUTO
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
@@ -21,7 +22,6 @@ from dsrun.train.agreement import by_main, everyone, ranks
 from dsrun.train.save import not_shared
 from dsrun.train.verifying import CONFIG_FILE, Beat, check_foreign, read_through
 
-AUTO = ("auto", "true", "True")
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
 _SHOWN_DIFFERENCES = 3
@@ -62,7 +62,7 @@ def find_checkpoint(
     found: Path | None
     if resume == "never":
         found = None
-    elif resume in AUTO:
+    elif resume in RESUME_AUTO:
         found = _automatic(folder, trust=trust, say=say, beat=beat)
     elif again:
         found = _own_or_given(Path(resume), folder, again, trust=trust, say=say, beat=beat)

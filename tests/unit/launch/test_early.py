@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from dsrun.launch.early import early_signals
 from dsrun.launch.job import Job
 from dsrun.launch.supervise import supervise
 from dsrun.launch.topology import Topology
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import write_manifest
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,6 +78,32 @@ def test_no_attempt_is_begun_once_the_council_was_told(job, tmp_path):
     assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
     assert outcome.message is not None
     assert "told to stop by SIGTERM" in outcome.message
+
+
+def test_a_run_that_was_told_to_stop_says_how_to_go_on(job):
+    """The same command would begin in a new folder, where it names none, and with --resume of its own from there."""
+    run = RunFolder(job.run)
+
+    class SavesFirst(Alone):
+        def stop_asked(self):
+            run.checkpoint(5).mkdir(parents=True, exist_ok=True)
+            write_manifest(run.checkpoint(5), {"step": 5}, durable=False)
+            return "SIGTERM"
+
+    def said(council, **fields):
+        return str(supervise(replace(job, foreign=False, **fields), council).message)
+
+    elsewhere = {"again": "the same command with --output here", "resumes": False}
+    council = Alone()
+    council.announce_stop("SIGTERM")
+    assert said(council, **elsewhere).endswith("the same command with --output here goes on from there")
+    assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto goes on from there")
+    run.checkpoint(5).rename(run.checkpoint(4))
+    assert said(SavesFirst(), resumes=False).endswith(
+        "the same command with --resume auto goes on from there"
+    )
+    run.checkpoint(4).rename(run.path / "aside")
+    assert said(SavesFirst()).endswith("; the same command goes on from there")
 
 
 def test_the_folder_of_a_long_run_is_not_cleared_away(job, tmp_path, monkeypatch):

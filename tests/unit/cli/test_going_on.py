@@ -1,0 +1,32 @@
+"""What the supervisor of a training is told of the command that goes on with it."""
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.cli.train import training_job
+from dsrun.launch.topology import Topology
+from dsrun.recipe.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("flags", "named", "again", "resumes"),
+    [
+        ([], True, "the same command", True),
+        ([], False, "the same command with --output 'runs/a b'", True),
+        (["--resume", "never"], True, "the same command", False),
+        (["--resume", "runs/other/checkpoint-5"], True, "the same command", False),
+        (["--resume_from_checkpoint", "True"], True, "the same command", True),
+    ],
+)
+def test_a_command_that_would_not_go_on_by_itself_is_told(flags, named, again, resumes, tmp_path):
+    args = ["--model", "demo-t5", *flags]
+    job = training_job(
+        resolve(args, tmp_path),
+        args,
+        topology=Topology(1, "cpu", 1),
+        run=Path("runs/a b"),
+        env={},
+        named=named,
+    )
+    assert (job.again, job.resumes) == (again, resumes)
