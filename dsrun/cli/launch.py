@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -55,6 +56,16 @@ class Options:
         return found + [flag for flag, given in on.items() if given]
 
 
+class _Seconds(click.FloatRange):
+    """Click compares with the limits, and NaN is on neither side of them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return seconds
+
+
 def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | None:
     """The number of workers; None for auto."""
     if value == "auto":
@@ -87,9 +98,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
 @click.option(
     "--max-restarts", type=click.IntRange(min=0), help="restarts after transient failures [default: 3]"
 )
-@click.option(
-    "--hang-timeout", type=click.FloatRange(min=0), metavar="S", help="seconds without a step; 0: never"
-)
+@click.option("--hang-timeout", type=_Seconds(min=0), metavar="S", help="seconds without a step; 0: never")
 @click.option(
     "--no-remedy", "remedy", is_flag=True, default=True, flag_value=False, help="when memory runs out, stop"
 )
@@ -98,7 +107,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
 )
 @click.option(
     "--rendezvous-timeout",
-    type=click.FloatRange(min=1),
+    type=_Seconds(min=1),
     default=600,
     show_default=True,
     metavar="S",

@@ -64,7 +64,7 @@ def launch_here(options: Options, place: Here, program: Program, early: Early) -
         refuse_unfit(Path(work.output), force=work.force)
     if work.dry_run:
         return _show(work, place)
-    _require(work)
+    _require(work, program)
     # The others may be in other folders.
     facts = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     if place.node == 0 and place.own_terminal:
@@ -181,7 +181,8 @@ def _own(options: Options, program: Program) -> Work:
     )
 
 
-def _require(work: Work) -> None:
+def _require(work: Work, program: Program) -> None:
+    """Raise MissingError here, where the rank would only end with a traceback, and be started again."""
     from importlib.util import find_spec
 
     from dsrun.launch.packages import require_training_packages
@@ -192,6 +193,8 @@ def _require(work: Work) -> None:
         raise MissingError(
             f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch"
         )
+    elif "--no-python" in program.mode and shutil.which(program.entry) is None:
+        raise MissingError(f"there is no program {program.entry}", fix="-- PROGRAM ARGS, with its path")
 
 
 def _changes(work: Work, place: Here, run: Path, met_from: str | None) -> dict[str, str | None]:

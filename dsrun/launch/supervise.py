@@ -227,8 +227,8 @@ class _Supervision:
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
             return Outcome(decision.exit_code, decision.why, log=log)
-        # The worker's own words on a mistake in the command say all that helps.
-        advice = None if decision.exit_code in CONFIGURATION else decision.why
+        # Our own worker's words on a mistake in the command say all that helps.
+        advice = None if decision.exit_code in CONFIGURATION and not self._job.foreign else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 
     def _stopped(self, name: str | None, saved: str | None) -> str:

@@ -227,6 +227,8 @@ def test_localhost_is_no_name_for_the_first_of_several_machines(dsrun, here):
     [
         (["--nodes", "2", "x.py"], "--nodes 2, but not which of them this is"),
         (["--include", "gpu1", "x.py"], "--include chooses from a hostfile"),
+        (["--hang-timeout", "nan", "x.py"], "'nan' is not a number"),
+        (["--rendezvous-timeout", "NaN", "x.py"], "'NaN' is not a number"),
         (["--nproc", "many", "x.py"], "'many' is neither auto nor a number"),
         (["missing.py"], "there is no file missing.py"),
         (["python", "missing/x.py"], "there is no file missing/x.py"),

@@ -61,3 +61,17 @@ def test_a_signal_before_anything_has_begun_means_come_again(here, environ, word
         75,
         "note: SIGTERM came before the run began: the same command starts it\n",
     )
+
+
+def test_a_program_that_is_not_there_is_not_started(dsrun, here):
+    done = dsrun("launch", "--output", "run", "--", "no-such-program")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "error: there is no program no-such-program (-- PROGRAM ARGS, with its path)\n"
+    assert not (here / "run").exists()
+
+
+def test_why_a_program_of_the_user_is_not_started_again_is_said(dsrun):
+    done = dsrun("launch", "--nproc", "1", "--output", "run", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3
+    assert "error: rank 0 ended with exit code 3\n" in done.stderr
+    assert "configuration or usage error; not restarted" in done.stderr
