@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.identity import tokenizer_identity
 from dsrun.train.engine import stage_of
-from dsrun.train.records import signatures
+from dsrun.train.records import bears, signatures
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -67,14 +68,18 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
     }
 
 
-def saved_global_batch(run: Path, resume: str) -> int | None:
+def saved_global_batch(run: Path, resume: str, again: Collection[str] = ()) -> int | None:
     """The global batch of the checkpoint that a run in the folder `run` goes on from, by its manifest; None where there
-    is none to go on from. Not verified yet: the batch is needed before the ranks can share that work."""
+    is none to go on from. Not verified yet: the batch is needed before the ranks can share that work. `again` as in
+    `find_checkpoint`: rotation may have deleted the checkpoint that a run began with."""
     if resume == "never":
         return None
-    own = [path for _, path in RunFolder(run).checkpoints()]
-    for path in own if resume in RESUME_AUTO else [Path(resume)]:
-        manifest = read_manifest(path)
+    own = [read_manifest(path) for _, path in RunFolder(run).checkpoints()]
+    if resume not in RESUME_AUTO:
+        own = [manifest for manifest in own if manifest and bears(manifest, again)] + [
+            read_manifest(Path(resume))
+        ]
+    for manifest in own:
         if manifest:
             found = manifest["extra"].get("global_batch")
             return found if isinstance(found, int) and found > 0 else None

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from dsrun.recipe.flags import SECRETS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, words
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
-from dsrun.runs.schema import EventKind
+from dsrun.runs.schema import EventKind, Manifest
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.system.proc import FAMILY_VARIABLE
 
@@ -123,6 +123,11 @@ def earlier_signatures(environ: Mapping[str, str]) -> frozenset[str]:
     """What earlier attempts of this run have signed their checkpoints with; nothing for the first one."""
     counts = attempt(environ)
     return frozenset(words for name, words in signatures(environ).items() if counts.get(name))
+
+
+def bears(manifest: Manifest, signed: Collection[str]) -> bool:
+    """Whether a checkpoint bears one of these signatures."""
+    return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
 
 
 def is_another(environ: Mapping[str, str]) -> bool:

@@ -16,9 +16,9 @@ from dsrun.recipe.defaults import RESUME_AUTO
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
-from dsrun.runs.schema import Manifest
 from dsrun.system.host import hostname
 from dsrun.train.agreement import by_main, everyone, ranks
+from dsrun.train.records import bears
 from dsrun.train.save import not_shared
 from dsrun.train.verifying import CONFIG_FILE, Beat, check_foreign, read_through
 
@@ -106,7 +106,7 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
 def holds_another_run(folder: RunFolder, signed: Collection[str]) -> bool:
     """Whether a checkpoint in the folder is none of the run that has signed its own with one of `signed`."""
     manifests = [read_manifest(path) for _, path in folder.checkpoints()]
-    return any(manifest and not _bears(manifest, signed) for manifest in manifests)
+    return any(manifest and not bears(manifest, signed) for manifest in manifests)
 
 
 def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
@@ -131,11 +131,7 @@ def _own_or_given(
 
 def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
     manifest = read_manifest(checkpoint)
-    return manifest is not None and _bears(manifest, signed)
-
-
-def _bears(manifest: Manifest, signed: Collection[str]) -> bool:
-    return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
+    return manifest is not None and bears(manifest, signed)
 
 
 def _newest(

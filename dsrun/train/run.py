@@ -57,7 +57,9 @@ def run(
             "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
         )
     remedy = remedies.read_remedy(folder.path, recipe)
-    saved = saved_global_batch(folder.path, recipe.spec.resume) if "train" in phases(recipe) else None
+    saved = None
+    if "train" in phases(recipe):
+        saved = saved_global_batch(folder.path, recipe.spec.resume, earlier_signatures(os.environ))
     plan = decide_plan(recipe, title, world, say=console.notice, remedy=remedy, saved_batch=saved)
     life.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)

@@ -34,6 +34,19 @@ def test_the_global_batch_of_what_a_run_goes_on_from(tmp_path):
     assert saved_global_batch(tmp_path / "other", str(tmp_path / "checkpoint-5")) == 16
 
 
+def test_the_global_batch_stays_when_the_checkpoint_that_a_run_began_with_has_been_deleted(tmp_path):
+    """Rotation does so where it lay in the run's own folder."""
+    for step, facts in (
+        (10, {"global_batch": 16, "signed": ["us"]}),
+        (15, {"global_batch": 32, "signed": ["them"]}),
+    ):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        write_manifest(tmp_path / f"checkpoint-{step}", facts, durable=False)
+    began_with = str(tmp_path / "checkpoint-5")
+    assert saved_global_batch(tmp_path, began_with, {"us"}) == 16
+    assert saved_global_batch(tmp_path, began_with) is None
+
+
 @pytest.mark.parametrize("facts", [None, {}, {"global_batch": "32"}, {"global_batch": 0}])
 def test_a_checkpoint_that_does_not_say_its_global_batch(facts, tmp_path):
     (tmp_path / "checkpoint-5").mkdir()
