@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.recipe.defaults import RESUME_AUTO
+from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
@@ -64,6 +65,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "config": config,
         "config_sha256": _digest(config),
         "tokenizer_sha256": tokenizer_identity(tokenizer),
+        "lora": lora_identity(plan.recipe.spec),
         "signed": [*signatures(os.environ).values()],
     }
 
@@ -89,6 +91,14 @@ def saved_global_batch(run: Path, resume: str, again: Collection[str] = ()) -> i
 def model_identity(config: Any) -> dict[str, Any]:
     """A model config's values that make the model another one when they change; plain JSON values."""
     return json.loads(json.dumps(_lasting(config.to_dict()), sort_keys=True, default=str))
+
+
+def lora_identity(spec: TrainSpec) -> str:
+    """The settings of --lora without which a checkpoint's adapters are others, in words."""
+    if not spec.lora:
+        return "none"
+    targets = ", ".join(sorted(spec.lora_targets)) or "every linear layer"
+    return f"rank {spec.lora}, alpha {spec.lora_alpha or 2 * spec.lora}, on {targets}"
 
 
 def _lasting(value: Any) -> Any:

@@ -170,7 +170,7 @@ def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
 
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
     """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
-    and for another config or tokenizer unless `force`."""
+    and for another config, tokenizer or LoRA unless `force`."""
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
     kind = saved.get("model_type") or _model_type(checkpoint)
@@ -184,6 +184,8 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
         changed.append(f"model config ({_differences(saved.get('config', {}), facts['config'], names)})")
     if _differ(saved, facts, "tokenizer_sha256"):
         changed.append("tokenizer")
+    if _differ(saved, facts, "lora"):
+        changed.append(f"LoRA (was: {saved['lora']}; is: {facts['lora']})")
     if changed and not force:
         raise UsageError(
             f"{checkpoint} was saved with another {' and another '.join(changed)}",

@@ -1,8 +1,9 @@
 import pytest
 from transformers import LlamaConfig
 
+from dsrun.recipe.resolve import resolve
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.facts import model_identity, saved_global_batch
+from dsrun.train.facts import lora_identity, model_identity, saved_global_batch
 
 
 def config(**values):
@@ -22,6 +23,19 @@ def test_what_a_model_is_makes_a_difference():
     assert model_identity(
         config(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
     ) != model_identity(config())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "none"),
+        (["--lora", "4"], "rank 4, alpha 8, on every linear layer"),
+        (["--lora", "4", "--lora-alpha", "8"], "rank 4, alpha 8, on every linear layer"),
+        (["--lora", "8", "--lora-alpha", "4", "--lora-targets", "v", "q"], "rank 8, alpha 4, on q, v"),
+    ],
+)
+def test_adapters_are_told_apart_by_what_makes_them_others(flags, words, tmp_path):
+    assert lora_identity(resolve(["--model", "demo-t5", *flags], tmp_path).spec) == words
 
 
 def test_the_global_batch_of_what_a_run_goes_on_from(tmp_path):

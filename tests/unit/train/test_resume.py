@@ -44,9 +44,9 @@ def checkpoint(run, step, *, complete=True, **other):
     return folder
 
 
-def find(run, resume="auto", said=None, *, trust=False, force=False, again=()):
+def find(run, resume="auto", said=None, *, facts=FACTS, trust=False, force=False, again=()):
     say = (said if said is not None else []).append
-    return find_checkpoint(resume, run, facts=FACTS, trust=trust, force=force, say=say, again=again)
+    return find_checkpoint(resume, run, facts=facts, trust=trust, force=force, say=say, again=again)
 
 
 def test_a_fresh_folder_starts_at_zero(run):
@@ -247,6 +247,17 @@ def test_a_changed_tokenizer_is_refused(run):
     checkpoint(run, 5, tokenizer_sha256="t1")
     with pytest.raises(UsageError, match="was saved with another tokenizer"):
         find(run)
+
+
+def test_other_adapters_are_refused(run):
+    """Another rank does not fit, and under another alpha the same adapters compute something else."""
+    folder = checkpoint(run, 5, lora="rank 4, alpha 8, on every linear layer")
+    assert find(run) == folder  # FACTS do not say
+    with pytest.raises(
+        UsageError, match=r"another LoRA \(was: rank 4, alpha 8, on every linear layer; is: none\)"
+    ):
+        find(run, facts=FACTS | {"lora": "none"})
+    assert find(run, facts=FACTS | {"lora": "none"}, force=True) == folder
 
 
 def test_a_changed_batch_or_other_data_is_said(run):
