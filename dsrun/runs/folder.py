@@ -13,7 +13,8 @@ from dsrun.runs.lock import Holder, RunLock, in_use
 from dsrun.runs.lock import is_in_use as _holder_of
 from dsrun.system.host import nearest_existing
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+# The names that `RunFolder.checkpoint` gives; a checkpoint-0030 is somebody's copy, and would not be found by its step.
+_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What a run leaves when it dies before run.json is written, and what a batch system puts there before it
 # starts.
 _OWN = re.compile(

@@ -118,3 +118,11 @@ def test_a_run_that_ran_out_of_memory_while_loading_may_start_again(tmp_path):
     for name in ("remedy.json", "skip-steps.json", ".remedy.json.12.tmp"):
         (tmp_path / "run" / name).touch()
     refuse_unfit(tmp_path / "run")
+
+
+def test_a_checkpoint_has_its_step_as_its_name_and_no_other(tmp_path):
+    """What is moved or deleted by its step has to be what was found."""
+    run = RunFolder(tmp_path)
+    for name in ("checkpoint-0", "checkpoint-20", "checkpoint-0030", "checkpoint-", "checkpoint-٣"):
+        (tmp_path / name).mkdir()
+    assert run.checkpoints() == [(20, run.checkpoint(20)), (0, run.checkpoint(0))]
