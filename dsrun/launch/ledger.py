@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.causes.rules import cause_named
 from dsrun.launch.policy import Decision, Failure, Remedy
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.records import EventLog, write_json_atomic
 from dsrun.runs.schema import EventKind
@@ -71,6 +71,9 @@ class Ledger:
             write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
 
     def _event(self, kind: EventKind, **details: Any) -> None:
+        # Our ranks have ended, so it is another run that has the folder and refused ours. This is its ledger then.
+        if is_in_use(self._folder.path):
+            return
         # A full disk is a reason to write less, not to end without a word.
         with suppress(OSError), EventLog(self._folder.events) as log:
             log.write(kind, **{name: value for name, value in details.items() if value is not None})

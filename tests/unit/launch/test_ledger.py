@@ -90,3 +90,15 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_run(said, tmp_path):
     ledger = Ledger(RunFolder(tmp_path / "nowhere"), said.append)
     ledger.failed(Failure(cause="rank_killed", message="rank 0 was killed"), restart("again"), attempt=0)
     assert said == ["rank 0 was killed: again"]
+
+
+def test_a_run_that_was_refused_writes_nothing_into_the_ledger_of_the_one_that_has_the_folder(
+    ledger, tmp_path
+):
+    refused = Failure(cause="", rank=0, exit_code=2, message="the folder is in use")
+    decision = decide([refused], Limits(), progress=[0, 0], remedy=Remedy())
+    with RunFolder(tmp_path).acquire():
+        ledger.failed(refused, decision, attempt=0)
+    assert read_records(tmp_path / "events.jsonl") == []
+    ledger.failed(refused, decision, attempt=0)
+    assert len(read_records(tmp_path / "events.jsonl")) == 1
