@@ -8,7 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from dsrun.causes.rules import cause_named
+from dsrun.errors import UsageError
 from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.records import EventLog, write_json_atomic
@@ -69,6 +71,13 @@ class Ledger:
         """On every node: put the remedy where the ranks find it."""
         if decision.action == "restart" and decision.remedy != self.remedy():
             write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
+
+    def clear_up(self) -> None:
+        """After the last attempt, on the first node: delete what a save left that failed on one rank while others wrote
+        on. Until the next start it would take the room that a full disk lacks."""
+        with suppress(OSError, UsageError), self._folder.acquire():
+            for words in tidy(self._folder):
+                self._say(words)
 
     def _event(self, kind: EventKind, **details: Any) -> None:
         # Our ranks have ended, so it is another run that has the folder and refused ours. This is its ledger then.

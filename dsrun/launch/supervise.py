@@ -150,6 +150,11 @@ class _Supervision:
                 decision = self._council.settle(self._ended(end), self._decide)
                 self._ledger.apply(decision)
                 if decision.action == "stop":
+                    if not (self._job.foreign or self._job.node_rank) and decision.exit_code not in (
+                        0,
+                        EXIT_RESUME,
+                    ):
+                        self._ledger.clear_up()
                     return self._outcome(end, decision)
                 self._number += 1
                 if not self._pause(decision.wait_s):

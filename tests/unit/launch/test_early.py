@@ -106,6 +106,14 @@ def test_a_run_that_was_told_to_stop_says_how_to_go_on(job):
     assert said(SavesFirst()).endswith("; the same command goes on from there")
 
 
+def test_a_run_that_failed_leaves_no_half_a_checkpoint(job):
+    left = job.run / ".saving" / "checkpoint-10"
+    left.mkdir(parents=True)
+    outcome = supervise(replace(job, foreign=False, program=["--no-python", "sh", "-c", "exit 3"]), Alone())
+    assert outcome.exit_code == 3
+    assert not left.parent.exists()
+
+
 def test_the_folder_of_a_long_run_is_not_cleared_away(job, tmp_path, monkeypatch):
     """systemd-tmpfiles passes over what somebody has locked."""
     scratch = tmp_path / "tmp"

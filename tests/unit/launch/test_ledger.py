@@ -102,3 +102,15 @@ def test_a_run_that_was_refused_writes_nothing_into_the_ledger_of_the_one_that_h
     assert read_records(tmp_path / "events.jsonl") == []
     ledger.failed(refused, decision, attempt=0)
     assert len(read_records(tmp_path / "events.jsonl")) == 1
+
+
+def test_what_a_failed_save_left_is_deleted_unless_somebody_else_writes_there(ledger, said, tmp_path):
+    left = tmp_path / ".saving" / "checkpoint-10" / "latest"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    with RunFolder(tmp_path).acquire():
+        ledger.clear_up()
+    assert left.exists()
+    ledger.clear_up()
+    assert not (tmp_path / ".saving").exists()
+    assert said == ["removed what was written of checkpoint-10 when its run died"]
