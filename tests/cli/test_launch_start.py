@@ -51,11 +51,11 @@ def test_a_taken_port_is_refused_with_a_flag_that_is_there(dsrun, nodes):
 def test_a_signal_before_anything_has_begun_means_come_again(here, environ, words):
     os.mkfifo(here / "pipe")
     argv = [sys.executable, "-m", "dsrun", *words]
-    with (
-        subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child,
-        (here / "pipe").open("w"),  # not before it reads there
-    ):
-        child.send_signal(signal.SIGTERM)
+    with subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child:
+        # Open not before it reads there, and closed before it has to end: a signal that comes between Python's last
+        # look for one and the reading itself is heeded when there is nothing more to read.
+        with (here / "pipe").open("w"):
+            child.send_signal(signal.SIGTERM)
         _, said = child.communicate(timeout=60)
     assert (child.returncode, said) == (
         75,
