@@ -232,7 +232,7 @@ class TrainSpec(Survival):
     lora_alpha: int | None = option(None, "LoRA scale; default 2 × rank", group="lora", metavar="N")
     lora_dropout: float = option(0.0, "dropout on the adapters' input", group="lora", metavar="P")
     lora_targets: list[str] = option(
-        [], "modules that get adapters; default: every linear layer", group="lora", metavar="NAME"
+        [], "modules that get adapters; default: all-linear, every linear layer", group="lora", metavar="NAME"
     )
 
     # run

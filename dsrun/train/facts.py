@@ -16,6 +16,7 @@ from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.identity import tokenizer_identity
 from dsrun.train.engine import stage_of
+from dsrun.train.model import lora_targets
 from dsrun.train.records import bears, signatures
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def lora_identity(spec: TrainSpec) -> str:
     """The settings of --lora without which a checkpoint's adapters are others, in words."""
     if not spec.lora:
         return "none"
-    targets = ", ".join(sorted(spec.lora_targets)) or "every linear layer"
+    named = lora_targets(spec)
+    targets = "every linear layer" if isinstance(named, str) else ", ".join(sorted(named))
     return f"rank {spec.lora}, alpha {spec.lora_alpha or 2 * spec.lora}, on {targets}"
 
 

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 Task = Literal["seq2seq", "causal-lm"]
 
 AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
+ALL_LINEAR = "all-linear"
 KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
 DTYPES: dict[str, Any] = {
     "float32": torch.float32,
@@ -130,6 +131,11 @@ def stretch_positions(model: Any, length: int | None) -> str | None:
     return f"the model was stretched from {known:,} to {length:,} positions"
 
 
+def lora_targets(spec: TrainSpec) -> list[str] | str:
+    """The modules that get adapters; peft's word for every linear layer is one only where it stands for itself."""
+    return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
+
+
 def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
     """Freeze the model and add LoRA adapters (Hu et al. 2021) of rank --lora."""
     from peft import LoraConfig, TaskType, get_peft_model
@@ -139,7 +145,7 @@ def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
         r=spec.lora,
         lora_alpha=spec.lora_alpha or 2 * spec.lora,
         lora_dropout=spec.lora_dropout,
-        target_modules=spec.lora_targets or "all-linear",
+        target_modules=lora_targets(spec),
         task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
     )
     try:

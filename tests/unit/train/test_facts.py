@@ -30,6 +30,7 @@ def test_what_a_model_is_makes_a_difference():
     [
         ([], "none"),
         (["--lora", "4"], "rank 4, alpha 8, on every linear layer"),
+        (["--lora", "4", "--lora-targets", "all-linear"], "rank 4, alpha 8, on every linear layer"),
         (["--lora", "4", "--lora-alpha", "8"], "rank 4, alpha 8, on every linear layer"),
         (["--lora", "8", "--lora-alpha", "4", "--lora-targets", "v", "q"], "rank 8, alpha 4, on q, v"),
     ],
