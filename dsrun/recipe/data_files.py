@@ -9,7 +9,9 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Final
@@ -32,6 +34,7 @@ HEAD: Final = 1 << 20
 """Bytes looked at; after decompression, for gzip."""
 
 _TEXT_FORMATS = ("json", "csv", "tsv", "txt")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _LLM_C_MAGIC = (20240520, 20240801)
 
 
@@ -83,7 +86,8 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
     A file is JSON lines, or one value over many lines. `complete` says that `text` is the whole file;
     otherwise its last line may be cut off and is not judged.
     """
-    lines = text.splitlines()
+    # Not splitlines: U+2028 and its like may stand within a string.
+    lines = _LINE_END.split(text)
     if not complete:
         lines = lines[:-1]
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -202,7 +206,7 @@ def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
 
 
 def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
-    rows = csv.reader(text.splitlines(keepends=True), delimiter="\t" if kind == "tsv" else ",")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if kind == "tsv" else ",")
     header = next((row for row in rows if row), [])
     if not any(name.strip() for name in header):
         raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")

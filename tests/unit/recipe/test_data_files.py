@@ -17,6 +17,8 @@ GOOD = {
     "f.parquet": b"PAR1....PAR1",
     "g.bin": b"\x01\x00\x02\x00",
     "h.jsonl.gz": gzip.compress(b'{"text": "x"}\n'),
+    "breaks.jsonl": '{"text": "a\u2028b\x85c"}\n{"text": "y"}\n'.encode(),
+    "old-mac.jsonl": b'{"text": "x"}\r{"text": "y"}\r',
 }
 
 BAD = {
@@ -30,6 +32,7 @@ BAD = {
     "latin.csv": ("source,target\nzăpadă,x\n".encode("latin2"), "line 2: not UTF-8"),
     "wide.csv": ("a,b\n1,2\n".encode("utf-16"), "is UTF-16"),
     "head.csv": (b"source,target\n", "a header and no rows"),
+    "broken-head.csv": ("source,tar\u2028get\n".encode(), "a header and no rows"),
     "c.parquet": (b"hello world", "does not begin with PAR1"),
     "short.parquet": (b"PAR1 and then cut", "cut short"),
     "odd.bin": (b"abc", "no whole number of uint16"),
