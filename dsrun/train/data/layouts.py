@@ -15,13 +15,11 @@ A value of None where text should be marks a row that is left out and counted; a
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from dsrun.errors import UsageError
-from dsrun.train.data.chat import messages_of
 from dsrun.train.data.languages import translation_keys
 
 Kind = Literal["pair", "text", "chat", "tokens"]
@@ -130,37 +128,26 @@ def known_layouts(task: str) -> str:
     return f"text, messages, conversations, input_ids, translation dictionaries, {pairs}"
 
 
-def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Bring one row into the normal form of its layout.
-
-    Raises:
-        UsageError: a value is of a kind that cannot be what its column says.
-    """
-    if layout.kind == "pair":
-        source, target = _pair(layout, row, where)
-        return {"source": source, "target": target}
-    if layout.kind == "text":
-        text = _text(row.get(layout.columns[0]), layout.columns[0], where)
-        return {"text": text, "starts": bool(row.get("starts", True)), "ends": bool(row.get("ends", True))}
-    if layout.kind == "chat":
-        return _chat(layout, row, where)
-    return _tokens(row, where)
-
-
 def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
     if hints.text_column and hints.summary_column:
         return Layout("pair", (hints.text_column,), hints.summary_column)
     if {"input_ids", "labels"} <= set(columns):
-        return Layout("tokens", ("input_ids", "labels"))
+        return Layout("tokens", ("input_ids", *_mask(columns)), "labels")
     return _translation(columns, sample, hints, where) or _known_pair(columns, sample, hints)
+
+
+def _mask(columns: Sequence[str]) -> tuple[str, ...]:
+    return ("attention_mask",) if "attention_mask" in columns else ()
 
 
 def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
     if hints.text_column and hints.summary_column:
         return Layout("pair", (hints.text_column,), hints.summary_column, separator="\n")
+    if hints.summary_column:
+        return _known_pair(columns, sample, hints)
     if "input_ids" in columns and not hints.text_column:
-        extra = tuple(name for name in ("labels", "attention_mask") if name in columns)
-        return Layout("tokens", ("input_ids", *extra))
+        extra = ("labels",) if "labels" in columns else ()
+        return Layout("tokens", ("input_ids", *extra, *_mask(columns)))
     return (
         _conversation(columns, sample, hints)
         or _translation(columns, sample, hints, where)
@@ -175,7 +162,7 @@ def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hint
         if column in columns and (column in CHATS or isinstance(sample.get(column), list)):
             return Layout("chat", (column, "tools") if "tools" in columns else (column,))
     if {"prompt", "completion"} <= set(columns) and isinstance(sample.get("prompt"), list):
-        return Layout("chat", ("prompt", "completion"))
+        return Layout("chat", ("prompt", "completion", *(("tools",) if "tools" in columns else ())))
     return None
 
 
@@ -225,7 +212,7 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
 def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
     fix = (
         "--text-column and --summary-column name them"
-        if hints.task == "seq2seq"
+        if hints.task == "seq2seq" or hints.summary_column
         else "--text-column names it"
     )
     raise UsageError(
@@ -237,62 +224,3 @@ def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns) if columns else "none"
-
-
-def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:
-    if layout.keys:
-        value = row.get(layout.columns[0]) or {}
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{where}: {layout.columns[0]!r} is not a dictionary of languages")
-        source, target = (_text(value.get(key), key, where) for key in layout.keys)
-    else:
-        parts = [_text(row.get(column), column, where) for column in layout.columns]
-        # Alpaca-like data leaves `input` empty where the instruction says it all.
-        source = parts[0] and "\n".join(part for part in parts if part)
-        target = _text(row.get(layout.target or ""), layout.target or "", where)
-    return source, target or None
-
-
-def _text(value: Any, column: str, where: str) -> str | None:
-    """Text as it stands; numbers and truth values in words; None stays None."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Mapping | list | tuple | bytes):
-        raise UsageError(f"{where}: column {column!r} holds a {type(value).__name__}, not text")
-    return str(value)
-
-
-def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    value = row.get(layout.columns[0])
-    if layout.columns == ("prompt", "completion"):
-        value = [*(value or []), *(row.get("completion") or [])]
-    messages = messages_of(value, where)
-    tools = row.get("tools")
-    if tools is not None and not isinstance(tools, str):
-        tools = json.dumps(tools, ensure_ascii=False)
-    return {
-        "messages": json.dumps(messages, ensure_ascii=False) if messages else None,
-        "tools": tools or None,
-    }
-
-
-def _tokens(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    ids = _ids(row.get("input_ids"), "input_ids", where)
-    labels = None if row.get("labels") is None else _ids(row["labels"], "labels", where)
-    mask = row.get("attention_mask")
-    if ids is not None and mask is not None:
-        # Rows that somebody padded already: padding is made per batch here.
-        if len(mask) != len(ids) or (labels is not None and len(labels) != len(ids)):
-            raise UsageError(f"{where}: input_ids, labels and attention_mask differ in length")
-        keep = [i for i, seen in enumerate(mask) if seen]
-        ids = [ids[i] for i in keep]
-        labels = None if labels is None else [labels[i] for i in keep]
-    return {"input_ids": ids, "labels": labels}
-
-
-def _ids(value: Any, column: str, where: str) -> list[int] | None:
-    if value is None or len(value) == 0:
-        return None
-    if isinstance(value, str) or not all(isinstance(item, int) for item in value):
-        raise UsageError(f"{where}: {column!r} is not a list of whole numbers")
-    return list(value)

@@ -12,7 +12,8 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.train.data.chat import encode_chat
 from dsrun.train.data.counts import Counts
-from dsrun.train.data.layouts import Layout, normalise
+from dsrun.train.data.layouts import Layout
+from dsrun.train.data.normal import normalise
 
 IGNORED = -100
 """The label that cross entropy leaves out (torch's ignore_index)."""

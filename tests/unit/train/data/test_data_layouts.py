@@ -6,7 +6,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.train.data.languages import translation_keys
-from dsrun.train.data.layouts import PAIRS, Hints, detect, normalise
+from dsrun.train.data.layouts import PAIRS, Hints, detect
+from dsrun.train.data.normal import normalise
 
 SEQ2SEQ = Hints("seq2seq")
 CAUSAL = Hints("causal-lm")
@@ -180,6 +181,74 @@ def test_missing_values_mark_the_row():
 def test_given_tokens_lose_their_padding():
     row = {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0], "labels": [5, 6, -100]}
     assert read(row, CAUSAL)[1] == {"input_ids": [5, 6], "labels": [5, 6]}
+
+
+def test_labels_of_seq2seq_are_a_sequence_of_their_own():
+    row = {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0], "labels": [7, 8, 9]}
+    layout, normal = read(row, SEQ2SEQ)
+    assert normal == {"input_ids": [5, 6], "labels": [7, 8, 9]}
+    assert set(layout.used) == set(row)
+    equally_long = {**row, "labels": [7, 8, 9, 1]}
+    assert read(equally_long, SEQ2SEQ)[1] == {"input_ids": [5, 6], "labels": [7, 8, 9, 1]}
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**70)])
+def test_a_number_that_no_vocabulary_reaches_is_no_token(number):
+    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* no token id: {number}"):
+        read({"input_ids": [3, number]}, CAUSAL)
+
+
+def test_nan_is_a_missing_text():
+    layout = detect(["source", "target"], {"source": "a", "target": "b"}, SEQ2SEQ, "x")
+    assert normalise(layout, {"source": "a", "target": float("nan")}, "x") == {"source": "a", "target": None}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"source": "a", "target": "b \ud83d"},
+        {"text": "b \ud83d"},
+        {"messages": [{"role": "user", "content": "b \ud83d"}]},
+    ],
+)
+def test_half_a_character_is_refused_where_it_stands(row):
+    with pytest.raises(UsageError, match=r"data, row 1: column '(target|text|messages)' holds .ud83d, half"):
+        read(row, CAUSAL)
+
+
+def test_tools_are_a_list_or_json():
+    talk = {"messages": [{"role": "user", "content": "x"}]}
+    assert read({**talk, "tools": " "}, CAUSAL)[1]["tools"] is None
+    assert json.loads(read({**talk, "tools": '[{"name": "f", "unit": null}]'}, CAUSAL)[1]["tools"]) == [
+        {"name": "f"}
+    ]
+    with pytest.raises(UsageError, match="row 1: column 'tools' is not JSON"):
+        read({**talk, "tools": "search, calculator"}, CAUSAL)
+    with pytest.raises(UsageError, match="row 1: column 'tools' holds a dict, not a list"):
+        read({**talk, "tools": {"name": "f"}}, CAUSAL)
+
+
+def test_tools_beside_a_conversational_prompt():
+    row = {
+        "prompt": [{"role": "user", "content": "x"}],
+        "completion": [{"role": "assistant", "content": "y"}],
+        "tools": [{"name": "f"}],
+    }
+    layout, normal = read(row, CAUSAL)
+    assert set(layout.used) == set(row)
+    assert json.loads(normal["tools"]) == [{"name": "f"}]
+    assert [each["role"] for each in json.loads(normal["messages"])] == ["user", "assistant"]
+
+
+def test_a_target_column_of_a_causal_model_is_not_passed_over():
+    hints = Hints("causal-lm", summary_column="foo")
+    with pytest.raises(
+        UsageError, match=r"cannot tell .*found: text, foo.*--text-column and --summary-column"
+    ):
+        detect(["text", "foo"], {"text": "a", "foo": "b"}, hints, "x")
+    assert (
+        detect(["text", "summary"], {}, Hints("causal-lm", summary_column="summary"), "x").target == "summary"
+    )
 
 
 def test_given_tokens_must_be_whole_numbers():
