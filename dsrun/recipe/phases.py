@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dsrun.recipe.recipe import Recipe
 
+FLAGS = {"do_train": "train", "do_eval": "validation", "do_predict": "test"}
+
 
 def phases(recipe: Recipe) -> frozenset[str]:
     """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
-    and evaluating where there is validation data."""
-    asked = {
-        phase
-        for flag, phase in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test"))
-        if recipe.hf.get(flag)
-    }
-    if asked:
-        return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
-    return frozenset({"train", "validation"})
+    and evaluating where there is validation data; either is left out where its flag says false."""
+    asked = {phase for flag, phase in FLAGS.items() if recipe.hf.get(flag)}
+    if not asked:
+        refused = {phase for flag, phase in FLAGS.items() if recipe.hf.get(flag) is False}
+        asked = {"train", "validation"} - refused
+    return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
 
 
 def evaluation_is_asked_for(recipe: Recipe) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.errors import UsageError
 from dsrun.recipe.given import shown_value
+from dsrun.recipe.phases import phases
 from dsrun.recipe.recipe import Recipe
 
 
@@ -167,8 +168,12 @@ def _batch(recipe: Recipe) -> None:
 
 def _data(recipe: Recipe) -> None:
     spec = recipe.spec
-    evaluates_only = (recipe.value("do_eval") or recipe.value("do_predict")) and not recipe.value("do_train")
-    if spec.streaming and recipe.value("max_steps") <= 0 and not evaluates_only:
+    if not phases(recipe):
+        raise UsageError(
+            f"{recipe.where('do_train')} and {recipe.where('do_eval')} are both false: there is nothing to do",
+            fix="leave one out",
+        )
+    if spec.streaming and recipe.value("max_steps") <= 0 and "train" in phases(recipe):
         raise UsageError(
             f"{recipe.where('streaming')} needs to know when to stop: a stream has no length",
             fix="add --max_steps N",

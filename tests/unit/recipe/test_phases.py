@@ -1,0 +1,36 @@
+"""What a run is asked to do, by the flags that say so."""
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.phases import phases
+from dsrun.recipe.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", {"train", "validation"}),
+        ("--do_train", {"train"}),
+        ("--do_eval", {"validation"}),
+        ("--do_train --do_predict", {"train", "test"}),
+        ("--do_train --eval_strategy epoch", {"train", "validation"}),
+        ("--do_eval false", {"train"}),
+        ("--no-do-train", {"validation"}),
+        ("--do_train false --do_predict", {"test"}),
+        ("--do_eval false --early-stopping 2", {"train", "validation"}),
+    ],
+)
+def test_phases(tmp_path, flags, expected):
+    assert phases(resolve(["--model", "demo-t5", *flags.split()], tmp_path)) == expected
+
+
+def test_nothing_to_do_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is nothing to do"):
+        resolve(["--model", "demo-t5", "--do_train", "false", "--do_eval", "false"], tmp_path)
+
+
+def test_a_stream_needs_no_end_where_nothing_is_trained(tmp_path):
+    resolve(["--model", "demo-t5", "--streaming", "--do_train", "false"], tmp_path)
+    with pytest.raises(UsageError, match="--streaming needs to know when to stop"):
+        resolve(["--model", "demo-t5", "--streaming", "--do_eval", "false"], tmp_path)
