@@ -120,9 +120,11 @@ def loader_workers(world: World) -> int:
 
 def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     """What early stopping and keeping the best checkpoint need the Trainer to do."""
+    metric = str(given.get("metric_for_best_model") or "loss")
+    # The Trainer's own guess takes everything that does not end in "loss" for the better the larger.
+    better = {"greater_is_better": not metric.endswith(("loss", "perplexity"))}
     if patience is None and not given.get("load_best_model_at_end"):
-        return {}
-    metric = str(given.get("metric_for_best_model", "loss"))
+        return better if given.get("metric_for_best_model") else {}
     strategy = given.get("eval_strategy") or given.get("save_strategy") or "epoch"
     for flag in ("eval_strategy", "save_strategy"):
         if given.get(flag) == "no":
@@ -133,7 +135,7 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     return {
         "load_best_model_at_end": True,
         "metric_for_best_model": metric,
-        "greater_is_better": not metric.endswith(("loss", "perplexity")),
+        **better,
         "eval_strategy": strategy,
         "save_strategy": strategy,
         **({"save_steps": given["eval_steps"]} if strategy == "steps" and "eval_steps" in given else {}),
