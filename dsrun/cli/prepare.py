@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
-from dsrun.cli.train import TrainCommand
+from dsrun.cli.train import TrainCommand, show, show_values
 from dsrun.launch.packages import require_training_packages
 
 PREPARER = "dsrun.train.ahead"
@@ -17,5 +18,15 @@ PREPARER = "dsrun.train.ahead"
 @click.pass_obj
 def command(args: list[str]) -> int:
     """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
-    require_training_packages()
-    os.execv(sys.executable, [sys.executable, "-m", PREPARER, *args])
+    from dsrun.recipe.resolve import resolve
+
+    recipe = resolve(args, Path.cwd())
+    argv = [sys.executable, "-m", PREPARER, *args]
+    if recipe.spec.explain:
+        show_values(recipe)
+    elif recipe.spec.dry_run:
+        show([word for word in argv if word.replace("_", "-") != "--dry-run"], {})
+    else:
+        require_training_packages()
+        os.execv(sys.executable, argv)
+    return 0

@@ -58,7 +58,7 @@ def command(args: list[str]) -> int:
         with early_signals() as early:
             recipe = checked_recipe(args)
             if recipe.spec.explain:
-                _explain(recipe)
+                show_values(recipe)
                 return 0
             return _launch(recipe, args, early)
     except Stopped as stopped:
@@ -252,7 +252,8 @@ def default_output(recipe: Recipe) -> str:
     return default_name(recipe.spec.model or recipe.spec.model_type or "model", datetime.now())
 
 
-def _explain(recipe: Recipe) -> None:
+def show_values(recipe: Recipe) -> None:
+    """--explain: every value with where it comes from."""
     from dsrun.recipe.resolve import explain
 
     rows = [(name, repr(value), source) for name, value, source in explain(recipe)]

@@ -17,13 +17,20 @@ def main(argv: Sequence[str]) -> int:
     console = Console(sys.stderr, terminal=sys.stderr.isatty())
     try:
         _prepare(argv, console)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if "--debug" in argv:
             raise
-        code, message = failure.explain(error)
+        code, message = failure.explain(_interrupt_in(error) or error)
         console.say(f"error: {message}", style="red")
         return code
     return 0
+
+
+def _interrupt_in(error: BaseException | None) -> BaseException | None:
+    """The Ctrl-C at the bottom of it: `Dataset.map` waits for its processes then, and raises TimeoutError."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _prepare(argv: Sequence[str], console: Console) -> None:

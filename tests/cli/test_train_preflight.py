@@ -245,3 +245,15 @@ def test_explain_shows_every_value_with_its_source(dsrun, here, pairs):
 def test_explain_needs_neither_model_nor_data(dsrun):
     done = dsrun("train", "--explain", "--model", "./nope")
     assert done.returncode == 0
+
+
+def test_prepare_explains_and_shows_without_preparing(dsrun, here, pairs):
+    flags = ["--model", "demo-t5", "--train-file", pairs, "--max-length", "32"]
+    before = tree(here)
+    explained = dsrun("prepare", *flags, "--explain")
+    assert explained.returncode == 0
+    assert re.search(r"^max_length +32 +command line$", explained.stdout, re.MULTILINE)
+    shown = dsrun("prepare", *flags, "--dry_run")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shlex.split(shown.stdout)[1:] == ["-m", "dsrun.train.ahead", *flags]
+    assert tree(here) == before

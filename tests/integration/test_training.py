@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
-from tests.integration.conftest import FP32, SHORT, Ran, dsrun, make_tokenizer, many_runs, records
+from tests.integration.conftest import FP32, SHORT, Ran, dsrun, make_tokenizer, many_runs, phrase, records
 from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.train
@@ -107,6 +109,19 @@ def test_best_checkpoint_and_early_stopping(tiny, pairs, tmp_path):
         "the final model is not the best one"
     )
     assert "best" in done.err
+
+
+def test_the_best_perplexity_is_the_lowest(tiny, pairs, tmp_path):
+    """Named without early stopping: the stock Trainer would take the largest of the ruined model's for the best."""
+    done = dsrun(
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"], *FP32,
+        "--learning-rate", "2.0", "--max-grad-norm", "0", "--global-batch-size", "8", "--max-steps", "3",
+        "--eval-strategy", "steps", "--eval-steps", "1", "--lr-scheduler-type", "constant",
+        "--predict-with-generate", "false", "--metric-for-best-model", "perplexity", output=tmp_path / "run",
+    ).ok()  # fmt: skip
+    best = min(done.evaluations, key=lambda row: row["eval_perplexity"])
+    assert best["step"] < 3
+    assert re.search(rf"best +perplexity .* at step {best['step']}\n", done.err)
 
 
 def test_a_run_that_stopped_early_is_finished_until_it_gets_more_patience(tiny, pairs, tmp_path):
@@ -234,6 +249,31 @@ def test_prepare_leaves_nothing_to_tokenise(tiny, pairs, tmp_path, monkeypatch):
     assert entries
     dsrun(*flags, output=tmp_path / "run").ok()
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "prepared").rglob("*.arrow")} == entries
+
+
+def test_a_preparation_that_is_interrupted_says_so_alone(tiny, tmp_path):
+    """Ctrl-C reaches the processes that tokenise too."""
+    row = json.dumps({"source": phrase(1, 60), "target": phrase(2, 60)}) + "\n"
+    (tmp_path / "long.jsonl").write_text(row * 100_000)
+    flags = ["--model", tiny["t5"], "--train-file", str(tmp_path / "long.jsonl"), "--num-proc", "2"]
+    preparing = subprocess.Popen(
+        [sys.executable, "-m", "dsrun", "prepare", *flags],
+        env={**os.environ, "DSRUN_CACHE": str(tmp_path / "cache")},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with preparing:
+        while not any(
+            path.stat().st_size for path in tmp_path.glob("cache/prepared/*/scratch/train/ledger.jsonl")
+        ):
+            assert preparing.poll() is None
+            time.sleep(0.05)
+        os.killpg(preparing.pid, signal.SIGINT)
+        _, said = preparing.communicate()
+    assert preparing.returncode == 130
+    assert "Traceback" not in said
+    assert said.endswith("error: interrupted\n")
 
 
 def test_bf16_trains_with_shards_in_bf16_and_saves_it(tiny, pairs, tmp_path):

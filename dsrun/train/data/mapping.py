@@ -121,6 +121,8 @@ class _Forking:
     def in_child(cls) -> None:
         if cls.wanted:
             die_with_parent(cls.parent, signal.SIGKILL)
+            # Ctrl-C goes to all of them; the parent ends them, and they have nothing to say.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
