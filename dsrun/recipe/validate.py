@@ -68,7 +68,13 @@ RANGES = {
     "learning_rate": NOT_NEGATIVE,
     "warmup_steps": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
-    "num_train_epochs": NOT_NEGATIVE,
+    "num_train_epochs": Range(0, 1e9),
+    "label_smoothing_factor": Range(0, 1, below=True),
+    "adam_beta1": Range(0, 1, below=True),
+    "adam_beta2": Range(0, 1, below=True),
+    # NumPy's generator takes no more.
+    "seed": Range(0, 2**32 - 1),
+    "data_seed": NOT_NEGATIVE,
     "dataloader_num_workers": NOT_NEGATIVE,
 }
 

@@ -170,7 +170,7 @@ class _Maker:
                 chosen = chosen.select(range(part.samples))
             encoded, counts = self._encode(chosen, part)
             if not len(encoded):
-                self._nothing_left(counts)
+                self._nothing_left(part, counts)
             largest = self._check_ids(encoded)
             with quiet():
                 encoded.save_to_disk(str(work / part.split))
@@ -229,14 +229,15 @@ class _Maker:
                     raise UsageError(f"{self.source.where}: {column} holds the negative id {negative[0]}")
         return largest
 
-    def _nothing_left(self, counts: Counts) -> None:
+    def _nothing_left(self, part: Part, counts: Counts) -> None:
+        rows = f"{self.source.where}: none of the {counts.rows:,} rows for {part.split}"
         if counts.no_loss:
             raise UsageError(
-                f"{self.source.where}: no row has a token to learn from within "
+                f"{rows} has a token to learn from within "
                 f"{self.job.source_limit:,} tokens (the first: {counts.first_no_loss})",
                 fix="a larger --max-length, or data with completions or assistant messages",
             )
-        raise UsageError(f"{self.source.where}: no row has both a source and a target ({self.layout.name})")
+        raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")
 
 
 def normal_rows(source: FileSource, layout: Layout) -> Iterator[Row]:

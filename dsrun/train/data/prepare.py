@@ -79,6 +79,7 @@ class _Preparation:
         self._tell(pad_with_end(self.tokenizer, self.request.task))
         self._languages()
         sources = find_sources(self.spec)
+        self.notices += sources.notices
         for split in SPLITS:
             self._take(split, sources)
         self._tell(idle_lengths(self.spec, self.request.task))

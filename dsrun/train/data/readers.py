@@ -210,6 +210,7 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
     try:
         records = csv.reader(lines(START), delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(filter(None, records), [])]
+        _check_header(header, path)
         if start > last:
             records = csv.reader(lines(start), delimiter=delimiter, strict=True)
         for fields in filter(None, records):
@@ -219,6 +220,15 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
             yield last, where, dict(zip(header, fields, strict=True))
     except csv.Error as error:
         raise UsageError(f"{path}, line {last.number}: broken CSV ({error})") from error
+
+
+def _check_header(header: list[str], path: Path) -> None:
+    """Names that are empty are no columns anybody asks for; spreadsheets leave several."""
+    twice = next((name for name in header if name and header.count(name) > 1), None)
+    if twice:
+        raise UsageError(
+            f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own"
+        )
 
 
 def _parquet_rows(path: Path, start: Mark) -> MarkedRows:

@@ -99,10 +99,11 @@ Source = FileSource | TableSource
 
 @dataclass(frozen=True)
 class Sources:
-    """What there is: a name for the header and the splits that were found."""
+    """What there is: a name for the header, the splits that were found, and what is worth knowing about them."""
 
     name: str
     splits: dict[str, Source] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
 
 
 def find_sources(spec: TrainSpec) -> Sources:
@@ -113,10 +114,11 @@ def find_sources(spec: TrainSpec) -> Sources:
         MissingError: the Hub cannot be reached.
     """
     splits: dict[str, Source] = {}
+    notices: list[str] = []
     name = ""
     if spec.dataset:
         name = spec.dataset + (f"/{spec.dataset_config}" if spec.dataset_config else "")
-        splits = _dataset(spec)
+        splits = _dataset(spec, notices)
     given = {"train": spec.train_file, "validation": spec.validation_file, "test": spec.test_file}
     if spec.train_file and "train" in splits:
         raise UsageError(
@@ -127,7 +129,7 @@ def find_sources(spec: TrainSpec) -> Sources:
         if file:
             splits[split] = file_source([Path(file).expanduser()], keep_linebreaks=spec.keep_linebreaks)
             name = name or Path(file).name
-    return Sources(name, splits)
+    return Sources(name, splits, notices)
 
 
 def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSource:
@@ -153,7 +155,7 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in _NAMES.items() if words & set(names)), None)
 
 
-def _dataset(spec: TrainSpec) -> dict[str, Source]:
+def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
     name = str(spec.dataset)
     if not is_path(name):
         return _hub(spec)
@@ -168,7 +170,7 @@ def _dataset(spec: TrainSpec) -> dict[str, Source]:
         path = path / spec.dataset_config
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _saved(path)
-    return _folder(path, spec)
+    return _folder(path, spec, notices)
 
 
 def _saved(path: Path) -> dict[str, Source]:
@@ -184,7 +186,7 @@ def _saved(path: Path) -> dict[str, Source]:
     return _tables(loaded, str(path))
 
 
-def _folder(path: Path, spec: TrainSpec) -> dict[str, Source]:
+def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
     """A folder of data files; the split stands in the name of the file or of a folder above it."""
     files = [
         file
@@ -204,6 +206,11 @@ def _folder(path: Path, spec: TrainSpec) -> dict[str, Source]:
     # As `datasets` has it: without any split in the names everything is training data.
     if not found:
         found = {"train": unnamed}
+    elif unnamed:
+        more = f" and {len(unnamed) - 1:,} more" if len(unnamed) > 1 else ""
+        notices.append(
+            f"{path}: {unnamed[0].relative_to(path)}{more} left out: other files have a split in their name"
+        )
     return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
 
 

@@ -99,6 +99,8 @@ def test_overrides_of_a_described_model(notices):
         ("master_port", 1, 65535),
         ("validation_split_percentage", 0, 99),
         ("learning_rate", 0, None),
+        ("seed", 0, 2**32 - 1),
+        ("data_seed", 0, None),
     ],
 )
 def test_ranges(notices, name, low, high):
@@ -110,6 +112,12 @@ def test_ranges(notices, name, low, high):
         assert notices(*argv, str(high)) == ()
         with pytest.raises(UsageError, match=f": {high + 1} is not from {low} to {high}"):
             notices(*argv, str(high + 1))
+
+
+@pytest.mark.parametrize("flags", ["num_train_epochs inf", "label_smoothing_factor 1", "adam_beta2 1.0"])
+def test_what_the_worker_would_end_on_is_out_of_range(notices, flags):
+    with pytest.raises(UsageError, match="is not from 0 to "):
+        notices("--model", "m", *f"--{flags}".split())
 
 
 @pytest.mark.parametrize("dropout", ["1", "-0.1"])

@@ -152,7 +152,7 @@ def test_rows_without_anything_to_learn_are_left_out_and_counted(causal, prepare
     assert len(data.train) == 1
     assert any("1 of 2 rows have nothing to learn" in n and "line 1" in n for n in data.notices)
     assert data.truncation["train"].sentence() == "1 of 2 examples was cut at 4 tokens"
-    with pytest.raises(UsageError, match="no row has a token to learn from within 4 tokens"):
+    with pytest.raises(UsageError, match="none of the 1 rows for train has a token to learn from within 4"):
         prepare(
             causal,
             "causal-lm",
@@ -160,3 +160,14 @@ def test_rows_without_anything_to_learn_are_left_out_and_counted(causal, prepare
             max_length=4,
             validation_split_percentage=0,
         )
+
+
+def test_held_out_rows_without_anything_to_learn_are_said_to_be_those(causal, prepare, jsonl):
+    """One of the eight is held out, always the same; the others could be trained on."""
+    rows = [{"prompt": "1", "completion": str(number)} for number in range(8)]
+    both = ["train", "validation"]
+    data = prepare(causal, "causal-lm", train_file=jsonl(rows), splits=both)
+    held = data.validation[0]["target_text"]
+    rows[int(held)]["prompt"] = "123456789"
+    with pytest.raises(UsageError, match="none of the 1 rows for validation has a token"):
+        prepare(causal, "causal-lm", train_file=jsonl(rows, "b.jsonl"), max_length=4)

@@ -260,6 +260,7 @@ BROKEN = {
     "array.jsonl": ('{"source": "a", "target": "b"}\n[1]\n', r"line 2: a row must be an object, not a list"),
     "numbers.json": ("[1, 2]", r"row 1: a row must be an object"),
     "short.csv": ("source,target\na,b\nc\n", r"line 3: 1 fields where the header has 2"),
+    "twice.csv": ("source,target,target\na,b,c\n", r"line 1: two columns are named 'target'"),
     "quote.csv": ('source,target\n"a,b\n', r"line 2: broken CSV"),
     "plain.txt": (
         "some words",

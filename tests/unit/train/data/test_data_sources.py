@@ -126,6 +126,17 @@ def test_folders(tmp_path):
         find_sources(TrainSpec(dataset=str(tmp_path)))
 
 
+def test_files_without_a_split_beside_others_are_told(tmp_path, seq2seq, prepare):
+    for name in ("train-1.csv", "more.csv", "sub/train.csv", "sub/also.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("source,target,,\na,b,,\n")
+    data = prepare(seq2seq, "seq2seq", dataset=str(tmp_path))
+    assert len(data.train) == 2
+    assert [notice for notice in data.notices if "left out" in notice] == [
+        f"{tmp_path}: more.csv and 1 more left out: other files have a split in their name"
+    ]
+
+
 @pytest.fixture
 def mbart():
     vocab = [
