@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from dsrun.errors import MissingError
 from dsrun.system.cache import cache_root
 
-VERSION = 1
+VERSION = 2
 """Part of every key: raise it when the same input gives other rows."""
 
 Meta = dict[str, Any]
