@@ -161,6 +161,11 @@ def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
         return _hub(spec)
     path = Path(name).expanduser()
     if path.is_file():
+        if spec.dataset_config:
+            raise UsageError(
+                f"--dataset-config {spec.dataset_config}: --dataset {name} is a file, which has none",
+                fix="leave it out",
+            )
         return {"train": file_source([path], keep_linebreaks=spec.keep_linebreaks)}
     if not path.is_dir():
         raise UsageError(f"--dataset {name} does not exist")

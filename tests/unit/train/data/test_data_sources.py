@@ -120,6 +120,8 @@ def test_folders(tmp_path):
     assert set(find_sources(TrainSpec(dataset=str(tmp_path), dataset_config="ro-en")).splits) == {"train"}
     with pytest.raises(UsageError, match="no folder of that name"):
         find_sources(TrainSpec(dataset=str(tmp_path), dataset_config="de-en"))
+    with pytest.raises(UsageError, match=r"--dataset-config ro-en: --dataset .* is a file"):
+        find_sources(TrainSpec(dataset=str(tmp_path / "ro-en" / "part.jsonl"), dataset_config="ro-en"))
     (tmp_path / "train.json").write_text("{}")
     (tmp_path / "train.csv").write_text("a\n1\n")
     with pytest.raises(UsageError, match="mixes csv and json"):
