@@ -44,7 +44,6 @@ class Metric(Stamped):
     grad_norm: NotRequired[float | None]
     tokens: NotRequired[int]
     tokens_per_s: NotRequired[float]
-    samples_per_s: NotRequired[float]
     mfu: NotRequired[float]
     gpu_memory: NotRequired[int]
     gpu_memory_peak: NotRequired[int]
