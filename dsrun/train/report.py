@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dsrun.train.plan import Plan
 
 SHOWN_EXAMPLES = 5
+SHOWN_LENGTH = 200
+"""Characters: an article to be summarised would fill the screen, and scroll the scores away."""
+
 NEXT_COMMANDS = (
     "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
     "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
@@ -146,7 +149,12 @@ def _show(console: Console, examples: list[Any]) -> None:
     # Spread over the data, which is often sorted by something.
     for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
         right = example.prediction.strip() == example.reference.strip()
-        console.say(f"  {example.source}")
-        console.say(
-            f"    -> {example.prediction}" + ("" if right else f"   (reference: {example.reference})")
-        )
+        reference = "" if right else f"   (reference: {in_a_line(example.reference)})"
+        console.say(f"  {in_a_line(example.source)}")
+        console.say(f"    -> {in_a_line(example.prediction)}{reference}")
+
+
+def in_a_line(text: str) -> str:
+    """The beginning of a text for the screen; the file of predictions has the whole."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_LENGTH else line[: SHOWN_LENGTH - 2].rstrip() + " …"

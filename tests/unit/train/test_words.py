@@ -13,6 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.train import failure
 from dsrun.train.callbacks import metric_words
 from dsrun.train.console import Console, duration, number
+from dsrun.train.report import SHOWN_LENGTH, in_a_line
 from dsrun.train.saving import check_room
 
 
@@ -121,3 +122,11 @@ def test_scores_have_two_decimals_and_losses_the_digits_that_matter():
         "eval_seconds": 61.0,
     }
     assert metric_words(metrics, "eval_") == "loss 0.001234  exact match 99.22  bleu 0.00  (1:01)"
+
+
+def test_an_example_is_one_line_of_bounded_length():
+    assert in_a_line("one\ntwo\t three ") == "one two three"
+    assert in_a_line("x" * SHOWN_LENGTH) == "x" * SHOWN_LENGTH
+    long = in_a_line("word " * 100)
+    assert len(long) <= SHOWN_LENGTH
+    assert long.endswith(" …")
