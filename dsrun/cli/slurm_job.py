@@ -100,7 +100,7 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
     from dsrun.slurm.render import uses_own_python, workers
 
     if not (spec.container_image or spec.apptainer):
-        check_files(recipe.spec)
+        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
     if uses_own_python(spec):
         check_packages(recipe)
     batch_plan(

@@ -109,7 +109,7 @@ def checked_recipe(args: list[str]) -> Recipe:
     if not recipe.spec.explain:
         for notice in recipe.notices:
             remark(notice)
-        check_files(recipe.spec)
+        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
         check_packages(recipe)
     return recipe
 

@@ -17,14 +17,18 @@ DEMO_MODELS: Final = ("demo-t5", "demo-llama")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
-def check_files(spec: TrainSpec) -> None:
-    """Look at every local file and folder the spec names.
+def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> None:
+    """Look at every local file and folder the spec names, and at that of the Trainer's --generation-config.
 
     Raises:
         UsageError: the first that is missing, empty, of no known kind, or not what its suffix says.
     """
     _check_model(spec)
-    for name, flag in ((spec.tokenizer, "--tokenizer"), (spec.config_name, "--config-name")):
+    for name, flag in (
+        (spec.tokenizer, "--tokenizer"),
+        (spec.config_name, "--config-name"),
+        (generation_config, "--generation-config"),
+    ):
         if name and is_path(name) and not _is_there(Path(name).expanduser()):
             raise UsageError(f"{flag} {name} does not exist")
     if spec.dataset and is_path(spec.dataset):

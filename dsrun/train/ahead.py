@@ -37,7 +37,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     recipe = resolve(argv, Path.cwd())
     for notice in recipe.notices:
         console.notice(notice)
-    check_files(recipe.spec)
+    check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 

@@ -29,6 +29,15 @@ def test_a_missing_file_names_its_flag_and_the_one_meant(tmp_path):
         check_files(TrainSpec(test_file=str(tmp_path / "tran.jsonl")))
 
 
+def test_what_generation_is_to_be_like_is_there(tmp_path):
+    spec = TrainSpec(model="org/model")
+    check_files(spec, generation_config=str(tmp_path))
+    check_files(spec, generation_config="org/model")
+    for name in (f"{tmp_path}/beams.json", "beams.json"):
+        with pytest.raises(UsageError, match=r"--generation-config .*beams\.json does not exist"):
+            check_files(spec, generation_config=name)
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(UsageError, match="is a folder"):
         check_files(TrainSpec(train_file=str(tmp_path)))
