@@ -150,10 +150,7 @@ class _Supervision:
                 decision = self._council.settle(self._ended(end), self._decide)
                 self._ledger.apply(decision)
                 if decision.action == "stop":
-                    if not (self._job.foreign or self._job.node_rank) and decision.exit_code not in (
-                        0,
-                        EXIT_RESUME,
-                    ):
+                    if self._has_to_clear_up(decision):
                         self._ledger.clear_up()
                     return self._outcome(end, decision)
                 self._number += 1
@@ -169,6 +166,11 @@ class _Supervision:
             return None
         port = self._job.port or free_port()
         return Attempt(self._around, self._number).run(self._starter, self._env, port)
+
+    def _has_to_clear_up(self, decision: Decision) -> bool:
+        """Whether it is on this node to clear up after ranks of ours that ended in the middle of something."""
+        ours = not self._job.foreign and self._job.node_rank == 0
+        return ours and decision.exit_code not in (0, EXIT_RESUME)
 
     def _newest(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows."""
