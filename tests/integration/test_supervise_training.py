@@ -25,10 +25,13 @@ PATIENCE_S = 300
 class Training:
     """A `dsrun train` in the background."""
 
-    def __init__(self, folder, *flags):
+    def __init__(self, folder, *flags, env=None):
         self.folder = RunFolder(folder)
         argv = [sys.executable, "-m", "dsrun", "train", *flags, "--output", str(folder)]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environ = {**os.environ, **(env or {})}
+        self.process = subprocess.Popen(
+            argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def processes(self):
         """The family by what `ps` calls them: dsrun-warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
@@ -63,7 +66,8 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     ]
     whole = dsrun(*flags, output=tmp_path / "whole").ok()
 
-    run = Training(tmp_path / "run", *flags)
+    job = {"SLURM_JOB_ID": "4711"}
+    run = Training(tmp_path / "run", *flags, env=job)
     run.at_step(15, attempt=0)
     family = run.processes()
     mark = family["rank-1"].environ()["DSRUN_FAMILY"].rpartition("/")[2]
@@ -92,7 +96,7 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     assert not run.folder.finished.exists()
 
     # As after a requeue: `--resume never` was about the first start only.
-    env = {"SLURM_RESTART_COUNT": "1"}
+    env = {**job, "SLURM_RESTART_COUNT": "1"}
     done = dsrun(*flags, "--resume", "never", output=tmp_path / "run", env=env).ok()
     assert f"resuming from {run.folder.checkpoint(stopped_at)}" in done.err
     assert run.folder.finished.exists()
