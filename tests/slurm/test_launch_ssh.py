@@ -19,7 +19,9 @@ SSHD, SSH, KEYGEN = (shutil.which(name, path=SEARCHED) for name in ("sshd", "ssh
 
 PROGRAM = """
 import os, sys, time
-print("node", os.environ["NODE_RANK"], "rank", os.environ["RANK"], sys.argv[1], flush=True)
+# In one write: with PYTHONUNBUFFERED each word is one, and two machines' would mix.
+sys.stdout.write("node {NODE_RANK} rank {RANK} ".format_map(os.environ) + sys.argv[1] + "\\n")
+sys.stdout.flush()
 if sys.argv[1] == "stay":
     time.sleep(100)
 sys.exit(7 * (os.environ["RANK"] == "1"))
