@@ -98,9 +98,11 @@ def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
 
     if not is_another(os.environ):
         remedies.forget(folder.path)
-    elif not holds_another_run(folder, earlier_signatures(os.environ)):
+        return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
+    if not holds_another_run(folder, earlier_signatures(os.environ)):
         return None
-    return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
+    # Never deleted here: an unsigned checkpoint, or one of a rank 0 that torchrun has moved, may be this run's own.
+    return set_earlier_run_aside(folder, datetime.now(), discard=False)
 
 
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: Life) -> None:

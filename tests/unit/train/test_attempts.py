@@ -89,3 +89,12 @@ def test_never_is_made_up_for_where_the_first_attempt_died_before_it(tmp_path, m
     checkpoint(run, 3, ["us"])
     assert _make_room(asked, run) is None
     assert [step for step, _ in run.checkpoints()] == [3]
+
+
+def test_a_later_attempt_deletes_nothing_that_may_be_its_own(tmp_path, monkeypatch):
+    """A checkpoint without a signature, as older versions wrote them, and --force."""
+    monkeypatch.setenv("DSRUN_ATTEMPT", "1")
+    run = RunFolder(tmp_path)
+    checkpoint(run, 4, [])
+    aside = _make_room(resolve(["--model", "demo-t5", "--resume", "never", "--force"], tmp_path), run)
+    assert [path.name for path in aside.iterdir()] == ["checkpoint-4"]
