@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
+from dsrun.recipe.defaults import ZERO_STAGE
 from dsrun.recipe.given import shown_value
 from dsrun.recipe.phases import phases
 from dsrun.recipe.recipe import Recipe
@@ -116,10 +117,10 @@ def _model(recipe: Recipe) -> None:
 def _zero(recipe: Recipe) -> Iterator[str]:
     spec = recipe.spec
     _one_zero_source(recipe)
-    if spec.offload != "none" and spec.zero in (None, "0"):
+    if spec.offload != "none" and spec.zero == "0":
         raise UsageError(
             f"{recipe.where('offload')} {spec.offload} needs ZeRO",
-            fix="add --zero 2, or --zero 3 for parameters too",
+            fix="use --zero 2, or --zero 3 for parameters too",
         )
     if spec.offload == "nvme" and spec.zero not in ("3", "auto"):
         # ZeRO-1 and 2 take any offload device for host memory (DeepSpeedZeroOptimizer tests `device !=
@@ -145,8 +146,12 @@ def _one_zero_source(recipe: Recipe) -> None:
                 f"{recipe.where(name)} and {recipe.where('deepspeed')} both configure ZeRO",
                 fix="keep one: the JSON holds the stage and the offloading",
             )
-    if recipe.value("fsdp") and (own_json or recipe.spec.zero not in (None, "0")):
-        raise UsageError(f"{recipe.where('fsdp')} and ZeRO both shard the model", fix="keep one of them")
+    if recipe.value("fsdp") and (own_json or recipe.spec.zero != "0"):
+        default = "" if own_json or recipe.given("zero") else f", and --zero {ZERO_STAGE} is the default"
+        raise UsageError(
+            f"{recipe.where('fsdp')} and ZeRO both shard the model{default}",
+            fix="keep one of them: FSDP with --zero 0, or ZeRO without --fsdp",
+        )
 
 
 def _batch(recipe: Recipe) -> None:

@@ -29,11 +29,11 @@ def test_a_model_may_be_described_instead_of_named(notices):
         ("--zero=-1", "--zero: '-1' is not one of 0, 1, 2, 3, auto"),
         ("--zero 2 --deepspeed ds.json", "--zero and --deepspeed both configure ZeRO"),
         ("--offload cpu --deepspeed ds.json", "--offload and --deepspeed both configure ZeRO"),
-        ("--offload cpu", "--offload cpu needs ZeRO"),
         ("--offload cpu --zero 0", "--offload cpu needs ZeRO"),
         ("--offload nvme --zero 2 --nvme-path /d", "--offload nvme needs --zero 3"),
         ("--offload nvme --zero 3", "--offload nvme needs a folder"),
-        ("--zero 1 --fsdp", "--fsdp and ZeRO both shard the model"),
+        ("--zero 1 --fsdp", "--fsdp and ZeRO both shard the model ("),
+        ("--fsdp", "--fsdp and ZeRO both shard the model, and --zero 2 is the default ("),
         (
             "--micro-batch-size 2 --per_device_train_batch_size 4",
             "--micro-batch-size 2 and --per_device_train_batch",
@@ -59,6 +59,7 @@ def test_what_cannot_work(notices, argv, message):
     "argv",
     [
         "--zero 0",
+        "--offload cpu",
         "--zero 1 --offload cpu",
         "--zero 3 --offload nvme --nvme-path /d",
         "--fsdp --zero 0",
