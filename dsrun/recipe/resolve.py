@@ -59,7 +59,7 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
         from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
 
         layers.append(_layer(read_run_file(cwd / config, config), notices))
-    recipe = _recipe(_merge(layers, notices), notices)
+    recipe = _recipe(_with_implied(_merge(layers, notices)), notices)
     return replace(recipe, notices=(*recipe.notices, *validate(recipe)))
 
 
@@ -103,6 +103,14 @@ def _merge(layers: Sequence[Mapping[str, Given]], notices: list[str]) -> dict[st
                 continue
             merged[name] = each
     return merged
+
+
+def _with_implied(given: Mapping[str, Given]) -> dict[str, Given]:
+    """With what a flag says without words: the Trainer would evaluate at no step at all for --eval-steps alone."""
+    every = given.get("eval_steps")
+    if every is None or every.value is None or "eval_strategy" in given:
+        return dict(given)
+    return {**given, "eval_strategy": replace(every, name="eval_strategy", value="steps")}
 
 
 def _displaced(stronger: Iterable[tuple[str, Any]]) -> dict[str, str]:

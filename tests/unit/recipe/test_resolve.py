@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.recipe.phases import evaluates_while_training
 from dsrun.recipe.resolve import explain, resolve, with_defaults
 from dsrun.recipe.spec import TrainSpec
 
@@ -95,6 +96,20 @@ def test_the_command_line_sets_aside_what_answers_the_same_question(run_yaml, in
     recipe = run_yaml(f"train: {{model: m, {in_file}}}\n", *argv)
     assert not any(recipe.given(name) for name in gone)
     assert recipe.notices == tuple(f"run.yaml:1: train.{name} gives way to {argv[0]}" for name in gone)
+
+
+def test_the_steps_to_evaluate_after_ask_for_evaluation(run_yaml, tmp_path):
+    recipe = resolve(["--model", "m", "--eval-steps", "50"], tmp_path)
+    assert recipe.hf == {"eval_steps": 50, "eval_strategy": "steps"}
+    assert evaluates_while_training(recipe)
+    recipe = run_yaml("train: {model: m, eval_steps: 50}\n")
+    assert recipe.where("eval_strategy") == "run.yaml:1: eval_strategy"
+    for text, argv in [
+        ("eval_steps: 50", ["--eval-strategy", "no"]),
+        ("eval_strategy: no", ["--eval-steps", "50"]),
+    ]:
+        recipe = run_yaml(f"train: {{model: m, {text}}}\n", *argv)
+        assert recipe.hf["eval_strategy"] == "no", "what is said in words holds, wherever it stands"
 
 
 def test_switching_off_sets_nothing_aside(run_yaml):
