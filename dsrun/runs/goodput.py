@@ -110,7 +110,9 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         if before:
             spans += _between(before, event, use, _Span(use, at - now, step, reached), waits)
         now, before = at, event
-        use = _AFTER.get(str(kind), use)
+        if not (kind == "evaluate" and use == "restart"):
+            # An evaluation before any training leaves a run that has not trained yet.
+            use = _AFTER.get(str(kind), use)
         step = step if reached is None else reached
         if kind == "checkpoint_end":
             saved = step
@@ -133,7 +135,7 @@ def _between(
         # A save in the background lets training go on before it is complete.
         taken = min(span.length, waits.get(id(before), span.length))
         return [replace(span, length=taken), replace(span, use="training", length=span.length - taken)]
-    if kind == "evaluate" and use == "training":
+    if kind == "evaluate" and use in ("training", "restart"):
         taken = min(span.length, _milliseconds(event))
         return [replace(span, length=span.length - taken), replace(span, use="evaluating", length=taken)]
     return [span]

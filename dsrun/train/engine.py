@@ -58,7 +58,9 @@ def hidden_size(model_config: Any) -> int | None:
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
 
 
-def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], None]) -> None:
+def prepare_ops(
+    config: dict[str, Any], world: World, *, say: Callable[[str], None], training: bool = True
+) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever;
@@ -72,7 +74,7 @@ def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], No
     if world.device == "cpu" and not _installed("deepspeed_shm_comm"):
         # Compiling this op takes a minute, and only DeepSpeed's inference uses it: training reduces through gloo.
         __compatible_ops__["deepspeed_shm_comm"] = False
-    names = required_ops(config)
+    names = required_ops(config, training=training)
     if not names:
         return
     cache = extension_cache(os.environ)
@@ -97,9 +99,15 @@ def prepare_ops(config: dict[str, Any], world: World, *, say: Callable[[str], No
         lock.release()
 
 
-def required_ops(config: dict[str, Any]) -> list[str]:
-    """The op builders that this configuration makes DeepSpeed load, by class name."""
+def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
+    """The op builders that this configuration makes DeepSpeed load, by class name.
+
+    A run that only evaluates has no optimizer, and an engine under ZeRO-3 alone.
+    """
     zero = config.get("zero_optimization", {})
+    if not training:
+        on_drives = zero.get("offload_param", {}).get("device") == "nvme"
+        return ["AsyncIOBuilder"] if on_drives and stage_of(config) == 3 else []
     places = [zero.get(block, {}).get("device") for block in ("offload_optimizer", "offload_param")]
     optimizer = str(config.get("optimizer", {}).get("type", "")).lower()
     ops = []

@@ -43,14 +43,10 @@ def header(
     how = f"{parameters:,} parameters" + (", from scratch" if spec.from_scratch or not spec.model else "")
     if trainable != parameters:
         how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
-    stage = engine.stage_of(plan.deepspeed)
-    zero = f"ZeRO-{stage}" if plan.deepspeed is not None else "plain DDP (ZeRO 0)"
-    if spec.offload != "none":
-        zero += f", offloaded to {spec.offload}"
     rows = [
         ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
         ("task", plan.task),
-        ("parallel", f"{zero} on {plan.world.size} {plan.world.device_words}"),
+        ("parallel", _parallel(plan)),
         ("precision", plan.precision),
         ("data", data.origin),
         ("output", str(folder.path)),
@@ -62,6 +58,17 @@ def header(
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch")]
     console.rows(rows)
+
+
+def _parallel(plan: Plan) -> str:
+    """Who shares the work, and how: "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
+    ranks = f"{plan.world.size} {plan.world.device_words}"
+    stage = engine.stage_of(plan.deepspeed)
+    if "train" not in plan.phases and stage < 3:
+        return ranks
+    zero = f"ZeRO-{stage}" if plan.deepspeed is not None else "plain DDP (ZeRO 0)"
+    offload = plan.recipe.spec.offload
+    return f"{zero}{'' if offload == 'none' else f', offloaded to {offload}'} on {ranks}"
 
 
 def evaluate_and_predict(

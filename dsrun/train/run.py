@@ -69,7 +69,8 @@ def run(
     data = prepare_and_say(request, tokenizer, console, beat=life.heart.beat)
     life.heart.enter("loading")
     if plan.deepspeed is not None:
-        engine.prepare_ops(plan.deepspeed, world, say=console.notice)
+        training = "train" in plan.phases
+        engine.prepare_ops(plan.deepspeed, world, say=console.notice, training=training)
     worlds.join(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
     _Run(plan, data, folder, console, records, life).carry_out(tokenizer)

@@ -339,12 +339,17 @@ def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_p
 
 
 def test_evaluating_alone_says_where_the_predictions_are_and_nothing_of_training(tiny, pairs, tmp_path):
+    """Nor is anything compiled for an optimizer that it does not have."""
+    compiled = tmp_path / "compiled"
     done = dsrun(
-        "--model", tiny["t5"], "--validation-file", pairs["validation"], "--do-eval", *FP32, "--zero", "0",
-        output=tmp_path / "run",
+        "--model", tiny["t5"], "--validation-file", pairs["validation"], "--do-eval", *FP32, "--offload", "cpu",
+        output=tmp_path / "run", env={"TORCH_EXTENSIONS_DIR": str(compiled)},
     ).ok()  # fmt: skip
+    assert not compiled.exists()
+    assert re.search("^  parallel +1 CPU rank$", done.err, re.MULTILINE)
     predictions = tmp_path / "run" / "predictions-validation.jsonl"
     assert f"predictions  {predictions}" in done.err
+    assert "goodput" not in done.err
     assert len(predictions.read_text().splitlines()) == 11
     rows = [line.split()[0] for line in done.err.splitlines() if line.startswith("  ") and line.split()]
     assert "precision" in rows

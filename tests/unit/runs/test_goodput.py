@@ -39,6 +39,21 @@ def test_an_undisturbed_run() -> None:
     assert ledger.share == pytest.approx(100 / 120)
 
 
+def test_a_run_that_only_evaluates_does_not_train() -> None:
+    events = [at(0, "start"), at(50, "evaluate", step=0, seconds=42.0), at(51, "end", step=0)]
+    assert seconds(events) == {"restart": 9.0, "evaluating": 42.0, "total": 51.0}
+
+
+def test_an_evaluation_before_the_first_step_is_no_start() -> None:
+    events = [
+        at(0, "start"),
+        at(9, "evaluate", step=0, seconds=4.0),
+        at(10, "training", step=0),
+        at(30, "end", step=9),
+    ]
+    assert seconds(events) == {"productive": 20.0, "restart": 6.0, "evaluating": 4.0, "total": 30.0}
+
+
 def test_work_that_was_done_again_is_lost() -> None:
     events = [
         at(0, "start"),

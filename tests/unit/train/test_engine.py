@@ -65,6 +65,18 @@ def test_only_the_ops_a_run_needs_are_compiled(spec, ops):
     assert required_ops(generate(spec)) == ops
 
 
+@pytest.mark.parametrize(
+    ("spec", "ops"),
+    [
+        (from_offload(2, "cpu"), []),
+        (from_offload(3, "cpu"), []),
+        (from_offload(3, "nvme", "/n"), ["AsyncIOBuilder"]),
+    ],
+)
+def test_evaluation_alone_has_no_optimizer_to_compile(spec, ops):
+    assert required_ops(generate(spec), training=False) == ops
+
+
 def test_deepspeeds_own_adam_on_the_gpu_needs_its_kernel():
     assert required_ops({"optimizer": {"type": "AdamW"}}) == ["FusedAdamBuilder"]
     assert required_ops({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}) == []
