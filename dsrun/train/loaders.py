@@ -72,12 +72,13 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     A stream goes on through epochs without an end; the Trainer's max_steps ends it.
     """
     workers = args.dataloader_num_workers
+    seed = args.seed if args.data_seed is None else args.data_seed
     options: dict[str, Any] = {
         "collate_fn": _Collate(collate),
         "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
         # The loader draws a seed from here, not from the generator that dropout uses: resuming then finds the same
         # dropout masks whatever the loader did before.
-        "generator": torch.Generator().manual_seed(args.data_seed or args.seed),
+        "generator": torch.Generator().manual_seed(seed),
         "worker_init_fn": loader_worker.begin,
     }
     if not hasattr(rows, "__len__"):
@@ -89,7 +90,7 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     sampler = GlobalBatchSampler(
         len(rows),
         split,
-        seed=args.data_seed or args.seed,
+        seed=seed,
         drop_last=args.dataloader_drop_last,
         shuffle=args.train_sampling_strategy != "sequential",
         lengths=_lengths(args, rows),

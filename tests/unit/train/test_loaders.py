@@ -78,6 +78,15 @@ def test_batches_know_their_samples_and_epoch(workers):
     assert set(batches[0]) == {"input_ids", "attention_mask", "labels"}
 
 
+def test_the_order_follows_from_the_seed_of_the_data_or_else_the_seed():
+    def order(**seeds):
+        loader = training_loader(arguments(**seeds), Counted(50), Split(2, 0, 1), COLLATE)
+        return [sample for batch in loader.batch_sampler for sample in batch]
+
+    assert order(seed=7, data_seed=0) == order(seed=0) != order(seed=7)
+    assert order(seed=7, data_seed=3) == order(seed=8, data_seed=3) == order(seed=3)
+
+
 def test_neither_ids_nor_place_come_along_into_the_model_and_both_survive_pinning():
     batch = MicroBatch({"labels": 1})
     batch.ids, batch.after = (4,), {"epoch": 0}
