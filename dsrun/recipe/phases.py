@@ -29,4 +29,5 @@ def evaluates_while_training(recipe: Recipe) -> bool:
         strategy != "no"
         or recipe.spec.early_stopping is not None
         or bool(recipe.hf.get("load_best_model_at_end"))
+        or recipe.hf.get("save_strategy") == "best"
     )

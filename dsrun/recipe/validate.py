@@ -254,6 +254,13 @@ def _survival(recipe: Recipe) -> None:
         )
 
 
+def _idle(recipe: Recipe) -> Iterator[str]:
+    """Training arguments that the Trainer takes and never looks at."""
+    if recipe.value("sortish_sampler"):
+        instead = "--train-sampling-strategy group_by_length puts samples of similar length together"
+        yield f"{recipe.where('sortish_sampler')} has no effect: {instead}"
+
+
 Check = Callable[[Recipe], Iterator[str] | None]
 CHECKS: tuple[Check, ...] = (
     _ranges,
@@ -266,4 +273,5 @@ CHECKS: tuple[Check, ...] = (
     _lora,
     _saving,
     _survival,
+    _idle,
 )

@@ -123,9 +123,11 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     metric = str(given.get("metric_for_best_model") or "loss")
     # The Trainer's own guess takes everything that does not end in "loss" for the better the larger.
     better = {"greater_is_better": not metric.endswith(("loss", "perplexity"))}
-    if patience is None and not given.get("load_best_model_at_end"):
+    best_alone = given.get("save_strategy") == "best"
+    load_best = patience is not None or bool(given.get("load_best_model_at_end"))
+    if not load_best and not best_alone:
         return better if given.get("metric_for_best_model") else {}
-    strategy = given.get("eval_strategy") or given.get("save_strategy") or "epoch"
+    strategy = given.get("eval_strategy") or (not best_alone and given.get("save_strategy")) or "epoch"
     for flag in ("eval_strategy", "save_strategy"):
         if given.get(flag) == "no":
             raise UsageError(
@@ -133,11 +135,11 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
                 fix=f"use --{flag} epoch, or steps",
             )
     return {
-        "load_best_model_at_end": True,
+        "load_best_model_at_end": load_best,
         "metric_for_best_model": metric,
         **better,
         "eval_strategy": strategy,
-        "save_strategy": strategy,
+        "save_strategy": "best" if best_alone else strategy,
         **({"save_steps": given["eval_steps"]} if strategy == "steps" and "eval_steps" in given else {}),
     }
 

@@ -25,6 +25,8 @@ from dsrun.zero.spec import from_offload
 logger = logging.getLogger(__name__)
 
 ADAM = ("adam", "adamw")
+ADAMW_OF_TORCH = ("adamw_torch", "adamw_torch_fused")
+"""What DeepSpeed's CPU Adam computes too; those of the other "adamw_" names keep other states."""
 
 # Loading operations that are compiled already takes less, also when all ranks of a machine take turns.
 PATIENCE_SECONDS = 20
@@ -42,7 +44,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
     if stage == 0 and spec.offload == "none":
         return None
-    own_optimizer = not str(given.get("optim", "adamw")).startswith("adamw")
+    own_optimizer = given.get("optim", ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH
     zero = from_offload(stage, spec.offload, spec.nvme_path, own_optimizer=own_optimizer)
     return generate(zero, hidden_size=hidden_size)
 
@@ -139,6 +141,18 @@ def assert_in_charge(trained: Any, config: dict[str, Any] | None) -> None:
         raise ToolError(
             f"ZeRO-{stage_of(config)} was asked for, DeepSpeed runs stage {trained.zero_optimization_stage()}"
         )
+
+
+def pass_on_defaults(optimizer: Any) -> None:
+    """Give DeepSpeed's optimizers the `defaults` of those that they wrap.
+
+    Schedules of transformers that end at a rate of their own, as polynomial does, read the first one there.
+    """
+    wrapped = getattr(optimizer, "optimizer", None)
+    if wrapped is not None:
+        pass_on_defaults(wrapped)
+        if not hasattr(optimizer, "defaults"):
+            optimizer.defaults = wrapped.defaults
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -33,6 +33,11 @@ def decide(
                 f"--fp16: {model_type} models overflow in fp16 and their loss becomes NaN",
                 fix="use --bf16, or fp32 with --bf16 false; --force trains in fp16 all the same",
             )
+        if device == "cpu" and not force:
+            raise UsageError(
+                "--fp16: training in fp16 needs a GPU",
+                fix="use --bf16, or fp32 with --bf16 false; --force tries it where the processor computes in fp16",
+            )
         return "fp16"
     if wish.get("bf16"):
         if not bf16_supported and device == "cuda" and not force:

@@ -13,7 +13,7 @@ from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import disk_free
-from dsrun.train import engine, failure, remedies, report, reshape, reshape_engine, reshape_plain
+from dsrun.train import engine, failure, remedies, report, reshape, reshape_engine, reshape_plain, stock_flags
 from dsrun.train import model as models
 from dsrun.train import world as worlds
 from dsrun.train.agreement import refuse_differences
@@ -153,19 +153,24 @@ class _Run:
         if plan.task == "seq2seq" and not arguments.generation_max_length:
             arguments.generation_max_length = self.data.collator.max_target_length
         self.data.collator.model = model
-        trainer = RunTrainer(
-            model=model,
-            args=arguments,
-            processing_class=tokenizer,
-            data_collator=self.data.collator,
-            train_dataset=self.data.train,
-            eval_dataset=self.data.validation,
-            split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
-            ds_config=plan.deepspeed,
-            eval_progress=self.console.task("evaluating").update,
-            life=self.life,
-            nan_guard=self._guard(),
-        )
+        if "train" in plan.phases:
+            stock_flags.check(arguments, model, plan.deepspeed, say=self.console.notice)
+        with stock_flags.in_a_line("training arguments"):
+            trainer = RunTrainer(
+                model=model,
+                args=arguments,
+                processing_class=tokenizer,
+                data_collator=self.data.collator,
+                train_dataset=self.data.train,
+                eval_dataset=self.data.validation,
+                split=Split(
+                    plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation
+                ),
+                ds_config=plan.deepspeed,
+                eval_progress=self.console.task("evaluating").update,
+                life=self.life,
+                nan_guard=self._guard(),
+            )
         trainer.remove_callback(PrinterCallback)
         return trainer
 

@@ -70,6 +70,10 @@ class RunTrainer(Checkpointing):
         self.carried = Carried(self)
         self.add_callback(self.carried)
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        engine.pass_on_defaults(self.optimizer if optimizer is None else optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
+
     # data
 
     def get_train_dataloader(self) -> TrainingLoader:

@@ -139,6 +139,11 @@ def test_no_default_is_out_of_its_own_range(tmp_path):
         ("--lora 4 --from-scratch", "--lora with --from-scratch leaves random weights under the adapters"),
         ("--lora_alpha 8", "--lora-alpha 8 has no effect without --lora RANK"),
         ("--lora-targets q v", "--lora-targets q v has no effect without --lora RANK"),
+        (
+            "--sortish-sampler",
+            "--sortish_sampler has no effect: --train-sampling-strategy group_by_length puts samples of similar length"
+            " together",
+        ),
         ("--zero 2 --nvme-path /d", "--nvme-path has no effect without --offload nvme"),
     ],
 )

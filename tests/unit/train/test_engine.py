@@ -3,8 +3,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
@@ -12,6 +14,7 @@ from dsrun.train.engine import (
     assert_in_charge,
     configuration,
     extension_cache,
+    pass_on_defaults,
     prepare_ops,
     required_ops,
     stage_of,
@@ -90,6 +93,21 @@ def test_zero_2_is_the_default_and_0_is_plain_ddp():
 def test_an_optimizer_of_the_users_choice_survives_offload():
     config = configuration(TrainSpec(zero="2", offload="cpu"), {"optim": "adafactor"}, 64)
     assert "optimizer" not in config
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("adamw_torch", True), ("adamw_torch_fused", True), ("adamw_8bit", False)]
+)
+def test_cpu_adam_stands_in_for_torchs_own_adamw_alone(name, own):
+    config = configuration(TrainSpec(zero="2", offload="cpu"), {"optim": name}, 64)
+    assert ("optimizer" in config) == own
+
+
+def test_schedules_find_the_first_rate_through_every_wrapper():
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    outer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=inner))
+    pass_on_defaults(outer)
+    assert outer.defaults is outer.optimizer.defaults is inner.defaults
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "ds.json:1:2: not JSON"), ("[]", "no JSON object")])

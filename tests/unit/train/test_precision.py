@@ -38,6 +38,12 @@ def test_fp16_is_refused_where_it_overflows(model):
     assert choose({"fp16": True}, model=model, force=True) == "fp16"
 
 
+def test_fp16_is_refused_on_processors():
+    with pytest.raises(UsageError, match=r"needs a GPU.*--bf16"):
+        choose({"fp16": True}, device="cpu")
+    assert choose({"fp16": True}, device="cpu", force=True) == "fp16"
+
+
 def test_bf16_is_refused_on_a_gpu_that_only_emulates_it():
     with pytest.raises(UsageError, match=r"does not compute in bf16.*--fp16"):
         choose({"bf16": True}, bf16=False)

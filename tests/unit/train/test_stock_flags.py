@@ -1,0 +1,122 @@
+"""What of the stock Trainer's flags fails late or does nothing, said early."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LlamaConfig,
+    MarianConfig,
+    Seq2SeqTrainingArguments,
+    T5Config,
+)
+from transformers.utils import is_liger_kernel_available
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.train.stock_flags import check, in_a_line
+
+TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
+LLAMA = LlamaConfig(
+    vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+)
+T5 = T5Config(**TINY, d_model=8, d_ff=8, d_kv=8, num_layers=1, num_heads=1)
+MARIAN = MarianConfig(
+    **TINY, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8,
+    encoder_attention_heads=1, decoder_attention_heads=1,
+)  # fmt: skip
+STAGE_2 = {"zero_optimization": {"stage": 2}}
+
+
+@pytest.fixture
+def said(tmp_path):
+    """What is said of training arguments, on a tiny Llama unless told otherwise."""
+
+    def of(*, config=LLAMA, deepspeed=None, **flags):
+        arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **flags)
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        lines = []
+        check(arguments, auto.from_config(config), deepspeed, say=lines.append)
+        return lines
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"optim": "adafactor", "deepspeed": STAGE_2},
+        {"optim": "adagrad"},
+        {"lr_scheduler_type": "polynomial"},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}},
+        {
+            "lr_scheduler_type": "warmup_stable_decay",
+            "lr_scheduler_kwargs": {"num_decay_steps": 2},
+            "max_steps": 9,
+        },
+        {"neftune_noise_alpha": 5.0},
+        {"bf16_full_eval": True},
+        {"bf16_full_eval": True, "bf16": True, "deepspeed": STAGE_2},
+        {"neftune_noise_alpha": 5.0, "config": MARIAN},
+        {"optim": "rmsprop", "optim_args": "alpha=0.9"},
+    ],
+)
+def test_what_works_is_passed_over(said, flags):
+    assert said(**flags) == []
+
+
+@pytest.mark.skipif(is_liger_kernel_available(), reason="the kernels are there")
+def test_missing_kernels_are_named(said):
+    with pytest.raises(MissingError, match="pip install liger-kernel"):
+        said(use_liger_kernel=True)
+
+
+@pytest.mark.parametrize("name", ["grokadamw", "galore_adamw"])
+def test_a_missing_package_is_named_with_the_optimizer(said, name):
+    """No extra brings them; transformers tells of one by a ValueError, of the other by an ImportError."""
+    with pytest.raises(MissingError, match=f"^--optim {name}: .*install"):
+        said(optim=name, optim_target_modules=["q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"lr_scheduler_kwargs": {"mn_lr": 1}}, r"^--lr-scheduler-type linear: .*mn_lr"),
+        (
+            {"lr_scheduler_type": "warmup_stable_decay"},
+            r"^--lr-scheduler-type warmup_stable_decay: .*num_decay_steps",
+        ),
+        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "smaller than initial lr"),
+        ({"optim": "rmsprop", "optim_args": "alpha=much"}, "^--optim rmsprop: could not convert"),
+        ({"fp16_full_eval": True, "deepspeed": STAGE_2}, "^--fp16_full_eval: with DeepSpeed"),
+        ({"bf16_full_eval": True, "deepspeed": STAGE_2}, "^--bf16_full_eval: with DeepSpeed"),
+        ({"neftune_noise_alpha": 5.0, "config": T5}, "no effect on t5 models"),
+        ({"optim": "adagrad", "deepspeed": STAGE_2}, r"^--optim adagrad: ZeRO loses.*--zero 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(said, flags, words):
+    with pytest.raises(UsageError, match=words):
+        said(**flags)
+
+
+def test_options_that_the_optimizer_never_sees_are_named(said):
+    assert said(optim="adamw_torch", optim_args="foo=1") == [
+        "--optim-args foo=1 has no effect on --optim adamw_torch"
+    ]
+
+
+def test_what_the_json_brings_itself_is_not_tried(said):
+    own = {**STAGE_2, "optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR"}}
+    assert said(optim="grokadamw", lr_scheduler_type="warmup_stable_decay", deepspeed=own) == []
+
+
+def test_errors_of_the_stock_classes_get_an_exit_code_of_their_own():
+    with pytest.raises(MissingError, match=r"^here: pip install it$"), in_a_line("here"):
+        raise ImportError("pip install it\nat once")
+    with pytest.raises(UsageError, match=r"^here: no$"), in_a_line("here"):
+        raise ValueError("no")
+    with pytest.raises(MissingError, match=r"^here: the Hub .*refused"), in_a_line("here"):
+        raise ConnectionRefusedError("refused")
+    with pytest.raises(FileNotFoundError), in_a_line("here"):
+        raise FileNotFoundError("a file is none of the Hub's")
