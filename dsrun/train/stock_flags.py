@@ -48,7 +48,7 @@ def in_a_line(what: str) -> Iterator[None]:
     except (ImportError, ValueError, TypeError) as error:
         line = str(error).strip().splitlines()[0]
         # Some tell of a package that is not installed by a ValueError.
-        missing = isinstance(error, ImportError) or "pip install" in line
+        missing = isinstance(error, ImportError) or "install" in line.lower()
         raise (MissingError if missing else UsageError)(f"{what}: {line}") from error
     except (HTTP_ERROR, OSError) as error:
         if not (isinstance(error, HTTP_ERROR) or is_unreachable(error)):

@@ -72,7 +72,7 @@ def test_missing_kernels_are_named(said):
         said(use_liger_kernel=True)
 
 
-@pytest.mark.parametrize("name", ["grokadamw", "galore_adamw"])
+@pytest.mark.parametrize("name", ["grokadamw", "galore_adamw", "adamw_anyprecision"])
 def test_a_missing_package_is_named_with_the_optimizer(said, name):
     """No extra brings them; transformers tells of one by a ValueError, of the other by an ImportError."""
     with pytest.raises(MissingError, match=f"^--optim {name}: .*install"):
