@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
+from pathlib import Path
 
 from dsrun.errors import UsageError
 
 TRIES = 10
 _LAST_PORT = 65535
+_FIRST_CHOSEN = 20000
+_RANGE_OF_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CHOICES = 1000
 
 
 def free_port() -> int:
-    """A port that nobody on this machine listens on, chosen by the kernel."""
+    """A port that nobody on this machine listens on, and that nobody is given who did not ask for it.
+
+    Between this look and the server's start lie seconds. A port of those that the kernel gives to outgoing connections
+    and to who binds to port 0 (gloo: several a rank) may be gone by then, so it is one below them, where there are
+    enough.
+    """
+    chosen = range(_FIRST_CHOSEN, _first_of_kernel())
+    for port in random.SystemRandom().sample(chosen, min(_CHOICES, len(chosen))):
+        if port_is_free(port):
+            return port
     with _socket(None) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def _first_of_kernel() -> int:
+    """The first port that the kernel gives away by itself (ip(7)), 0 where nobody knows."""
+    try:
+        return int(_RANGE_OF_KERNEL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def reachable(host: str, port: int = 443, timeout_s: float = 3.0) -> bool:

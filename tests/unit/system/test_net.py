@@ -23,6 +23,24 @@ def test_free_port_can_be_had():
         assert not net.port_is_free(port)
 
 
+def test_a_free_port_is_none_that_the_kernel_gives_away(monkeypatch, tmp_path):
+    """Else whoever connects to something, or binds to port 0, could be given it before its server has started."""
+    (tmp_path / "range").write_text("20002\t60999\n")
+    monkeypatch.setattr(net, "_RANGE_OF_KERNEL", tmp_path / "range")
+    monkeypatch.setattr(net, "port_is_free", {20001, 20002}.__contains__)
+    assert net.free_port() == 20001
+    monkeypatch.setattr(net, "port_is_free", set().__contains__)
+    assert net.free_port() > 0
+
+
+@pytest.mark.parametrize("said", ["1024\t65535\n", "", None])
+def test_a_free_port_where_the_kernel_leaves_none_out_or_says_nothing(said, monkeypatch, tmp_path):
+    if said is not None:
+        (tmp_path / "range").write_text(said)
+    monkeypatch.setattr(net, "_RANGE_OF_KERNEL", tmp_path / "range")
+    assert net.port_is_free(net.free_port())
+
+
 def test_a_listener_on_one_address_takes_the_port(taken):
     assert not net.port_is_free(taken)
     assert not net.port_is_free(taken, "127.0.0.1")
