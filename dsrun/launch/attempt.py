@@ -131,7 +131,7 @@ class Attempt:
             if code is not None:
                 self._read_wish_in(code)
                 return code
-            if self._failed() or self._must_end(agent):
+            if self._failed(agent) or self._must_end(agent):
                 return None
             self._well = time.monotonic()
             time.sleep(LOOK_S)
@@ -165,14 +165,17 @@ class Attempt:
         if status in _TOLD and self._told_at is None:
             self._wishes.ask(signal.Signals(-status).name)
 
-    def _failed(self) -> bool:
+    def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
         if self._hang is not None:
             return True
         if self._told_at is not None or self._wishes.stop():
             return False
+        pid = agent.pid()
+        # Its ranks die with it, and who has forked it may need a moment to say so.
+        patience = _UNREPORTED_S if pid is None or guard.lives(pid) else AGENT_S
         now = time.monotonic()
-        unreported = any(now - since > _UNREPORTED_S for since in self._missing.values())
+        unreported = any(now - since > patience for since in self._missing.values())
         return unreported or any(self._ended.values())
 
     def _must_end(self, agent: Agent) -> bool:
