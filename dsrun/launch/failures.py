@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import EXIT_TOOL_FAILED
-from dsrun.launch.policy import Failure
+from dsrun.launch.policy import CONFIGURATION, Failure
 from dsrun.launch.watch import Hang
 
 INTERRUPTED_FILE = "interrupted.json"
@@ -53,6 +53,21 @@ def first_failure(
     if not known and not only_expected:
         known = failures
     return known[0] if known else None
+
+
+def first_of_nodes(failures: Sequence[Failure]) -> Failure | None:
+    """Of one failure a node, in the order of the nodes, the one that began it; None where there is none.
+
+    A node can see that its ranks have lost their peers before the peers' node sees what happened to them. A lost node
+    comes after those with a cause, for its peers may know better what happened to it, and before those without.
+    """
+
+    def known(failure: Failure) -> int:
+        if failure.exit_code in CONFIGURATION:
+            return 2
+        return 0 if failure.cause in _UNTOLD else 1 if failure.cause == "node_lost" else 2
+
+    return max(failures, key=known, default=None)
 
 
 def exit_code_of(folder: Path, rank: int) -> int | None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -39,7 +39,7 @@ from dsrun.launch.agent import (
 from dsrun.launch.agent_process import TORCH_SIGNALS
 from dsrun.launch.attempt import Attempt, End, Surroundings
 from dsrun.launch.council import Council, Ended
-from dsrun.launch.failures import explain
+from dsrun.launch.failures import explain, first_of_nodes
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.ledger import Ledger
 from dsrun.launch.policy import CONFIGURATION, Decision, Failure, decide, shrink
@@ -185,7 +185,7 @@ class _Supervision:
     def _decide(self, ended: list[Ended]) -> Decision:
         """On the first node: what all nodes do next."""
         remedy = self._ledger.remedy()
-        failure = next((each.failure for each in _blame(ended) if each.failure), None)
+        failure = first_of_nodes([each.failure for each in ended if each.failure])
         if failure is None:
             told = any(each.interrupted for each in ended)
             code = EXIT_RESUME if told else 0
@@ -244,12 +244,6 @@ class _Supervision:
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
         return f"told to stop by {name or SOMEBODY}: {what}; {again} goes on from there"
-
-
-def _blame(ended: Sequence[Ended]) -> list[Ended]:
-    """Those who failed, a lost node last: its peers may know better what happened to it."""
-    failed = [each for each in ended if each.failure]
-    return sorted(failed, key=lambda each: each.failure is not None and each.failure.cause == "node_lost")
 
 
 def _classify(text: str, exit_code: int | None) -> str:

@@ -7,7 +7,16 @@ import signal
 
 import pytest
 
-from dsrun.launch.failures import Remains, exit_code_of, explain, first_failure, interruption, trace_of
+from dsrun.launch.failures import (
+    Remains,
+    exit_code_of,
+    explain,
+    first_failure,
+    first_of_nodes,
+    interruption,
+    trace_of,
+)
+from dsrun.launch.policy import Failure
 from dsrun.launch.watch import Hang
 
 TRACEBACK = """\
@@ -179,3 +188,25 @@ def test_ranks_that_left_as_told(tmp_path):
     assert interruption(tmp_path) is None
     (tmp_path / "interrupted.json").write_text('{"step": 5, "path": "checkpoint-5"}')
     assert interruption(tmp_path) == {"step": 5, "path": "checkpoint-5"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "begun"),
+    [
+        (Failure(cause=""), Failure(cause="rank_killed", node=1), 1),
+        (Failure(cause="nccl_network"), Failure(cause="node_lost", node=1), 1),
+        (Failure(cause=""), Failure(cause="node_lost", node=1), 1),
+        (Failure(cause="node_lost"), Failure(cause="rank_killed", node=1), 1),
+        (Failure(cause="node_lost"), Failure(cause="nccl_timeout", node=1), 0),
+        (Failure(cause="node_lost"), Failure(cause="", exit_code=2, node=1), 1),
+        (Failure(cause="rank_killed"), Failure(cause="rank_hung", node=1), 0),
+        (Failure(cause=""), Failure(cause="", node=1), 0),
+    ],
+)
+def test_of_several_nodes_the_one_that_only_lost_its_peers_comes_last(first, second, begun):
+    """However early: its supervisor may be the first to look."""
+    assert first_of_nodes([first, second]) == (first, second)[begun]
+
+
+def test_without_a_failure_none_is_first():
+    assert first_of_nodes([]) is None
