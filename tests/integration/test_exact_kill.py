@@ -13,13 +13,14 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.records import read_records
 from dsrun.runs.samples import ledgers, steps
+from tests.faults.hold import Hold
 from tests.faults.oracle import curve, findings
 from tests.integration.conftest import SHORT, dsrun
 from tests.integration.test_training import wait_for
 
 pytestmark = pytest.mark.train
 
-SAMPLES, STEPS = 53, 60
+SAMPLES, STEPS = 53, 30
 
 
 def test_a_killed_run_goes_on_and_loses_nothing(tiny, pairs, tmp_path):
@@ -27,11 +28,15 @@ def test_a_killed_run_goes_on_and_loses_nothing(tiny, pairs, tmp_path):
         "--model", tiny["t5"], "--from-scratch", "--model-config", "dropout_rate=0.1", "--zero", "2", "--nproc", "2",
         "--train-file", pairs["train"], *SHORT, "--gradient-accumulation-steps", "2", "--dataloader-num-workers", "1",
         "--max-steps", STEPS, "--save-steps", "7", "--max-restarts", "0", "--sample-ledger",
+        "--hang-timeout", "0",
     ]  # fmt: skip
     whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     dsrun(*flags, output=whole.path).ok()
     argv = [sys.executable, "-m", "dsrun", "train", *map(str, flags), "--output", str(run.path)]
-    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+    # Two micro batches a step: in the eleventh.
+    hold = Hold(tmp_path, "forward", call=21)
+    env = {**os.environ, **hold.env}
+    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: complete_checkpoints(run) and max(curve(run.path), default=0) > 9, seconds=300)
         # Of rank 0, which writes the events.
         os.kill(read_records(run.events)[0]["pid"], signal.SIGKILL)

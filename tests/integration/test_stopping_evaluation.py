@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from dsrun.launch.agent import ATTEMPT_VARIABLE
 from dsrun.launch.command import agent_argv, worker_environment
 from dsrun.launch.topology import Topology
 from dsrun.runs.folder import RunFolder
@@ -19,6 +19,7 @@ from dsrun.runs.heartbeat import read_beats
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
+from tests.faults.hold import Hold
 from tests.integration.conftest import SHORT
 
 pytestmark = pytest.mark.train
@@ -30,7 +31,7 @@ TOLD_AT = 2
 class Group:
     """Two ranks under torch.distributed.run, with the variables that a supervisor sets."""
 
-    def __init__(self, scratch: Path, output: Path, *args: str) -> None:
+    def __init__(self, scratch: Path, output: Path, *args: str, hold: Hold | None = None) -> None:
         scratch.mkdir()
         self.beats = scratch / "beats"
         self.failures = scratch
@@ -43,28 +44,22 @@ class Group:
             "DSRUN_HEARTBEAT": str(self.beats),
             "DSRUN_FAILURES": str(scratch),
             "DSRUN_STOP_FILE": str(scratch / "stop"),
+            ATTEMPT_VARIABLE: "0",
+            **(hold.env if hold else {}),
         }
         env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         self.agent = subprocess.Popen(
             argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
 
-    def wait_for(self, phase: str, *, step: int, more_beats: int = 3) -> int:
-        """The pid of rank 1 when it has given some signs of life in this phase."""
-        deadline = time.monotonic() + 150
-        first = None
-        while time.monotonic() < deadline and self.agent.poll() is None:
-            beat = read_beats(self.beats).get(1)
-            if beat and beat.phase == phase and beat.step == step:
-                first = beat.beats if first is None else first
-                if beat.beats - first >= more_beats:
-                    return beat.pid
-            time.sleep(0.01)
-        self.agent.kill()
-        raise AssertionError(f"rank 1 was never {phase}: {self.agent.communicate()[1]}")
+    def at(self, phase: str, *, step: int) -> int:
+        """The pid of rank 1, which is in this phase after this step."""
+        beat = read_beats(self.beats)[1]
+        assert (beat.phase, beat.step) == (phase, step)
+        return beat.pid
 
     def end(self) -> str:
-        said = self.agent.communicate(timeout=150)[1]
+        said = self.agent.communicate(timeout=300)[1]
         assert self.agent.returncode == 0, said
         return said
 
@@ -83,7 +78,7 @@ def best(folder):
 @pytest.mark.parametrize("phase", ["generating"])
 def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path):
     many = tmp_path / "validation.jsonl"
-    many.write_text(Path(pairs["validation"]).read_text() * 20)
+    many.write_text(Path(pairs["validation"]).read_text() * 4)
     flags = [
         "--model", tiny["t5"], "--zero", "0", "--train-file", pairs["train"], "--validation-file", str(many), *SHORT,
         "--max-steps", "4", "--eval_strategy", "steps", "--eval_steps", "2", "--per_device_eval_batch_size", "1",
@@ -92,8 +87,11 @@ def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path)
     whole, folder = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     Group(tmp_path / "a", whole.path, *flags).end()
 
-    told = Group(tmp_path / "b", folder.path, *flags)
-    os.kill(told.wait_for(phase, step=TOLD_AT), signal.SIGTERM)
+    hold = Hold(tmp_path, phase, call=5)
+    told = Group(tmp_path / "b", folder.path, *flags, hold=hold)
+    hold.wait()
+    os.kill(told.at(phase, step=TOLD_AT), signal.SIGTERM)
+    hold.release()
     assert f"saved checkpoint-{TOLD_AT} and left" in told.end()
     assert json.loads((told.failures / "interrupted.json").read_text()) == {
         "step": TOLD_AT,
@@ -116,12 +114,15 @@ def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path)
 
 def test_an_evaluation_alone_is_left_too(tiny, pairs, tmp_path):
     many = tmp_path / "validation.jsonl"
-    many.write_text(Path(pairs["validation"]).read_text() * 20)
+    many.write_text(Path(pairs["validation"]).read_text() * 4)
     folder = RunFolder(tmp_path / "run")
     flags = ["--model", tiny["llama"], "--validation-file", str(many), "--do_eval", *SHORT]
     flags += ["--per_device_eval_batch_size", "1"]
-    told = Group(tmp_path / "a", folder.path, *flags)
-    os.kill(told.wait_for("evaluating", step=0), signal.SIGTERM)
+    hold = Hold(tmp_path, "evaluating", call=5)
+    told = Group(tmp_path / "a", folder.path, *flags, hold=hold)
+    hold.wait()
+    os.kill(told.at("evaluating", step=0), signal.SIGTERM)
+    hold.release()
     assert "told to stop: left the evaluation" in told.end()
     assert json.loads((told.failures / "interrupted.json").read_text()) == {"step": 0, "path": None}
     assert not metrics(folder)

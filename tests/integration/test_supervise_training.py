@@ -13,13 +13,16 @@ import pytest
 from dsrun.launch.guard import members
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
+from tests.faults.hold import Hold
 from tests.integration.conftest import SHORT, dsrun
-from tests.processes import alive, below, by_name
+from tests.processes import below, by_name, left_of
 
 pytestmark = pytest.mark.train
 
-STEPS = 150
+STEPS = 50
 PATIENCE_S = 300
+# What torch or gloo would notice by itself comes after half a minute or later.
+SOON_S = 10
 
 
 class Training:
@@ -63,22 +66,26 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     flags = [
         *("--model", tiny["llama"], "--train-file", pairs["train"], "--validation-split-percentage", "0"),
         *("--zero", "2", "--nproc", "2", *SHORT, "--max-steps", str(STEPS), "--save-every", "10"),
+        *("--hang-timeout", "0"),
     ]
     whole = dsrun(*flags, output=tmp_path / "whole").ok()
 
     job = {"SLURM_JOB_ID": "4711"}
-    run = Training(tmp_path / "run", *flags, env=job)
+    # Each attempt waits in its sixteenth step until it is killed.
+    hold = Hold(tmp_path, "forward", call=16)
+    run = Training(tmp_path / "run", *flags, env=job | hold.env)
     run.at_step(15, attempt=0)
     family = run.processes()
     mark = family["rank-1"].environ()["DSRUN_FAMILY"].rpartition("/")[2]
     assert family["rank-0"].ppid() == family["rank-1"].ppid() == family["pt_elastic"].pid
     assert family["pt_elastic"].ppid() == family["dsrun-warm"].pid
     family["rank-1"].kill()
-    run.at_step(30, attempt=1)
+    run.at_step(25, attempt=1)
     assert run.processes()["dsrun-warm"].pid == family["dsrun-warm"].pid
     run.processes()["dsrun-warm"].kill()
-    run.at_step(60, attempt=2)
+    run.at_step(35, attempt=2)
     run.processes()["rank-0"].send_signal(signal.SIGTERM)
+    hold.release()
     _, said = run.process.communicate(timeout=PATIENCE_S)
 
     assert run.process.returncode == 75, said
@@ -89,8 +96,8 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     killed, orphaned = (event for event in run.events("failure") if "attempt" in event)
     assert (killed["cause"], killed["rank"], killed["exit_code"]) == ("rank_killed", 1, -9)
     assert (orphaned["cause"], orphaned["exit_code"]) == ("agent_killed", -9)
-    assert killed["seconds"] < 1
-    assert orphaned["seconds"] < 1
+    assert killed["seconds"] < SOON_S
+    assert orphaned["seconds"] < SOON_S
     stopped_at = max(run.steps())
     assert run.folder.checkpoint(stopped_at).is_dir()
     assert not run.folder.finished.exists()
@@ -130,11 +137,9 @@ def test_killed_before_its_first_save_it_goes_back_to_the_checkpoint_it_was_give
 
 def test_told_before_training_it_leaves_nothing_and_at_once(tiny, pairs, tmp_path):
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", *SHORT]
-    run = Training(tmp_path / "run", *flags)
-    deadline = time.monotonic() + PATIENCE_S
-    while not {"rank-0", "rank-1"} & set(run.processes()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    hold = Hold(tmp_path, "import", rank=None)
+    run = Training(tmp_path / "run", *flags, env=hold.env)
+    hold.wait()
     run.process.send_signal(signal.SIGTERM)
     _, said = run.process.communicate(timeout=PATIENCE_S)
     assert run.process.returncode == 75, said
@@ -154,13 +159,10 @@ def test_a_mistake_that_only_the_workers_see_is_no_reason_to_start_again(tiny, t
 
 def test_without_the_warm_process_the_ranks_are_started_by_torch(tiny, pairs, tmp_path):
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", "--no-warm", *SHORT]
-    run = Training(tmp_path / "run", *flags, "--max-steps", "2000", "--save-every", "1000")
+    run = Training(tmp_path / "run", *flags, "--max-steps", "100000", "--save-every", "50000")
     run.at_step(2, attempt=0)
     ranks = below(run.process.pid, "-u", "-m", "dsrun.train")
     assert sorted(each.environ()["RANK"] for each in ranks) == ["0", "1"]
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.communicate()
-    deadline = time.monotonic() + 5
-    while any(map(alive, ranks)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert not left_of(ranks, PATIENCE_S)

@@ -62,7 +62,9 @@ class Fault:
         if self.marker is None:
             return True
         try:
-            os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            # $DSRUN_ATTEMPT in it makes it one of each attempt.
+            marker = os.path.expandvars(self.marker)
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return False
         return True
@@ -78,6 +80,10 @@ class Fault:
                 "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: "
                 "you tried to allocate 2199023255552 bytes. Error code 12 (Cannot allocate memory)"
             )
+        if kind == "hold":
+            while not os.path.exists(target):
+                time.sleep(0.02)
+            return
         if kind == "loader":
             end_loader()
             return
