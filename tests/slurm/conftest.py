@@ -25,8 +25,8 @@ PARTITIONS = (
     "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF",
     "PartitionName=brief Nodes=ALL MaxTime=10",
 )
-STEPS = 30
-"""Of a run that is to be interrupted; long enough for a look at it every tenth of a second."""
+STEPS = 60
+"""Of a run that is to be interrupted; long enough to look at it, and for a look at all machines, on two busy cores."""
 
 
 @pytest.fixture(scope="session")

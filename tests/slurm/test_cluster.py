@@ -50,7 +50,7 @@ def test_finished_jobs_are_in_the_database(accounting):
     columns = "--format=JobName%30,State,AllocTRES%80"
     said = ""
     # The controller tells the database when it finds the time.
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while "COMPLETED" not in said and time.monotonic() < end:
         time.sleep(0.2)
         said = ada.run("sacct", "--noheader", "--parsable2", "--allocations", columns).stdout
