@@ -16,6 +16,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D
 
+from dsrun.train.own_code import one_at_a_time
+
 
 def build(folder: str) -> Any:
     """The model of `folder`'s config, without storage behind its tensors."""
@@ -25,7 +27,7 @@ def build(folder: str) -> Any:
 def without_storage(config: Any, *, trust_remote_code: bool = False) -> Any:
     """The model of a config, with tensors that have a shape and nothing behind it."""
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):
+    with one_at_a_time(trust_remote_code), torch.device("meta"):
         return auto.from_config(config, trust_remote_code=trust_remote_code)
 
 

@@ -20,6 +20,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train import hub
+from dsrun.train.own_code import OwnCode, one_at_a_time, reference_in
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ def load_config(spec: TrainSpec) -> Any:
             raise UsageError(f"--model-type {spec.model_type} is no architecture transformers knows")
         config = CONFIG_MAPPING[spec.model_type]()
     else:
-        config = _from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
+        with one_at_a_time(spec.trust_remote_code):
+            config = _from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
     overrides = list(spec.model_config)
     overrides += (spec.config_overrides or "").split(",") if spec.config_overrides else []
     for item in overrides:
@@ -78,7 +80,8 @@ def load_tokenizer(spec: TrainSpec) -> Any:
     if name is None:
         raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
     options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
-    return _from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
+    with one_at_a_time(spec.trust_remote_code):
+        return _from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
 
 
 def build(spec: TrainSpec, config: Any, task: Task) -> Any:
@@ -88,6 +91,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
     Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where
     small updates are rounded away.
     """
+    _put_code_in_place(spec, config, AUTO_CLASS[task])
     options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
     if spec.attn_implementation:
         options["attn_implementation"] = spec.attn_implementation
@@ -100,6 +104,16 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
     model.config.use_cache = False
     return model
+
+
+def _put_code_in_place(spec: TrainSpec, config: Any, auto_class: type) -> None:
+    """Load the model's own code, where it has any, before the model: under ZeRO-3 all ranks load that together, so that
+    none may wait for another then."""
+    reference = reference_in(config, auto_class)
+    if spec.trust_remote_code and reference:
+        name = config.name_or_path if spec.from_scratch else spec.model
+        with one_at_a_time(True):
+            _from_hub(OwnCode, name or config.name_or_path, "model", spec, reference=reference)
 
 
 def fit_embeddings(model: Any, tokenizer: Any) -> str | None:

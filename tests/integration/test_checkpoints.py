@@ -50,7 +50,7 @@ def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs
             worker = by_name(process.pid)[f"rank-{rank}"]
             _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (100_000, hard))
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 1

@@ -37,7 +37,7 @@ def test_a_killed_run_goes_on_and_loses_nothing(tiny, pairs, tmp_path):
     hold = Hold(tmp_path, "forward", call=21)
     env = {**os.environ, **hold.env}
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: complete_checkpoints(run) and max(curve(run.path), default=0) > 9, seconds=300)
+        wait_for(lambda: complete_checkpoints(run) and max(curve(run.path), default=0) > 9)
         # Of rank 0, which writes the events.
         os.kill(read_records(run.events)[0]["pid"], signal.SIGKILL)
         assert process.wait(120) != 0

@@ -62,7 +62,7 @@ def test_a_dead_loader_ends_the_rank_with_a_word_about_it(tiny, pairs, tmp_path)
     with worker(endless(tiny, pairs), tmp_path) as rank:
         loaders = children_of(rank, 2, when=lambda: metrics.exists() and metrics.stat().st_size > 0)
         loaders[0].send_signal(signal.SIGKILL)
-        said, _ = rank.communicate(timeout=120)
+        said, _ = rank.communicate(timeout=300)
     assert rank.returncode not in (0, None)
     failure = json.loads((tmp_path / "rank-0.json").read_text())
     assert "DataLoader worker" in failure["message"], f"{failure} {said}"
@@ -88,7 +88,7 @@ def test_tokenising_ends_at_once_with_all_its_processes(signum, tiny, tmp_path):
         children = children_of(rank, 3)
         time.sleep(0.3)
         rank.send_signal(signum)
-        rank.communicate(timeout=10)
+        rank.communicate(timeout=300)
         assert not left_of(children)
     if signum != signal.SIGKILL:
         assert rank.returncode == 0

@@ -85,7 +85,7 @@ def test_a_signal_before_training_ends_the_worker_without_a_failure(tmp_path):
     with subprocess.Popen(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as worker:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not (tmp_path / "run" / "console.log").exists():
             time.sleep(0.05)
         worker.send_signal(signal.SIGUSR1)

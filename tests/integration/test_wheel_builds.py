@@ -21,7 +21,7 @@ from tests.integration.builder import Builder, small
 from tests.integration.wheel_sources import tiny_tree
 from tests.processes import alive
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 @pytest.fixture(scope="session")
