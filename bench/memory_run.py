@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.ending import end
 from dsrun.train import engine as engines
 from dsrun.train.loss import summed_cross_entropy
 from dsrun.train.model import add_lora
@@ -115,3 +116,5 @@ def step(engine: Any, case: dict[str, Any], world: World) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    # As a rank of dsrun ends: gloo's threads may still hold a tensor, and Python would abort when they let go of it.
+    end(0)

@@ -24,7 +24,7 @@ from pathlib import Path
 from dsrun.system.net import free_port
 
 RANKS = 2
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 
 
 @dataclass

@@ -80,8 +80,9 @@ def slurm_conf(options: Options, root: Path) -> str:
             "SlurmUser=root",
             "AuthType=auth/munge",
             "CredType=cred/munge",
-            # A requeued job waits until its old credential has expired, two minutes unless told.
-            f"AuthInfo=socket={root}/run/munge.sock,cred_expire=5",
+            # A requeued job waits until its old credential has expired, two minutes unless told. A busy machine needs
+            # seconds from the making of a credential to its use.
+            f"AuthInfo=socket={root}/run/munge.sock,cred_expire=10",
             f"StateSaveLocation={root}/state",
             f"SlurmdSpoolDir={root}/spool/%n",
             f"SlurmctldPidFile={root}/run/slurmctld.pid",

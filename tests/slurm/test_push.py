@@ -34,12 +34,12 @@ def test_four_nodes_get_the_wheel(ada, place, cluster):
         PYTHON,
         "--to",
         "/tmp/wheels",
-        # Many steps at once on few cores outlive the five seconds that this cluster's credentials hold.
+        # Many steps at once on few cores outlive the seconds that this cluster's credentials hold.
         "--at-once",
         "1",
     ]
     (place / "job.sh").write_text(
-        # A node that other tests have switched off and on may answer its first step later than the five seconds that
+        # A node that other tests have switched off and on may answer its first step later than the seconds that
         # this cluster's credentials hold.
         "for attempt in 1 2 3 4 5 6; do srun true && break; sleep 5; done\n"
         f"srun --export=ALL sh -c {shlex.quote(ENVIRONMENT)} && {shlex.join([*words, '--format', 'json'])}\n"
