@@ -7,7 +7,7 @@ moment, and one would import what another has just emptied to write it again: a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ LOCK = ".dsrun.lock"
 
 @contextmanager
 def one_at_a_time(trusted: bool) -> Iterator[None]:
-    """Nobody else on this machine copies code in here; without `trusted` there is none to copy."""
-    if not trusted:
-        yield
-        return
-    folder = Path(dynamic_module_utils.HF_MODULES_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / LOCK):
+    """Nobody else on this machine copies code in here; without `trusted` there is none to copy.
+
+    Where nothing can be written there is no lock, and no need of one: the code is in its place, or transformers fails.
+    """
+    with ExitStack() as stack:
+        if trusted:
+            folder = Path(dynamic_module_utils.HF_MODULES_CACHE)
+            with suppress(OSError, NotImplementedError):  # the latter from a file system without locks
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(folder / LOCK))
         yield
 
 

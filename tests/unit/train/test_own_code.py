@@ -11,7 +11,7 @@ from transformers import dynamic_module_utils
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train import model as models
-from dsrun.train.own_code import LOCK
+from dsrun.train.own_code import LOCK, one_at_a_time
 from tests.integration.poison import poisoned_model
 
 
@@ -37,4 +37,11 @@ def test_code_is_copied_by_one_process_at_a_time(from_scratch, tmp_path, monkeyp
     assert type(models.build(spec, config, "causal-lm")).__name__ == "PoisonedLlama"
     assert copied == ["poison.py"]
     with FileLock(folder / LOCK, timeout=0):
+        pass
+
+
+def test_where_nothing_can_be_written_nobody_waits(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "file" / "modules"))
+    with one_at_a_time(True):
         pass
