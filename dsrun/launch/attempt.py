@@ -33,7 +33,7 @@ SILENT_PATIENCE_S = 600.0
 """Programs without signs of life have so long to save when they are told to stop."""
 INTERRUPT_S = 2.0
 AGENT_S = 5.0
-# The agent looks at its ranks every 0.1 s; a rank that is gone for longer without a word of it is news of its own.
+# The agent looks at its ranks every 0.1 s; a rank that has failed longer ago without a word of it is news of its own.
 _UNREPORTED_S = 0.5
 _TOLD = (-signal.SIGTERM, -signal.SIGUSR1)
 
@@ -90,6 +90,7 @@ class Attempt:
         self._pids: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._missing: dict[int, float] = {}
+        self._codes: dict[int, int] = {}
         self._told: set[int] = set()
         self._told_at: float | None = None
         self._interrupted_at: float | None = None
@@ -152,6 +153,8 @@ class Attempt:
         # the agent yet.
         gone = [rank for rank in states if not guard.lives(self._pids[rank])]
         self._missing = {rank: self._missing.get(rank, now) for rank in gone}
+        codes = {rank: guard.exit_code(self._pids[rank]) for rank in gone}
+        self._codes |= {rank: code for rank, code in codes.items() if code is not None}
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
         self._hang = self._watch.look(beats, living, now)
@@ -171,12 +174,18 @@ class Attempt:
             return True
         if self._told_at is not None or self._wishes.stop():
             return False
-        pid = agent.pid()
+        return self._unreported(agent) or any(self._ended.values())
+
+    def _unreported(self, agent: Agent) -> bool:
+        """Whether a rank is gone of which the agent should have said so, or how, by now."""
+        pid, now = agent.pid(), time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to say so.
-        patience = _UNREPORTED_S if pid is None or guard.lives(pid) else AGENT_S
-        now = time.monotonic()
-        unreported = any(now - since > patience for since in self._missing.values())
-        return unreported or any(self._ended.values())
+        alive = pid is None or guard.lives(pid)
+        # A rank that ended well, or nobody knows how, is no failure yet: its agent may be kept from the processor.
+        patience = {
+            rank: _UNREPORTED_S if alive and self._codes.get(rank) else AGENT_S for rank in self._missing
+        }
+        return any(now - since > patience[rank] for rank, since in self._missing.items())
 
     def _must_end(self, agent: Agent) -> bool:
         """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
@@ -267,9 +276,10 @@ class Attempt:
         left = told and (self.job.foreign or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
-                # Gone, and the agent has not said how (yet; or it is itself stopped). Without its own word, a guess.
+                # Gone, and the agent has not said how (yet; or it is itself stopped). Without a word, a guess.
                 told_code = exit_code_of(self._folder / "failures", rank)
-                self._ended.setdefault(rank, -signal.SIGKILL if told_code is None else told_code)
+                found = self._codes.get(rank) if told_code is None else told_code
+                self._ended.setdefault(rank, found or -signal.SIGKILL)
         remains = Remains(
             failures=self._folder / "failures",
             log=self._log,

@@ -19,6 +19,8 @@ from pathlib import Path
 # Inherited by every descendant; proc.FAMILY_VARIABLE, which cannot be imported here.
 VARIABLE = b"DSRUN_FAMILY="
 _PROC = Path("/proc")
+# The 52nd value of stat in proc(5), counted from the third, which follows the name.
+_EXIT_CODE = 49
 _LOOK_S = 0.02
 # A member that forks between the look and the shot is met in a later round.
 _QUIET_ROUNDS = 3
@@ -52,6 +54,18 @@ def state_and_parent(pid: int) -> tuple[str, int]:
         return fields[0].decode(), int(fields[1])
     except (OSError, IndexError, ValueError):
         return "", 0
+
+
+def exit_code(pid: int) -> int | None:
+    """How `pid` ended (negative: a signal), as long as its parent has not asked; None where nobody can tell any more.
+
+    The kernel shows it to the same user; others would read 0.
+    """
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields[0] == b"Z" else None
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def threads(pid: int) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import time
 from pathlib import Path
+
+import pytest
 
 from dsrun.launch import attempt, guard
 from dsrun.launch.attempt import Attempt, Surroundings
@@ -53,37 +57,76 @@ def test_two_signals_end_the_wait_for_a_process_that_cannot_be_killed(tmp_path, 
     assert len(waits) == 3
 
 
-class KilledAgent:
-    """One that was killed, and its only rank with it, of which the answer comes at the fifth look."""
+class SlowAgent:
+    """One of whose end the answer comes at the fifth look."""
 
-    def __init__(self, pid):
+    def __init__(self, pid, code):
         self.looks = 0
         self._pid = pid
+        self._code = code
 
     def pid(self):
         return self._pid
 
     def poll(self):
         self.looks += 1
-        return -signal.SIGKILL if self.looks > 4 else None
+        return self._code if self.looks > 4 else None
 
 
-def test_the_death_of_an_agent_is_no_death_of_its_ranks(tmp_path, monkeypatch):
-    """However long its parent, which has forked it, takes to say so."""
+class OneRank(Starter):
+    """Starts `agent`, whose only rank has the process id `pid`; how it ended the agent does not say."""
+
+    def __init__(self, agent, pid):
+        self._agent = agent
+        self._pid = pid
+
+    def start(self, argv, env, *, ranks):
+        news = {"rank": 0, "pid": self._pid, "status": None}
+        Path(env[RANKS_VARIABLE]).write_text(json.dumps(news) + "\n")
+        return self._agent
+
+
+@pytest.fixture
+def attempted(tmp_path, monkeypatch):
+    """Make an attempt with these and no patience with agents; its end, and the failure it was."""
     monkeypatch.setattr(attempt, "_UNREPORTED_S", 0.0)
+
+    def make(agent, pid):
+        around = surroundings(tmp_path, Wishes(tmp_path / "stop", lambda name: None))
+        end = Attempt(around, 0).run(OneRank(agent, pid), {}, 29500)
+        return end, explain(end.remains, lambda text, code: "")
+
+    return make
+
+
+def test_the_death_of_an_agent_is_no_death_of_its_ranks(attempted):
+    """However long its parent, which has forked it, takes to say so."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-
-    class Killed(Starter):
-        def start(self, argv, env, *, ranks):
-            news = {"rank": 0, "pid": gone.pid, "status": None}
-            Path(env[RANKS_VARIABLE]).write_text(json.dumps(news) + "\n")
-            return KilledAgent(gone.pid)
-
-    around = surroundings(tmp_path, Wishes(tmp_path / "stop", lambda name: None))
-    end = Attempt(around, 0).run(Killed(), {}, 29500)
-    failure = explain(end.remains, lambda text, code: "")
+    _, failure = attempted(SlowAgent(gone.pid, -signal.SIGKILL), gone.pid)
     assert (failure.cause, failure.rank, failure.exit_code) == ("agent_killed", None, -signal.SIGKILL)
+
+
+def test_a_rank_that_has_ended_well_has_not_failed_because_its_agent_is_slow_to_say_so(attempted):
+    """Half a second without the processor, at the end of a run, was a failure and a restart."""
+    with subprocess.Popen(["true"]) as rank:
+        until_zombie(rank.pid)
+        end, _ = attempted(SlowAgent(os.getpid(), 0), rank.pid)
+        assert end.ok
+
+
+def test_how_a_rank_has_failed_is_known_without_its_agent(attempted):
+    with subprocess.Popen(["sh", "-c", "exit 3"]) as rank:
+        until_zombie(rank.pid)
+        _, failure = attempted(SlowAgent(os.getpid(), None), rank.pid)
+        assert (failure.rank, failure.exit_code) == (0, 3)
+
+
+def until_zombie(pid):
+    deadline = time.monotonic() + 60
+    while guard.state_and_parent(pid)[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def surroundings(folder, wishes):
