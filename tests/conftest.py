@@ -1,0 +1,21 @@
+"""How hypothesis looks for examples, the same for all tests."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# A machine that is busy for a moment must not fail a property: neither by the 200 ms that an example may take, nor by
+# the second in which the first ten are to be made. The examples follow from the test, so that whoever breaks a property
+# is told, and not whoever comes by later.
+settings.register_profile(
+    "always", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+# To look for rarer ones by hand: --hypothesis-profile=far
+settings.register_profile(
+    "far",
+    deadline=None,
+    derandomize=False,
+    max_examples=20_000,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("always")
