@@ -235,9 +235,10 @@ class Leader(Exchange):
     def look(self) -> None:
         stop = self.stop_asked()
         if stop and self._told != stop:
-            self._told = stop
             for member in list(self._members.values()):
                 self.post(member.wire, {"stop": stop})
+            # Not before: both threads come here, and `close` must not say good-bye to whom the other has yet to tell.
+            self._told = stop
 
     def _member(self, wire: Wire) -> Member | None:
         return next((each for each in list(self._members.values()) if each.wire is wire), None)

@@ -14,11 +14,12 @@ from dsrun.launch.follower import Seat, join
 from dsrun.launch.leader import Leader
 from dsrun.launch.policy import Decision, Failure, Remedy
 from dsrun.launch.wire import listen
-from dsrun.system.net import free_port
+from tests.ports import free_ports
 
 KEY = shared_key(run="test", secret="word")
 FAILED = Failure(cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=7)
 NEVER = 1e9
+PATIENCE_S = 120.0
 
 # A node of its own: says when it takes part, and then what it is told.
 NODE = """
@@ -48,7 +49,7 @@ def stop(code=3):
 
 
 def until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
@@ -59,15 +60,15 @@ class Town:
 
     def __init__(self):
         self.host = "127.0.0.1"
-        self.port = free_port()
+        self.port = free_ports()
         self.councils = []
         self.children = []
 
     def leader(self, nodes, **options):
-        options = {"facts": {"output": "runs/x"}, "patience_s": 20.0, **options}
+        options = {"facts": {"output": "runs/x"}, "patience_s": PATIENCE_S, **options}
         return self._kept(Leader(listen(self.host, self.port), nodes, KEY, **options))
 
-    def follower(self, node, nodes, *, key=KEY, patience_s=20.0):
+    def follower(self, node, nodes, *, key=KEY, patience_s=PATIENCE_S):
         seat = Seat(node=node, nodes=nodes, name=f"machine-{node}", key=key)
         return self._kept(join(self.host, self.port, seat, patience_s=patience_s))
 
