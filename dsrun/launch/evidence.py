@@ -89,26 +89,41 @@ def _spy(folder: Path, pids: Mapping[int, int]) -> set[int]:
 
 def _ask(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:
     """Have the ranks write their stacks into their logs, and copy that part of the logs."""
-    asked: dict[int, tuple[Path, int]] = {}
+    asked: dict[int, tuple[Path, int, int]] = {}
     for rank, pid in pids.items():
         log = Path(f"/proc/{pid}/fd/2")
         if rank in beats and beats[rank].answers and beats[rank].pid == pid:
             with suppress(OSError):
-                asked[rank] = (log.resolve(), log.stat().st_size)
+                asked[rank] = (log.resolve(), log.stat().st_size, _held_up(pid))
                 os.kill(pid, signal.SIGUSR2)
     deadline = time.monotonic() + STACKS_S
     while asked and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
-        for rank, (log, size) in list(asked.items()):
+        for rank, (log, size, before) in list(asked.items()):
             if state_and_parent(pids[rank])[0] in ("", "Z", "T"):  # gone, or stopped: no answer will come
                 del asked[rank]
                 continue
+            has_answered = _held_up(pids[rank]) <= before
             with suppress(OSError), log.open("rb") as file:
                 file.seek(size)
                 said = file.read()
                 if b"most recent call first" in said:
                     (folder / f"rank-{rank}.stacks.txt").write_bytes(said)
-                    del asked[rank]
+                    if has_answered:
+                        del asked[rank]
+
+
+def _held_up(pid: int) -> int:
+    """In how many places of a process SIGUSR2 waits or is held up, as it is while faulthandler answers one line by line
+    (SigPnd, ShdPnd and SigBlk of proc(5))."""
+    bit = 1 << (signal.SIGUSR2 - 1)
+    states = [Path("/proc", str(pid), "status"), *Path("/proc", str(pid), "task").glob("*/status")]
+    masks = (line.split() for state in states for line in _read(state).splitlines())
+    return sum(
+        bool(int(words[1], 16) & bit)
+        for words in masks
+        if len(words) == 2 and words[0] in ("SigPnd:", "ShdPnd:", "SigBlk:")
+    )
 
 
 def _trigger_flight_recorder(env: Mapping[str, str], pids: Mapping[int, int]) -> None:

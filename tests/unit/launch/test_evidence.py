@@ -22,6 +22,18 @@ def wait_for_the_others():
     time.sleep(300)
 wait_for_the_others()
 """
+# One that answers as faulthandler does, out of a handler of C, and is held up after the first line.
+SLOW = """
+import ctypes, os, signal, time
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def answer(signum):
+    os.write(2, b"Current thread (most recent call first):\\n")
+    time.sleep(0.5)
+    os.write(2, b"  in the_second_line\\n")
+ctypes.CDLL(None).signal(signal.SIGUSR2, answer)
+print("ready", flush=True)
+time.sleep(300)
+"""
 
 
 @pytest.fixture
@@ -29,14 +41,17 @@ def ranks(tmp_path):
     """Start a rank whose stderr is a log; returns its process id."""
     running = []
 
-    def start(rank: int) -> int:
+    def start(rank: int, code: str = RANK) -> int:
         log = (tmp_path / f"rank-{rank}.log").open("w")
         log.write("earlier words\n")
         log.flush()
-        process = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=log)
         running.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
+        # Asleep: py-spy may not understand the stack of one that is just calling and returning.
+        while state_and_parent(process.pid)[0] != "S":
+            time.sleep(0.01)
         return process.pid
 
     yield start
@@ -92,6 +107,14 @@ def test_stacks_of_those_that_answer_and_the_state_of_all(pids, tmp_path, monkey
     state = (tmp_path / "evidence" / "rank-1.proc.txt").read_text()
     assert "T (stopped)" in state
     assert "step=7" in state
+
+
+@pytest.mark.usefixtures("blind")
+def test_an_answer_is_waited_for_until_it_is_whole(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsrun.launch.evidence.STACKS_S", 600)
+    pids = {0: ranks(0, SLOW)}
+    collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
+    assert "in the_second_line" in (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
 
 
 @pytest.mark.usefixtures("blind")
