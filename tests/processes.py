@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import psutil
@@ -34,10 +35,11 @@ def by_name(pid: int) -> dict[str, psutil.Process]:
     return found
 
 
-def left_of(processes: list[psutil.Process], seconds: float = 5) -> list[psutil.Process]:
-    """Those that still run after that time, and are ended now."""
-    _, running = psutil.wait_procs(processes, timeout=seconds)
-    left = [each for each in running if alive(each)]
+def left_of(processes: list[psutil.Process], seconds: float = 60) -> list[psutil.Process]:
+    """Those that still run after that time, and are ended now. The kernel may take its time to end them."""
+    deadline = time.monotonic() + seconds
+    while (left := [each for each in processes if alive(each)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for each in left:
         with suppress(psutil.NoSuchProcess):
             each.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 
@@ -15,5 +16,7 @@ def begin(worker_id: int) -> None:
     # loader ends when the rank tells it to, or with it.
     for each in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(each, signal.SIG_IGN)
-    die_with_parent(os.getppid(), signal.SIGKILL)
+    # Not os.getppid(): the rank may have died before this process came to its first line.
+    rank = multiprocessing.parent_process()
+    die_with_parent(os.getppid() if rank is None or rank.pid is None else rank.pid, signal.SIGKILL)
     seed_worker(worker_id)

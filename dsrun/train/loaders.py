@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from dsrun.train.batches import (
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
 LOADER_TIMEOUT_SECONDS = 600
+# How long the kernel may take on a busy machine from closing the files of a process to its end.
+DEATH_SECONDS = 5
 
 
 class MicroBatch(dict[str, Any]):
@@ -46,11 +49,23 @@ class TrainingLoader(BatchLoader):
     """A loader of MicroBatches."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        for batch in super().__iter__():
+        batches = super().__iter__()
+        while (batch := self._next_of(batches)) is not None:
             if batch.epoch is None:
                 # The sampler's is that of this pass; a loader process would have to be told.
                 batch.epoch = self.batch_sampler.epoch
             yield batch
+
+    def _next_of(self, batches: Iterator[Any]) -> Any:
+        """The next batch, None at the end. Raises RuntimeError where a loader process has died."""
+        try:
+            return next(batches, None)
+        except (EOFError, OSError):
+            if self.num_workers:
+                # The connections of a process that is killed break an instant before its parent is told. In here
+                # torch's handler of SIGCHLD raises what has happened, and not in the midst of what is done about this.
+                time.sleep(DEATH_SECONDS)
+            raise
 
     def start_at(self, micro_batch: int) -> None:
         """Begin the next pass there. Nothing before it is read, save by a stream that does not know its place."""

@@ -21,7 +21,7 @@ show_stacks_in(pathlib.Path(sys.argv[1]))
 
 def stuck_in_a_collective():
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 
 stuck_in_a_collective()
 """
@@ -32,7 +32,7 @@ def test_a_stuck_process_writes_its_stacks_when_asked(tmp_path):
     with subprocess.Popen([sys.executable, "-c", STUCK, log], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGUSR2)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while "stuck_in_a_collective" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -38,4 +38,27 @@ def test_loaders_outlive_the_wish_to_stop_and_die_with_their_rank():
         for expected in range(4, 30):
             assert int(rank.stdout.readline()) == expected
         os.kill(rank.pid, signal.SIGKILL)
-    assert not left_of(loaders, seconds=10)
+    assert not left_of(loaders)
+
+
+LATE = """
+import multiprocessing, os, sys, time
+from dsrun.train import loader_worker
+
+def late(parent):
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    loader_worker.begin(0)
+    time.sleep(600)
+
+multiprocessing.get_context("fork").Process(target=late, args=(os.getpid(),)).start()
+time.sleep(600)
+"""
+
+
+def test_a_loader_that_begins_after_the_death_of_its_rank_ends_too():
+    with subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True) as rank:
+        loader = psutil.Process(int(rank.stdout.readline()))
+        os.kill(rank.pid, signal.SIGKILL)
+    assert not left_of([loader])
