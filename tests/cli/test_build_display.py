@@ -21,7 +21,10 @@ def test_bars_show_file_count_and_time_left():
         "[1/2] g++ -c csrc/adam/cpu_adam.cpp",
         "copying x",
     ]
-    with Bars(console) as bars:
+    bars = Bars(console)
+    # It draws by itself as well, ten times a second, and could do so between the steps of this test.
+    bars._progress.live.auto_refresh = False
+    with bars:
         for number, line in enumerate(lines):
             event = parse_line("cpu_adam", line)
             if event:

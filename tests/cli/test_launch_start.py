@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from dsrun.runs.records import read_records
-from dsrun.system.net import free_port
+from tests.ports import free_ports
 
 
 def test_a_node_that_never_comes_is_named_and_recorded(dsrun, here):
@@ -27,7 +27,8 @@ def test_a_node_that_never_comes_is_named_and_recorded(dsrun, here):
         "--output",
         "run",
     ]
-    done = dsrun("launch", *flags, "--master-port", str(free_port()), "--", "true")
+    # The supervisors take the port behind it.
+    done = dsrun("launch", *flags, "--master-port", str(free_ports(2)), "--", "true")
     assert done.returncode == 1
     assert "node 1 did not come within 1 s" in done.stderr
     (event,) = read_records(here / "run" / "events.jsonl")

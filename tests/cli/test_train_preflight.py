@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
+
 PAIRS = [{"source": "one", "target": "unu"}, {"source": "two", "target": "doi"}]
 
 
@@ -35,7 +37,7 @@ def pairs(here: Path) -> str:
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port on which somebody listens, with the next one free."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", free_ports(11))) as server:
         yield server.getsockname()[1]
 
 

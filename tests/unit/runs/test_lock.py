@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -20,9 +20,12 @@ import os, sys, time
 from dsrun.runs.folder import RunFolder
 lock = RunFolder.create(sys.argv[1]).acquire()
 if sys.argv[2] == "fork":
+    begun, begins = os.pipe()
     child = os.fork()
     if not child:
+        os.write(begins, b".")
         time.sleep(600)
+    os.read(begun, 1)
     print(child, flush=True)
 else:
     print(0, flush=True)
@@ -45,8 +48,9 @@ def holder(path, mode="plain"):
     finally:
         process.kill()
         process.wait()
-        if child and psutil.pid_exists(child):
-            psutil.Process(child).kill()
+        if child:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(child).kill()
 
 
 def test_a_second_run_is_refused_with_the_first_ones_name(tmp_path):

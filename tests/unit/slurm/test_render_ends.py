@@ -18,13 +18,23 @@ REQUEUE = ("requeue", "12")
 TASK = JOB.replace("JobId=12 ", "JobId=12 ArrayJobId=12 ArrayTaskId=3 ")
 
 
+def until(condition, what: str) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def begun(shell: Shell, script: str):
+    """Start it, and wait until the worker is there."""
+    process = shell.start(script)
+    until((shell.tools / "environment").exists, "the worker never started")
+    return process
+
+
 def signalled(shell: Shell, script: str, which: signal.Signals):
     """Run it, and send its batch shell a signal once the worker is there."""
-    process = shell.start(script)
-    end = time.monotonic() + 30
-    while not (shell.tools / "environment").exists():
-        assert time.monotonic() < end, "the worker never started"
-        time.sleep(0.02)
+    process = begun(shell, script)
     process.send_signal(which)
     return shell.ended(process)
 
@@ -70,12 +80,15 @@ def test_a_signal_is_passed_on_and_the_job_goes_back_into_the_queue(shell, which
 
 def test_signals_that_come_twice_lose_nothing(shell):
     shell.worker = 'until [ -e "$STAND_INS/go" ]; do sleep 0.02; done; exit 6'
-    process = shell.start(other(shell, requeue="false"))
-    while not (shell.tools / "environment").exists():
-        time.sleep(0.02)
-    for which in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+    process = begun(shell, other(shell, requeue="false"))
+
+    def passed_on() -> int:
+        return (shell.tools / "record").read_bytes().count(b"\0scancel\0")
+
+    for count, which in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1), 1):
         process.send_signal(which)
-        time.sleep(0.1)
+        # Two that wait for the shell at once are one to the kernel.
+        until(lambda count=count: passed_on() == count, "it was not passed on")
     (shell.tools / "go").touch()
     done = shell.ended(process)
     assert done.code == 6
@@ -141,8 +154,12 @@ def test_workers_that_do_not_leave_in_time_are_ended_so_that_the_job_can_go_back
 
 def test_nobody_ends_workers_of_a_later_start(shell):
     shell.worker = SAVES
-    script = training(shell, signal_lead="100").replace("sleep 70 &&", "sleep 0.3 &&")
-    assert requeued(signalled(shell, script, signal.SIGUSR1))
+    # However long the script takes to its end: its time is up afterwards.
+    wait = 'until [ -e "$STAND_INS/late" ]; do sleep 0.02; done &&'
+    script = training(shell, signal_lead="100")
+    assert "sleep 70 &&" in script
+    assert requeued(signalled(shell, script.replace("sleep 70 &&", wait), signal.SIGUSR1))
+    (shell.tools / "late").touch()
     time.sleep(0.6)
     assert b"--signal=HUP" not in (shell.tools / "record").read_bytes()
 

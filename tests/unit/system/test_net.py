@@ -7,12 +7,13 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.system import net
+from tests.ports import free_ports
 
 
 @pytest.fixture
 def taken():
-    """A port somebody listens on, at an address other than the wildcard."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    """A port somebody listens on, at an address other than the wildcard; those behind it stay free."""
+    with socket.create_server(("127.0.0.1", free_ports(1 + net.TRIES))) as server:
         yield server.getsockname()[1]
 
 
@@ -48,8 +49,8 @@ def test_a_listener_on_one_address_takes_the_port(taken):
 
 
 def test_a_port_in_time_wait_is_free():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_ports()
+    with socket.create_server(("127.0.0.1", port)) as server:
         client = socket.create_connection(("127.0.0.1", port))
         peer, _ = server.accept()
         peer.close()  # the server's side closes first and keeps TIME_WAIT
@@ -70,7 +71,7 @@ def test_next_free_port_passes_over_taken_ones(taken):
 
 
 def test_claim_a_free_port():
-    port = net.free_port()
+    port = free_ports()
     assert net.claim_port(port, find=False) == port
 
 

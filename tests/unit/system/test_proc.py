@@ -14,7 +14,7 @@ import pytest
 
 from dsrun.system.proc import exit_of, run_foreground, start_time
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 # A grandchild as torchrun makes its workers: in a session of its own. If asked, it ignores SIGTERM.
 GRANDCHILD = """
