@@ -45,6 +45,7 @@ class Stopping:
         self._asked: str | None = None
         self._pid = os.getpid()
         self._first_term: float | None = None
+        self._mask: set[int] = set()
 
     @property
     def is_on(self) -> bool:
@@ -101,9 +102,23 @@ class Stopping:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes.
-        os.register_at_fork(after_in_child=_forget_pipe)
+        # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes. What is sent to one
+        # that has not forgotten the pipe yet waits until it has.
+        os.register_at_fork(
+            before=self._hold, after_in_parent=self._let_go, after_in_child=self._let_go_of_pipe
+        )
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
+
+    def _hold(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+
+    def _let_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _let_go_of_pipe(self) -> None:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        self._let_go()
 
     def _watch(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
@@ -128,11 +143,6 @@ class Stopping:
         if not self.has_begun:
             failure.interrupted()
             os._exit(0)
-
-
-def _forget_pipe() -> None:
-    with suppress(ValueError):
-        signal.set_wakeup_fd(-1)
 
 
 def stopping_from(environ: Mapping[str, str]) -> Stopping:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 
 from dsrun.errors import UsageError
@@ -23,19 +24,26 @@ stopping.listen()
 """
 
 
+# A child of this one comes late to what it has to do first.
+SLOW_CHILD = """
+import os, time
+os.register_at_fork(after_in_child=lambda: time.sleep(1))
+"""
+
+
 @pytest.fixture
 def start(tmp_path):
     """Starts a Python process with the listening head and the given body; it says `ready` when it is."""
     processes = []
 
-    def begin(body, **env):
+    def begin(body, *, head=HEAD, **env):
         variables = {
             "DSRUN_SAVE_ON": "USR1,TERM",
             "DSRUN_STOP_FILE": str(tmp_path / "stop"),
             "DSRUN_FAILURES": str(tmp_path),
         }
         process = subprocess.Popen(
-            [sys.executable, "-c", HEAD + textwrap.dedent(body)],
+            [sys.executable, "-c", head + textwrap.dedent(body)],
             env={**os.environ, **variables, **env},
             stdout=subprocess.PIPE,
             text=True,
@@ -51,9 +59,9 @@ def start(tmp_path):
 
 
 def test_before_training_it_leaves_at_once(start, tmp_path):
-    process = start("print('ready', flush=True); time.sleep(60)")
+    process = start("print('ready', flush=True); time.sleep(600)")
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
     assert (tmp_path / "stop").exists()
 
 
@@ -61,15 +69,18 @@ def test_before_training_it_leaves_also_out_of_code_that_runs_no_handler(start, 
     """As a rank does that waits in C++ code for another one that never comes."""
     body = """
         import torch.distributed as dist
-        from dsrun.system.net import free_port
-        port = free_port()
         print('ready', flush=True)
-        dist.TCPStore('127.0.0.1', port, world_size=2, is_master=True, wait_for_workers=True)
+        dist.TCPStore('127.0.0.1', 0, world_size=2, is_master=True, wait_for_workers=True)
     """
     process = start(body)
+    # Listening, so inside of the C++ code.
+    while not any(
+        each.status == psutil.CONN_LISTEN for each in psutil.Process(process.pid).net_connections("tcp")
+    ):
+        time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert json.loads((tmp_path / "interrupted.json").read_text()) == {"step": None, "path": None}
 
 
@@ -84,51 +95,73 @@ def test_in_training_it_only_takes_note(start):
     """
     process = start(body)
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=20) == 7
+    assert process.wait(timeout=60) == 7
 
 
-WORKS_ON = "stopping.begin(); print('ready', flush=True); time.sleep(4); time.sleep(4); sys.exit(7)"
+# Says when the first SIGTERM has been heard: two that wait at once are one to the kernel.
+WORKS_ON = """
+stopping.begin()
+print('ready', flush=True)
+while {first} is None:
+    time.sleep(0.01)
+print('heard', flush=True)
+time.sleep({seconds})
+sys.exit(7)
+"""
+
+
+def hears(process) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "heard\n"
 
 
 def test_a_second_sigterm_ends_it_at_once(start):
-    process = start(WORKS_ON)
-    process.send_signal(signal.SIGTERM)
+    process = start(WORKS_ON.format(first="stopping._first_term", seconds=600))
+    hears(process)
     time.sleep(1.3)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
 def test_signals_of_one_moment_are_one_wish(start):
-    process = start(WORKS_ON.replace("4", "1"))
-    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+    # However long this test is held up, it is one moment.
+    moment = "import dsrun.train.stopping as module; module.SAME_WISH_SECONDS = 600\n"
+    process = start(moment + WORKS_ON.format(first="stopping._first_term", seconds=3))
+    hears(process)
+    for each in (signal.SIGUSR1, signal.SIGTERM):
         process.send_signal(each)
-        time.sleep(0.05)
-    assert process.wait(timeout=20) == 7
+    assert process.wait(timeout=60) == 7
 
 
 def test_under_a_supervisor_ending_at_once_is_its_business(start, tmp_path):
-    process = start(WORKS_ON, DSRUN_HEARTBEAT=str(tmp_path))
-    process.send_signal(signal.SIGTERM)
+    process = start(
+        WORKS_ON.format(first="stopping._asked", seconds=5), DSRUN_HEARTBEAT=str(tmp_path / "beats")
+    )
+    hears(process)
     time.sleep(1.3)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 7
+    assert process.wait(timeout=60) == 7
 
 
-def test_a_signal_to_a_forked_child_is_not_for_the_parent(start, tmp_path):
-    """`datasets` ends the processes of its pools by SIGTERM."""
-    body = """
+@pytest.mark.parametrize("late", [False, True])
+def test_a_signal_to_a_forked_child_is_not_for_the_parent(start, tmp_path, late):
+    """`datasets` ends the processes of its pools by SIGTERM, also one that the kernel has not let run yet."""
+    body = f"""
+        begun, begins = os.pipe()
         child = os.fork()
         if not child:
-            time.sleep(60)
+            os.write(begins, b'.')
+            time.sleep(600)
         print('ready', flush=True)
-        time.sleep(0.3)
+        if not {late}:
+            os.read(begun, 1)
         os.kill(child, signal.SIGTERM)
         status = os.waitpid(child, 0)[1]
         time.sleep(2.5)
         sys.exit(os.WTERMSIG(status) if not stopping.asked else 99)
     """
-    process = start(body)
-    assert process.wait(timeout=20) == signal.SIGTERM
+    process = start(body, head=(SLOW_CHILD if late else "") + HEAD)
+    assert process.wait(timeout=60) == signal.SIGTERM
     assert not (tmp_path / "stop").exists()
 
 

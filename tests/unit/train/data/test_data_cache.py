@@ -183,12 +183,16 @@ def test_a_kill_at_any_moment_leaves_no_torn_entry(cache):
     folder = cache / "prepared" / "k"
     chance = random.Random(7)
     found = 0
+    began = time.monotonic()
+    obtain("k", build_slowly, overwrite=True)  # children of this process then ask a second time, and mean it
+    # Some reach the end and some do not, however fast the disk is.
+    longest = max(0.15, 2 * (time.monotonic() - began))
     for _ in range(60):
         child = os.fork()
         if child == 0:
             obtain("k", build_slowly, overwrite=True)
             os._exit(0)
-        time.sleep(chance.uniform(0, 0.15))
+        time.sleep(chance.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         if (folder / "meta.json").exists():
@@ -196,7 +200,7 @@ def test_a_kill_at_any_moment_leaves_no_torn_entry(cache):
             parts = [path for path in folder.iterdir() if path.name.startswith("part-")]
             assert {path.stat().st_size for path in parts} == {100}
             assert len(parts) == json.loads((folder / "meta.json").read_text())["parts"]
-    assert found > 10, "hardly any child lived long enough"
+    assert found > 10, "an entry is hardly ever there"
     # The last one may have left a beginning beside a whole entry; it goes with the next build.
     shutil.rmtree(folder, ignore_errors=True)
     obtain("k", build_slowly)
