@@ -35,6 +35,8 @@ INTERRUPT_S = 2.0
 AGENT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that has failed longer ago without a word of it is news of its own.
 _UNREPORTED_S = 0.5
+# One that has ended well fails nobody while its agent waits for a busy machine to let it look.
+_WELL_S = 60.0
 _TOLD = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
@@ -181,11 +183,12 @@ class Attempt:
         pid, now = agent.pid(), time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to say so.
         alive = pid is None or guard.lives(pid)
-        # A rank that ended well, or nobody knows how, is no failure yet: its agent may be kept from the processor.
-        patience = {
-            rank: _UNREPORTED_S if alive and self._codes.get(rank) else AGENT_S for rank in self._missing
-        }
-        return any(now - since > patience[rank] for rank, since in self._missing.items())
+        # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
+        codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
+        patience = {None: AGENT_S, 0: _WELL_S}
+        return any(
+            now - since > patience.get(codes[rank], _UNREPORTED_S) for rank, since in self._missing.items()
+        )
 
     def _must_end(self, agent: Agent) -> bool:
         """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+
+import pytest
 
 from dsrun.launch.guard import state_and_parent
 from dsrun.launch.ranks import RankNews, Recorder, read_news
@@ -41,6 +44,14 @@ seeds = sow("a_rank", 2)
 ranks = [seed.become(["--x", "a b"], {**base, **each}, [None, file]) for seed, each, file in zip(seeds, env, files)]
 print(json.dumps([rank.wait(60) for rank in ranks]))
 """
+
+
+@pytest.fixture(autouse=True)
+def heeded():
+    """Also where the tests run in the background, which ignores SIGINT: the launcher gives it back to ranks."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def forked(tmp_path, *, codes=(0, 0)):
