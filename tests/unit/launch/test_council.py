@@ -61,8 +61,7 @@ def test_a_failure_that_comes_with_the_decision_ends_the_next_attempt(town):
     assert one.check()
 
 
-def test_a_killed_node_is_lost_at_once_and_named(town, monkeypatch):
-    monkeypatch.setattr(leader_module, "SILENCE_S", NEVER)
+def test_a_killed_node_is_lost_at_once_and_named(town):
     leader = town.leader(3)
     children = [town.process(1, 3), town.process(2, 3)]
     leader.gather()
@@ -79,7 +78,6 @@ def test_a_killed_node_is_lost_at_once_and_named(town, monkeypatch):
 
 
 def test_a_node_that_hangs_is_lost_by_its_silence(town, monkeypatch):
-    monkeypatch.setattr(leader_module, "SILENCE_S", NEVER)
     leader = town.leader(2)
     child = town.process(1, 2)
     leader.gather()
@@ -98,8 +96,7 @@ def test_a_node_that_hangs_is_lost_by_its_silence(town, monkeypatch):
     assert "did not answer" in seen[1].failure.message
 
 
-def test_without_the_first_node_the_run_is_over(town, monkeypatch):
-    monkeypatch.setattr(follower_module, "SILENCE_S", NEVER)
+def test_without_the_first_node_the_run_is_over(town):
     leader, one = town.open(2)
     leader.end()  # no good-bye
     until(one.check)

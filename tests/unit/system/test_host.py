@@ -139,6 +139,7 @@ def test_git_commit(tmp_path, monkeypatch):
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
+    monkeypatch.setattr(host, "_GIT_TIMEOUT_S", 600)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert host.git_commit(tmp_path) is None
     git("init")

@@ -17,6 +17,7 @@ def ssh(tmp_path, monkeypatch):
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("dsrun.system.interfaces._SSH_S", 600)
 
 
 @pytest.mark.usefixtures("ssh")
