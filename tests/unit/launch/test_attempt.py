@@ -107,7 +107,9 @@ def test_the_death_of_an_agent_is_no_death_of_its_ranks(attempted):
     assert (failure.cause, failure.rank, failure.exit_code) == ("agent_killed", None, -signal.SIGKILL)
 
 
-def test_a_rank_that_has_ended_well_has_not_failed_because_its_agent_is_slow_to_say_so(attempted, monkeypatch):
+def test_a_rank_that_has_ended_well_has_not_failed_because_its_agent_is_slow_to_say_so(
+    attempted, monkeypatch
+):
     """Half a second without the processor, at the end of a run, was a failure and a restart."""
     monkeypatch.setattr(attempt, "AGENT_S", 0.0)
     with subprocess.Popen(["true"]) as rank:
