@@ -7,6 +7,9 @@ from contextlib import suppress
 
 import psutil
 
+GONE_S = 20
+"""Nothing of a run is left five seconds after its end, which the matrix of faults holds; so long on a busy machine."""
+
 
 def alive(process: psutil.Process) -> bool:
     """Whether it still runs; a zombie has ended, and only waits for its parent to take its exit code."""

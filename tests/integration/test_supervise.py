@@ -16,7 +16,7 @@ import pytest
 
 from dsrun.launch.guard import members
 from dsrun.runs.records import read_records
-from tests.processes import below, left_of
+from tests.processes import GONE_S, below, left_of
 
 pytestmark = pytest.mark.train
 
@@ -98,7 +98,7 @@ def supervised(tmp_path):
         each.process.kill()
         each.process.wait()
     assert marks or not started
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + GONE_S
     while any(members(mark) for mark in marks) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(members(mark) for mark in marks)
@@ -215,7 +215,7 @@ def test_a_killed_supervisor_leaves_nobody(supervised):
     family = below(run.process.pid)
     assert len(family) >= 4  # guard, agent, two ranks
     run.process.kill()
-    assert not left_of(family, PATIENCE_S)
+    assert not left_of(family, GONE_S)
     assert not scratch.exists()
 
 

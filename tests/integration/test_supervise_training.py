@@ -15,7 +15,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from tests.faults.hold import Hold
 from tests.integration.conftest import SHORT, dsrun
-from tests.processes import below, by_name, left_of
+from tests.processes import GONE_S, below, by_name, left_of
 
 pytestmark = pytest.mark.train
 
@@ -165,4 +165,4 @@ def test_without_the_warm_process_the_ranks_are_started_by_torch(tiny, pairs, tm
     assert sorted(each.environ()["RANK"] for each in ranks) == ["0", "1"]
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.communicate()
-    assert not left_of(ranks, PATIENCE_S)
+    assert not left_of(ranks, GONE_S)
