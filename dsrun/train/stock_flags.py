@@ -46,15 +46,19 @@ def in_a_line(what: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, ValueError, TypeError) as error:
-        line = str(error).strip().splitlines()[0]
+        line = _first_line(error)
         # Some tell of a package that is not installed by a ValueError.
         missing = isinstance(error, ImportError) or "install" in line.lower()
         raise (MissingError if missing else UsageError)(f"{what}: {line}") from error
     except (HTTP_ERROR, OSError) as error:
+        line = _first_line(error)
         if not (isinstance(error, HTTP_ERROR) or is_unreachable(error)):
+            if isinstance(error, OSError) and error.errno is None:
+                # transformers' own, about the content of a file (--generation_config); the system's have a number.
+                raise UsageError(f"{what}: {line}") from error
             raise
         raise MissingError(
-            f"{what}: the Hub did not answer as it should: {str(error).strip().splitlines()[0]}",
+            f"{what}: the Hub did not answer as it should: {line}",
             fix="check the network and the token, or leave --push_to_hub out and upload the model afterwards",
             cause="hf_gated_or_offline",
         ) from error
@@ -112,3 +116,7 @@ def _try_noise(arguments: Any, model: Any) -> None:
             " embedding that they do not use",
             fix="leave it out",
         )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from transformers import (
     AutoModelForCausalLM,
@@ -13,7 +15,7 @@ from transformers import (
 )
 from transformers.utils import is_liger_kernel_available
 
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.train.stock_flags import check, in_a_line
 
 TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
@@ -116,7 +118,12 @@ def test_errors_of_the_stock_classes_get_an_exit_code_of_their_own():
         raise ImportError("pip install it\nat once")
     with pytest.raises(UsageError, match=r"^here: no$"), in_a_line("here"):
         raise ValueError("no")
+    with pytest.raises(UsageError, match=r"^here: ValueError$"), in_a_line("here"):
+        raise ValueError
     with pytest.raises(MissingError, match=r"^here: the Hub .*refused"), in_a_line("here"):
         raise ConnectionRefusedError("refused")
-    with pytest.raises(FileNotFoundError), in_a_line("here"):
-        raise FileNotFoundError("a file is none of the Hub's")
+    with pytest.raises(UsageError, match=r"^here: not a valid JSON file$"), in_a_line("here"):
+        raise OSError("not a valid JSON file")
+    with pytest.raises(OSError, match="full") as caught, in_a_line("here"):
+        raise OSError(errno.ENOSPC, "the disk is full")
+    assert not isinstance(caught.value, DsrunError)
