@@ -34,7 +34,12 @@ CHOSEN: dict[str, str] = {
     "run_name": "the run folder's name",
     "use_cpu": "where there is no GPU",
     "lora_alpha": "2 × rank",
+    "lora_targets": "all-linear, every linear layer",
     "num_proc": "the cores, at most 16",
+    "hang_timeout": "3 × the slowest step, at least 10",
+    "nproc": "one per visible GPU, 1 on CPU",
+    "master_port": "a free one",
+    "tensorboard_dir": "in the run folder",
 }
 
 # What --resume takes for "the newest checkpoint of the run folder"; transformers' own flag says true.

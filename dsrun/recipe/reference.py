@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from dsrun.docpage import GeneratedPart, table
+from dsrun.recipe.defaults import CHOSEN
 from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.given import shown_value
 from dsrun.recipe.option import GROUPS
@@ -29,9 +30,9 @@ HELP_COLUMN = 30
 
 
 def default_text(flag: Flag) -> str:
-    """The default as the reference writes it; empty where it is nothing."""
+    """The default as the reference writes it, in words where it is chosen when a run starts; empty for nothing."""
     if flag.default is None or flag.default == []:
-        return ""
+        return CHOSEN.get(flag.name, "")
     return shown_value(flag.name, flag.default)
 
 

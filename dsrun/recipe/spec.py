@@ -199,7 +199,7 @@ class TrainSpec(Survival):
     )
     num_proc: int | None = option(
         None,
-        "processes that tokenise; default: the cores, at most 16",
+        "processes that tokenise",
         group="data",
         aliases=("preprocessing_num_workers",),
         metavar="N",
@@ -229,16 +229,12 @@ class TrainSpec(Survival):
     lora: int | None = option(
         None, "train LoRA adapters of this rank instead of all weights", group="lora", metavar="RANK"
     )
-    lora_alpha: int | None = option(None, "LoRA scale; default 2 × rank", group="lora", metavar="N")
+    lora_alpha: int | None = option(None, "LoRA scale", group="lora", metavar="N")
     lora_dropout: float = option(0.0, "dropout on the adapters' input", group="lora", metavar="P")
-    lora_targets: list[str] = option(
-        [], "modules that get adapters; default: all-linear, every linear layer", group="lora", metavar="NAME"
-    )
+    lora_targets: list[str] = option([], "modules that get adapters", group="lora", metavar="NAME")
 
     # run
-    output: str | None = option(
-        None, "run folder; default runs/<model>-<time>", group="run", aliases=("output_dir",), metavar="DIR"
-    )
+    output: str | None = option(None, "run folder", group="run", aliases=("output_dir",), metavar="DIR")
     resume: str = option(
         "auto",
         "auto: newest complete checkpoint of the run folder; never; or a checkpoint folder",
@@ -251,14 +247,12 @@ class TrainSpec(Survival):
     dry_run: bool = option(False, "print the command and environment and stop", group="run")
     nproc: int | None = option(
         None,
-        "worker processes on this machine; default one per visible GPU, 1 on CPU",
+        "worker processes on this machine",
         group="run",
         aliases=("nproc_per_node",),
         metavar="N",
     )
-    master_port: int | None = option(
-        None, "rendezvous port; default: a free one", group="run", metavar="PORT"
-    )
+    master_port: int | None = option(None, "rendezvous port", group="run", metavar="PORT")
     find_port: bool = option(
         False, "take the next free port when --master-port is taken (at most 10 tries)", group="run"
     )
@@ -270,7 +264,7 @@ class TrainSpec(Survival):
         None, "Weights & Biases project; implies --report-to wandb", group="run", metavar="NAME"
     )
     tensorboard_dir: str | None = option(
-        None, "folder of TensorBoard's event files; default: in the run folder", group="run", metavar="DIR"
+        None, "folder of TensorBoard's event files", group="run", metavar="DIR"
     )
     force: bool = option(False, "do it although dsrun advises against it", group="run")
     debug: bool = option(False, "show everything, tracebacks and NCCL logs included", group="run")

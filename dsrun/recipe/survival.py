@@ -42,7 +42,7 @@ class Survival:
     )
     hang_timeout: float | None = option(
         None,
-        "seconds without a step after which a rank counts as hung; 0: never; default 3 × the slowest step, at least 10",
+        "seconds without a step after which a rank counts as hung; 0: never",
         group="survive",
         metavar="SECONDS",
     )

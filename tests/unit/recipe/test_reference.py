@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.docpage import END
+from dsrun.recipe.defaults import CHOSEN
 from dsrun.recipe.flags import hf_flags, own_flags
-from dsrun.recipe.reference import PART, help_text, markdown
+from dsrun.recipe.reference import PART, default_text, help_text, markdown
 from dsrun.recipe.removed import table
 
 PAGE = Path(__file__).parents[3] / "docs" / "train.md"
@@ -53,3 +54,9 @@ def test_the_command_prints_without_a_page():
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert found.stdout == markdown()
+
+
+def test_defaults_that_are_chosen_when_a_run_starts_are_told_in_words():
+    assert default_text(own_flags()["zero"]).startswith("2, unless")
+    assert "[runs/<model>-<time>]" in help_text()
+    assert all(default_text(own_flags()[name]) for name in CHOSEN if name in own_flags())
