@@ -97,9 +97,16 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
         options["attn_implementation"] = spec.attn_implementation
     dtype = DTYPES[spec.weights_dtype]
     if spec.from_scratch or spec.model is None:
-        model = AUTO_CLASS[task].from_config(
-            config, dtype=torch.float32 if dtype == "auto" else dtype, **options
-        )
+        try:
+            model = AUTO_CLASS[task].from_config(
+                config, dtype=torch.float32 if dtype == "auto" else dtype, **options
+            )
+        except (ValueError, ImportError) as error:
+            name = spec.model or config.model_type
+            refused = _refused_attention(spec.attn_implementation, name, _first_line(error))
+            if refused:
+                raise refused from error
+            raise
     else:
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
     model.config.use_cache = False
@@ -228,13 +235,10 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         return loader.from_pretrained(name, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
-        first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        attention = options.get("attn_implementation")
-        if attention and ("attn_implementation" in first or "Attention" in first):
-            raise UsageError(
-                f"--attn-implementation {attention}: {name!r} cannot use it: {first.partition('. ')[0]}",
-                fix="leave it out: the fastest that works is taken",
-            ) from error
+        first = _first_line(error)
+        refused = _refused_attention(options.get("attn_implementation"), name, first)
+        if refused:
+            raise refused from error
         if not is_path(name) and hub.is_unreachable(error):
             raise hub.unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
         raise UsageError(
@@ -245,3 +249,17 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         raise MissingError(
             f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}"
         ) from error
+
+
+def _refused_attention(asked: str | None, name: str, first: str) -> UsageError | None:
+    """What to say where transformers' complaint `first` is about the attention kernel that was asked for."""
+    if not asked or not ("attn_implementation" in first or "Attention" in first):
+        return None
+    return UsageError(
+        f"--attn-implementation {asked}: {name!r} cannot use it: {first.partition('. ')[0]}",
+        fix="leave it out: the fastest that works is taken",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -36,8 +36,8 @@ def translation_keys(
     Raises:
         UsageError: a language is not among the keys, or more than two leave a choice.
     """
-    source_key = _key(found, source, "--source-lang", where) if source else None
-    target_key = _key(found, target, "--target-lang", where) if target else None
+    source_key = _key(found, source, "--source-lang", where, other=target) if source else None
+    target_key = _key(found, target, "--target-lang", where, other=source) if target else None
     if source_key is None or target_key is None:
         if len(found) != 2:
             raise UsageError(
@@ -52,13 +52,15 @@ def translation_keys(
     return source_key, target_key
 
 
-def _key(found: Sequence[str], wanted: str, flag: str, where: str) -> str:
+def _key(found: Sequence[str], wanted: str, flag: str, where: str, *, other: str | None) -> str:
+    """The key of one language; `other` is the second language as it was given."""
     head = wanted.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0].lower()
     for candidate in (wanted, head, _TWO_LETTERS.get(head)):
         if candidate in found:
             return candidate
+    free = next((each for each in found if each != other), found[0])
     raise UsageError(
-        f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {found[0]}"
+        f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {free}"
     )
 
 

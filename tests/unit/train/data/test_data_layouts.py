@@ -90,6 +90,8 @@ def test_codes_of_nllb_find_two_letter_keys():
 def test_wrong_or_undecided_languages_list_the_keys():
     with pytest.raises(UsageError, match="--source-lang fr: x has translations for en, ro"):
         translation_keys(["en", "ro"], "fr", "ro", "x")
+    with pytest.raises(UsageError, match="--target-lang ro"):
+        translation_keys(["en", "ro"], "en", "de", "x")
     with pytest.raises(UsageError, match="hold en, ro, de"):
         translation_keys(["en", "ro", "de"], None, None, "x")
     with pytest.raises(UsageError, match="both 'en'"):
