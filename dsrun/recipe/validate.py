@@ -240,8 +240,10 @@ def _saving(recipe: Recipe) -> None:
             )
 
 
-def _survival(recipe: Recipe) -> None:
-    """Training arguments that would stand in the way of dsrun's own saving and resuming."""
+def _survival(recipe: Recipe) -> Iterator[str]:
+    """Training arguments that stand in the way of dsrun's own saving and resuming."""
+    if recipe.value("save_only_model"):
+        yield f"{recipe.where('save_only_model')}: neither a restart nor --resume can go on from such checkpoints"
     if recipe.value("enable_jit_checkpoint"):
         raise UsageError(
             f"{recipe.where('enable_jit_checkpoint')} saves on SIGTERM without asking the other ranks",

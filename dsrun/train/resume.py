@@ -20,7 +20,7 @@ from dsrun.system.host import hostname
 from dsrun.train.agreement import by_main, everyone, ranks
 from dsrun.train.records import bears
 from dsrun.train.save import not_shared
-from dsrun.train.verifying import CONFIG_FILE, Beat, check_foreign, read_through
+from dsrun.train.verifying import CONFIG_FILE, Beat, check_foreign, check_states, read_through
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
@@ -171,6 +171,7 @@ def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
     """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
     and for another config, tokenizer or LoRA unless `force`."""
+    check_states(checkpoint)
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
     kind = saved.get("model_type") or _model_type(checkpoint)

@@ -13,6 +13,8 @@ from dsrun.runs.trust import refuse_untrusted
 from dsrun.train.agreement import by_main, everyone, my_rank, ranks
 
 CONFIG_FILE = "config.json"
+STATES = ("global_step*", "optimizer*", "rng_state*")
+"""What DeepSpeed, plain torch or FSDP leave beside the weights, one or the other."""
 
 Beat = Callable[[], None]
 
@@ -64,4 +66,14 @@ def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
             f"the best checkpoint, {path.name}, cannot be loaded: {within(path, findings[0])}",
             fix="the same command with --load-best-model-at-end false ends with the last weights",
             cause="checkpoint_corrupt",
+        )
+
+
+def check_states(path: Path) -> None:
+    """Raise UsageError for a checkpoint of weights alone, as --save_only_model leaves it: without ZeRO the Trainer
+    would go on from it with an optimizer that knows nothing, in silence."""
+    if not any(any(path.glob(pattern)) for pattern in STATES):
+        raise UsageError(
+            f"{path} holds a model without optimizer states (--save_only_model?): nothing can go on from it",
+            fix=f"--resume never starts anew, also from its weights with --model {path}",
         )

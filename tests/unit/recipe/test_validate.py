@@ -140,6 +140,10 @@ def test_no_default_is_out_of_its_own_range(tmp_path):
         ("--lora_alpha 8", "--lora-alpha 8 has no effect without --lora RANK"),
         ("--lora-targets q v", "--lora-targets q v has no effect without --lora RANK"),
         (
+            "--save-only-model",
+            "--save_only_model: neither a restart nor --resume can go on from such checkpoints",
+        ),
+        (
             "--sortish-sampler",
             "--sortish_sampler has no effect: --train-sampling-strategy group_by_length puts samples of similar length"
             " together",

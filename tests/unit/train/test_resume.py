@@ -68,6 +68,22 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_named_and_moved(r
     assert (run.path / "set-aside" / "checkpoint-15" / "latest").exists()
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_nothing_goes_on_from_weights_alone(run, by_name):
+    """Without ZeRO the stock Trainer would, with a new optimizer, and say nothing."""
+    folder = run.checkpoint(5)
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(500))
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
+    write_manifest(folder, {"step": 5, **FACTS}, durable=False)
+    with pytest.raises(UsageError, match=f"without optimizer states.*--model {folder}"):
+        find(run, str(folder) if by_name else "auto")
+    assert folder.is_dir()
+    (folder / "rng_state.pth").touch()
+    write_manifest(folder, {"step": 5, **FACTS}, durable=False)
+    assert find(run) == folder
+
+
 def truncate(file):
     data = file.read_bytes()
     file.write_bytes(data[: len(data) * 3 // 4])
