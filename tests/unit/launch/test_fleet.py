@@ -157,7 +157,7 @@ import os, signal, sys, time
 from dsrun.launch.tie import take_hold
 take_hold()
 # It may come while the line below is still being written, and print() does not let itself be interrupted by itself.
-signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"TERM\n"))
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"TERM\\n"))
 print(os.environ["WORD"], repr(sys.stdin.read()), flush=True)
 while True:
     time.sleep(60)
