@@ -224,6 +224,8 @@ def test_what_the_scheduler_would_refuse_is_found_before(ada, cluster):
         "--nodes=4 --gpus-per-node=a100:2": {"nodes": 4, "gpus_per_node": "a100:2"},
         "--cpus-per-task=2": {"cpus_per_task": 2},
     }
+    # SLURM also refuses what would fit, as long as it takes one of the nodes for down.
+    cluster.wait_until_ready(300)
     ours = ada.run(sys.executable, "-c", code, input=json.dumps(list(asked.values()))).stdout.splitlines()
     for (words, _), found in zip(asked.items(), ours, strict=True):
         theirs = ada.run("sbatch", "--test-only", *words.split(), "--wrap=true", check=False)
