@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import psutil
 
-GONE_S = 20
-"""Nothing of a run is left five seconds after its end, which the matrix of faults holds; so long on a busy machine."""
+GONE_S = 5
+"""Nothing of a run is left so long after its end."""
 
 
 def alive(process: psutil.Process) -> bool:

@@ -26,7 +26,8 @@ def one_at_a_time(trusted: bool) -> Iterator[None]:
     with ExitStack() as stack:
         if trusted:
             folder = Path(dynamic_module_utils.HF_MODULES_CACHE)
-            with suppress(OSError, NotImplementedError):  # the latter from a file system without locks
+            # filelock raises NotImplementedError on a file system without flock(2).
+            with suppress(OSError, NotImplementedError):
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(folder / LOCK))
         yield

@@ -40,14 +40,10 @@ class Result:
 
 
 class Bench:
-    """A folder with the model, the data, the undisturbed run, and a run that was stopped half-way.
+    """A folder with the model, the data, the undisturbed run, and a run that was stopped half-way."""
 
-    `delays_s`: how much later than it should a fault may be noticed, on a machine that has other things to do.
-    """
-
-    def __init__(self, folder: Path, *, delays_s: float = 0.0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.delays_s = delays_s
         folder.mkdir(parents=True, exist_ok=True)
         self.model = str(make_model(folder / "model-t5", "t5"))
         self.data = {
@@ -170,7 +166,7 @@ class Bench:
             result.detected_s = failures[0].get("seconds")
         if cell.cause is not None and result.cause != cell.cause:
             result.wrong.append(f"cause {result.cause} and not {cell.cause}")
-        limit = (1.0 if cell.cause != HUNG else 15.0) + self.delays_s
+        limit = 1.0 if cell.cause != HUNG else 15.0
         if cell.cause is not None and result.detected_s is not None and result.detected_s > limit:
             result.wrong.append(f"noticed after {result.detected_s:.1f} s")
 

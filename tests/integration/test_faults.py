@@ -23,7 +23,7 @@ SMOKE = (
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    bench = Bench(tmp_path_factory.mktemp("faults"), delays_s=10)
+    bench = Bench(tmp_path_factory.mktemp("faults"))
     bench.prepare()
     return bench
 

@@ -24,8 +24,8 @@ STEPS = Path(__file__).with_name("steps.py")
 ROOT = Path(__file__).parents[2]
 FOR_EVER = "100000"
 PATIENCE_S = 120
-# What torch or gloo would notice by itself comes after half a minute or later.
-SOON_S = 10
+SOON_S = 1
+"""In which a dead rank is noticed, as docs/launch.md says."""
 
 
 class Supervised:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.train
 
 STEPS = 50
 PATIENCE_S = 300
-# What torch or gloo would notice by itself comes after half a minute or later.
-SOON_S = 10
+SOON_S = 1
+"""In which a dead rank is noticed, as docs/launch.md says."""
 
 
 class Training:
