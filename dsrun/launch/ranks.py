@@ -208,7 +208,7 @@ def _grow(module: str, channel: socket.socket, parent: int) -> NoReturn:
 def _run_module(module: str, args: Sequence[str]) -> int:
     """As `python -m module args`; its exit code."""
     name_thread(f"rank-{os.environ['RANK']}")
-    _fresh_randomness()
+    fresh_randomness()
     sys.argv = ["-m", *args]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -243,7 +243,7 @@ def replace_environment(env: Mapping[str, str]) -> None:
     os.environ.update(env)
 
 
-def _fresh_randomness() -> None:
+def fresh_randomness() -> None:
     """What an import seeds from the system would be the same in all forks; `random` sees to that by itself."""
     numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
     if numpy is not None:

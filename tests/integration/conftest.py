@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.command import agent_argv, worker_environment
-from dsrun.launch.topology import Topology
 from dsrun.runs.records import read_records
-from dsrun.system.net import free_port
 from dsrun.wheel.sdist import fetch_sdist, read_lock
+from tests.forkserver.client import HEAVY
+from tests.forkserver.ranks import run_ranks
 from tests.integration.builder import Builder
 from tests.integration.wheel_sources import tiny_tree
 
@@ -126,31 +125,15 @@ def dsrun(
 ) -> Ran:
     """`dsrun train ARGS --output OUTPUT` as a user starts it."""
     argv = [python, "-m", "dsrun", "train", *map(str, args), "--output", str(output)]
-    done = subprocess.run(
-        argv,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    return Ran(done, output)
+    options = {"env": {**os.environ, **(env or {})}, "text": True, "stdin": subprocess.DEVNULL}
+    return Ran(HEAVY.run(argv, capture_output=True, **options), output)
 
 
 def many_runs(runs: list[list[str]], *, ranks: int, scratch: Path) -> None:
     """Run all argument lists on `ranks` workers, started once."""
     file = scratch / f"runs-{ranks}.json"
     file.write_text(json.dumps(runs))
-    topology = Topology(ranks, "cpu", ranks)
-    argv = agent_argv(topology, port=free_port(), module="tests.integration.many_runs", args=[str(file)])
-    changes = worker_environment(topology, os.environ, debug=False)
-    # torch warns of its own names at every collective, which would fill the end of the output.
-    changes["PYTHONWARNINGS"] = "ignore::FutureWarning"
-    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
-    worker, agent, table = done.stderr.partition("torch/distributed/elastic")
-    assert done.returncode == 0, f"{worker[-5000:]}{agent}{table[-1500:]}"
+    run_ranks("tests.integration.many_runs", [str(file)], ranks)
 
 
 def many_engines(
@@ -159,18 +142,11 @@ def many_engines(
     """What each case's engine was, once all have run on two ranks of that Python, with `more` in its environment."""
     file = scratch / "cases.json"
     file.write_text(json.dumps(cases))
-    topology = Topology(2, "cpu", 2)
-    argv = agent_argv(topology, port=free_port(), module="tests.integration.many_engines", args=[str(file)])
-    changes = worker_environment(topology, os.environ, debug=False) | (more or {})
-    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    # Two releases of ninja take each other's builds for stale, and CPU Adam takes minutes: always our own ninja.
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     # Muon's Newton-Schulz iteration is the same without the compiler, which takes a minute here.
-    env["TORCH_COMPILE_DISABLE"] = "1"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([python, *argv[1:]], env=env, cwd=root, capture_output=True, text=True, check=False)
-    worker, _, _ = done.stderr.partition("torch/distributed/elastic")
-    assert done.returncode == 0, worker[-5000:]
+    env = {"TORCH_COMPILE_DISABLE": "1", **(more or {})}
+    # Two releases of ninja take each other's builds for stale, and CPU Adam takes minutes: always our own ninja.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.environ["PATH"])])
+    run_ranks("tests.integration.many_engines", [str(file)], 2, env, python=python)
     return json.loads(Path(f"{file}.out").read_text())
 
 

@@ -1,0 +1,161 @@
+"""In a fork: become `python -m MODULE ARGS…` with the environment, folder and streams that were asked for."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dsrun.launch.ranks import Forked, default_signals, fresh_randomness, replace_environment
+from dsrun.system.ending import end
+from dsrun.system.tether import die_with_parent, name_thread
+
+# The values of stat in proc(5) that say where the kernel shows a process's command line and environment, counted from
+# the third, which follows the name.
+_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+_WARM = ["-u", "-m", "dsrun.launch.warm"]
+
+
+def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
+    """Be the process that `request` asks for, to its end; `streams` become stdin, stdout and stderr."""
+
+    def program() -> int:
+        if request["session"]:
+            os.setsid()
+        os.chdir(request["cwd"])
+        _imitate_exec(request["argv"], request["env"], streams)
+        sys.path[0] = request["cwd"]
+        if request["module"] == "dsrun" and request["args"][:1] in (["train"], ["launch"]):
+            _prefork_warm_process()
+        return _run(request["module"], request["args"])
+
+    _to_the_end(program, parent)
+
+
+def _to_the_end(program: Callable[[], int], parent: int) -> NoReturn:
+    """Run it as the last thing that this process does, which `parent` does not outlive."""
+    code = 1
+    try:
+        die_with_parent(parent, signal.SIGKILL)
+        default_signals()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = program()
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end(code)
+
+
+def _run(module: str, args: Sequence[str]) -> int:
+    """As `python -m module args`; its exit code."""
+    fresh_randomness()
+    sys.argv = ["-m", *args]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
+            return 1
+        return left.code or 0
+    return 0
+
+
+def _imitate_exec(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> None:
+    """Have the command line, environment and standard streams that a new interpreter would have."""
+    kept = [os.dup2(os.dup(fd), 1000 + target) for target, fd in enumerate(streams)]
+    for target, fd in enumerate(kept):
+        os.dup2(fd, target)
+    os.closerange(3, 4096)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        fd = ("stdin", "stdout", "stderr").index(name)
+        unbuffered = name == "stderr" or os.isatty(fd) or "-u" in argv[1:2]
+        errors = "backslashreplace" if name == "stderr" else "strict"
+        stream = os.fdopen(os.dup(fd) if fd > 2 else fd, mode, encoding="utf-8", errors=errors, closefd=False)
+        if mode == "w":
+            stream.reconfigure(line_buffering=unbuffered, write_through="-u" in argv[1:2])
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    # First: the C library's variables may still lie where the kernel shows them.
+    os.environ.clear()
+    replace_environment(env)
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    ours_first = sorted(env, key=lambda name: not name.startswith("DSRUN_"))
+    _overwrite(fields[_ARGUMENTS], [os.fsencode(word) for word in argv])
+    _overwrite(fields[_ENVIRONMENT], [os.fsencode(f"{name}={env[name]}") for name in ours_first])
+    tempfile.tempdir = None
+    for option in filter(None, env.get("PYTHONWARNINGS", "").split(",")):
+        warnings._setoption(option)
+    name_thread(Path(argv[0]).name)
+
+
+def _overwrite(span: Sequence[bytes], words: Sequence[bytes]) -> None:
+    """Write `words` where /proc shows them, as many as there is room for."""
+    start, stop = map(int, span)
+    data = bytearray()
+    for word in words:
+        if len(data) + len(word) + 1 < stop - start:
+            data += word + b"\0"
+    ctypes.memset(start, 0, stop - start)
+    ctypes.memmove(start, bytes(data), len(data))
+
+
+def _prefork_warm_process() -> None:
+    """Have the supervisor's first warm process forked from here instead of started.
+
+    It is forked before the supervisor has any threads, and waits until it is needed. A second one is started as ever.
+    """
+    from dsrun.launch import agent
+
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _to_the_end(lambda: _become_warm(theirs), parent)
+    theirs.close()
+    ours.recv(1)
+    start = agent._tied
+    waiting = [pid]
+
+    def tied(argv: Sequence[str], env: Mapping[str, str], output: Any, *, keep: int | None = None) -> Any:
+        if not waiting or keep is None or list(argv[1:4]) != _WARM:
+            return start(argv, env, output, keep=keep)
+        request = {"argv": list(argv), "env": dict(env)}
+        socket.send_fds(ours, [json.dumps(request).encode()], [output.fileno(), keep])
+        ours.close()
+        return Forked(waiting.pop())
+
+    agent._tied = tied
+
+
+def _become_warm(channel: socket.socket) -> int:
+    from dsrun.launch import warm
+
+    os.setsid()
+    channel.sendall(b".")
+    said, fds, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+    if not said:
+        return 0  # no supervisor ever wanted it
+    request = json.loads(said)
+    output, connection = fds
+    kept = os.dup2(connection, 5000)
+    _imitate_exec(request["argv"], request["env"], [0, output, output])
+    return warm.main([str(kept), *request["argv"][5:]])

@@ -1,0 +1,90 @@
+"""`python -m tests.forkserver.server FD MODULE… PADDING`: import the modules once, and fork a process for each request.
+
+A request comes as one message on the socket FD: JSON, and four file descriptors, for stdin, stdout, stderr, and a
+socket on which the process id is answered, and later the exit code as subprocess tells it. PADDING makes room for the
+command lines that /proc is to show of the forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+
+from dsrun.system.tether import die_with_parent, name_thread
+from tests.forkserver.child import become
+
+NUMBER = struct.Struct("!i")
+LARGEST = 1 << 20
+
+
+def main(fd: int, modules: Sequence[str]) -> None:
+    """Serve until the tests close the socket."""
+    requests = socket.socket(fileno=fd)
+    die_with_parent(os.getppid(), signal.SIGKILL)
+    # Ctrl-C is for the tests, and for what they start.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for module in modules:
+        import_module(module)
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    name_thread("forkserver")
+    # Collections in the forks would otherwise write to, and so copy, every page of what was imported.
+    gc.collect()
+    gc.freeze()
+    _serve(requests)
+
+
+def _serve(requests: socket.socket) -> None:
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    for each in (requests, woken):
+        selector.register(each, selectors.EVENT_READ)
+    answers: dict[int, socket.socket] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is woken:
+                woken.recv(4096)
+                _reap(answers)
+                continue
+            message, fds, _, _ = socket.recv_fds(requests, LARGEST, 4)
+            if not message:
+                return
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                become(json.loads(message), fds[:3], parent)
+            for fd in fds[:3]:
+                os.close(fd)
+            answers[pid] = socket.socket(fileno=fds[3])
+            _answer(answers[pid], pid)
+
+
+def _reap(answers: dict[int, socket.socket]) -> None:
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = found
+            if answer := answers.pop(pid, None):
+                _answer(answer, os.waitstatus_to_exitcode(status))
+                answer.close()
+
+
+def _answer(channel: socket.socket, number: int) -> None:
+    with suppress(OSError):  # nobody waits for it
+        channel.sendall(NUMBER.pack(number))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:-1])
