@@ -1,8 +1,13 @@
-"""How hypothesis looks for examples, the same for all tests."""
+"""For all tests: what they cost, what ends what they leave behind, and how hypothesis looks for examples."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.reaper import Reaper
+
+pytest_plugins = ["tests.budget"]
 
 # A machine that is busy for a moment must not fail a property: neither by the 200 ms that an example may take, nor by
 # the second in which the first ten are to be made. The examples follow from the test, so that whoever breaks a property
@@ -19,3 +24,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("always")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(Reaper().finish)

@@ -1,4 +1,7 @@
-"""`dsrun` as a user calls it: a process of its own, in an empty folder, without a GPU in sight."""
+"""`dsrun` as a user calls it: a process of its own, in an empty folder, without a GPU in sight.
+
+Most of them are forked (`tests.forkserver`); start-up, streams and terminals are tested with new processes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.forkserver.client import LIGHT
 
 Finished = subprocess.CompletedProcess[str]
 Dsrun = Callable[..., Finished]
@@ -43,14 +48,8 @@ def dsrun(here: Path, environ: dict[str, str]) -> Dsrun:
 
     def call(*args: str, python: tuple[str, ...] = ()) -> Finished:
         command = [sys.executable, *python, "-m", "dsrun", *args]
-        return subprocess.run(
-            command,
-            cwd=here,
-            env=environ,
-            text=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
+        return LIGHT.run(
+            command, cwd=here, env=environ, text=True, capture_output=True, stdin=subprocess.DEVNULL
         )
 
     return call

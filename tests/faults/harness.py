@@ -17,6 +17,7 @@ from pathlib import Path
 from dsrun.runs.records import read_records
 from tests.faults.cells import HUNG, Cell
 from tests.faults.oracle import findings
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import FP32, make_model, phrase
 
 INJECT = Path(__file__).with_name("inject")
@@ -105,7 +106,7 @@ class Bench:
         )
         if fault:
             env["DSRUN_FAULT"] = json.dumps(fault)
-        with subprocess.Popen(
+        with HEAVY.popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         ) as process:  # fmt: skip

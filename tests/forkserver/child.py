@@ -25,6 +25,7 @@ from dsrun.system.tether import die_with_parent, name_thread
 # The values of stat in proc(5) that say where the kernel shows a process's command line and environment, counted from
 # the third, which follows the name.
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+_SUPERVISORS = (("dsrun", "train"), ("dsrun", "launch"), "tests.integration.supervised")
 _WARM = ["-u", "-m", "dsrun.launch.warm"]
 
 
@@ -37,7 +38,8 @@ def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> N
         os.chdir(request["cwd"])
         _imitate_exec(request["argv"], request["env"], streams)
         sys.path[0] = request["cwd"]
-        if request["module"] == "dsrun" and request["args"][:1] in (["train"], ["launch"]):
+        os.execv = _imitate_execv
+        if (request["module"], *request["args"][:1]) in _SUPERVISORS or request["module"] in _SUPERVISORS:
             _prefork_warm_process()
         return _run(request["module"], request["args"])
 
@@ -104,6 +106,23 @@ def _imitate_exec(argv: Sequence[str], env: Mapping[str, str], streams: Sequence
     for option in filter(None, env.get("PYTHONWARNINGS", "").split(",")):
         warnings._setoption(option)
     name_thread(Path(argv[0]).name)
+    _take_in_python_path(env)
+
+
+def _take_in_python_path(env: Mapping[str, str]) -> None:
+    """What Python would do with the folders of PYTHONPATH that the server did not know: look there, and customize."""
+    new = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    sys.path[1:1] = new
+    for file in (Path(each, "sitecustomize.py") for each in new):
+        if file.exists():
+            runpy.run_path(str(file))
+
+
+def _imitate_execv(path: str, argv: Sequence[str]) -> NoReturn:
+    """`python -m MODULE …` in place of this program; what was imported stays."""
+    if list(argv[:2]) != [sys.executable, "-m"]:
+        os.execve(path, list(argv), os.environ)
+    _to_the_end(lambda: _run(argv[2], argv[3:]), os.getppid())
 
 
 def _overwrite(span: Sequence[bytes], words: Sequence[bytes]) -> None:

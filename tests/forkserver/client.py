@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import pkgutil
 import select
 import socket
 import subprocess
@@ -15,20 +16,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import dsrun
 from dsrun.launch.agent import WORKER_IMPORTS
-from tests.forkserver.server import NUMBER
+from tests.forkserver.server import END, PID
 
 ROOT = Path(__file__).parents[2]
 # What libraries read when they are imported: with another value a process is started as ever.
 READ_BY_PYTHON = ("PYTHON", "LD_", "LC_", "LANG", "HOME")
 READ_BY_TORCH = (
-    *("HF_", "TRANSFORMERS_", "DATASETS_", "PYTORCH_", "DS_", "XDG_", "CUDA_", "OMP_", "MKL_", "KMP_"),
+    *("HF_", "TRANSFORMERS_", "DATASETS_", "DS_", "XDG_", "CUDA_", "OMP_", "MKL_", "KMP_"),
     *("MALLOC_", "TOKENIZERS_"),
 )
-READ_BY_FORKS = ("PYTHONWARNINGS", "PYTHONUNBUFFERED")
+READ_BY_FORKS = ("PYTHONWARNINGS", "PYTHONPATH")
 # The ranks of the tests compute on one thread each. dsrun itself leaves be what is set.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu"}
 _ROOM = 100_000
+
+
+_used: list[float] = []
+
+
+def cpu_seconds() -> float:
+    """Of all forks that have ended, with their children."""
+    return sum(_used)
 
 
 class ForkServer:
@@ -64,7 +74,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [*streams, theirs.fileno()])
-        return ours, NUMBER.unpack(ours.recv(NUMBER.size))[0]
+        return ours, PID.unpack(ours.recv(PID.size))[0]
 
     def _fits(self, env: Mapping[str, str] | None) -> bool:
         """Whether what was imported is what would be imported in that environment."""
@@ -146,18 +156,41 @@ class Process(subprocess.Popen):
             if self.returncode is None:
                 left = None if until is None else max(0.0, until - time.monotonic())
                 if select.select([self._answer], [], [], left)[0]:
-                    data = self._answer.recv(NUMBER.size)
+                    data = self._answer.recv(END.size)
                     # A server that was killed takes all its forks along.
-                    self.returncode = NUMBER.unpack(data)[0] if data else -9
+                    self.returncode, used = END.unpack(data) if data else (-9, 0.0)
+                    _used.append(used)
                     self._answer.close()
         return self.returncode
 
 
+def _light_modules() -> list[str]:
+    """All of dsrun but the room that needs torch."""
+    rooms = [each.name for each in pkgutil.iter_modules(dsrun.__path__) if each.ispkg and each.name != "train"]
+    found = [
+        each.name
+        for room in rooms
+        for each in pkgutil.walk_packages([f"{dsrun.__path__[0]}/{room}"], f"dsrun.{room}.")
+    ]
+    return [name for name in found if not name.endswith(".__main__")]
+
+
 HEAVY = ForkServer(
-    *("torch.distributed.run", *WORKER_IMPORTS, "dsrun.cli.train", "dsrun.launch.supervise", "dsrun.launch.warm"),
-    *("deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon", "dsrun.train.exporting", "peft"),
+    *(
+        "torch.distributed.run",
+        *WORKER_IMPORTS,
+        "dsrun.cli.train",
+        "dsrun.launch.supervise",
+        "dsrun.launch.warm",
+    ),
+    *(
+        "deepspeed.runtime.engine",
+        "deepspeed.runtime.zero.muon.original_muon",
+        "dsrun.train.exporting",
+        "peft",
+    ),
     *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("t5", "llama", "bart")),
     reads=READ_BY_PYTHON + READ_BY_TORCH,
     env={"HF_HUB_OFFLINE": "1"},
 )
-LIGHT = ForkServer("dsrun.cli.main", "click", "rich", "psutil", "yaml", "jinja2", reads=READ_BY_PYTHON)
+LIGHT = ForkServer(*_light_modules(), "pydantic", "rich.table", "rich.progress", reads=READ_BY_PYTHON)

@@ -23,7 +23,9 @@ from importlib import import_module
 from dsrun.system.tether import die_with_parent, name_thread
 from tests.forkserver.child import become
 
-NUMBER = struct.Struct("!i")
+PID = struct.Struct("!i")
+END = struct.Struct("!id")
+"""Exit code, and CPU seconds with those of its children."""
 LARGEST = 1 << 20
 
 
@@ -69,21 +71,21 @@ def _serve(requests: socket.socket) -> None:
             for fd in fds[:3]:
                 os.close(fd)
             answers[pid] = socket.socket(fileno=fds[3])
-            _answer(answers[pid], pid)
+            _answer(answers[pid], PID.pack(pid))
 
 
 def _reap(answers: dict[int, socket.socket]) -> None:
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = found
+        while (found := os.wait4(-1, os.WNOHANG))[0]:
+            pid, status, used = found
             if answer := answers.pop(pid, None):
-                _answer(answer, os.waitstatus_to_exitcode(status))
+                _answer(answer, END.pack(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime))
                 answer.close()
 
 
-def _answer(channel: socket.socket, number: int) -> None:
+def _answer(channel: socket.socket, message: bytes) -> None:
     with suppress(OSError):  # nobody waits for it
-        channel.sendall(NUMBER.pack(number))
+        channel.sendall(message)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from dsrun.runs.records import read_records
 from dsrun.wheel.sdist import fetch_sdist, read_lock
 from tests.forkserver.client import HEAVY
-from tests.forkserver.ranks import run_ranks
+from tests.forkserver.ranks import Ranks
 from tests.integration.builder import Builder
 from tests.integration.wheel_sources import tiny_tree
 
@@ -131,22 +132,24 @@ def dsrun(
 
 def many_runs(runs: list[list[str]], *, ranks: int, scratch: Path) -> None:
     """Run all argument lists on `ranks` workers, started once."""
-    file = scratch / f"runs-{ranks}.json"
+    folder = Path(tempfile.mkdtemp(prefix="runs-", dir=scratch))
+    file = folder / "runs.json"
     file.write_text(json.dumps(runs))
-    run_ranks("tests.integration.many_runs", [str(file)], ranks)
+    Ranks(folder / "logs", "tests.integration.many_runs", [file], count=ranks).wait()
 
 
 def many_engines(
     cases: list[dict], scratch: Path, *, python: str = sys.executable, more: dict[str, str] | None = None
 ) -> dict[str, dict]:
     """What each case's engine was, once all have run on two ranks of that Python, with `more` in its environment."""
-    file = scratch / "cases.json"
+    folder = Path(tempfile.mkdtemp(prefix="engines-", dir=scratch))
+    file = folder / "cases.json"
     file.write_text(json.dumps(cases))
     # Muon's Newton-Schulz iteration is the same without the compiler, which takes a minute here.
     env = {"TORCH_COMPILE_DISABLE": "1", **(more or {})}
     # Two releases of ninja take each other's builds for stale, and CPU Adam takes minutes: always our own ninja.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.environ["PATH"])])
-    run_ranks("tests.integration.many_engines", [str(file)], 2, env, python=python)
+    Ranks(folder / "logs", "tests.integration.many_engines", [file], count=2, env=env, python=python).wait()
     return json.loads(Path(f"{file}.out").read_text())
 
 

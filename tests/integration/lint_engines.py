@@ -1,13 +1,12 @@
-"""A worker of test_lint_engines.py: for every config on stdin, whether a real engine takes a step with it."""
+"""`lint_engines CONFIGS ANSWERS`: for every config of a JSON file, whether a real engine takes a step with it."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
+from pathlib import Path
 
-from dsrun.system.net import free_port
 from tests.integration.as_rank import run_to_the_end
 
 
@@ -30,21 +29,14 @@ def verdict(config: dict) -> str:
     return ""
 
 
-def main() -> None:
-    """Answer on the real stdout, which DeepSpeed would fill with its log."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
-    )
+def main(configs: str, answers: str) -> None:
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.init_distributed(dist_backend="gloo")
-    found = [verdict(config) for config in json.load(sys.stdin)]
-    with os.fdopen(answers, "w") as out:
-        json.dump(found, out)
+    found = [verdict(config) for config in json.loads(Path(configs).read_text())]
+    Path(answers).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    run_to_the_end(main)
+    run_to_the_end(main, *sys.argv[1:])

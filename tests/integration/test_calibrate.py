@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from dsrun.zero.memory.report import VERSION
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import make_model
 
 pytestmark = pytest.mark.train
@@ -27,9 +28,9 @@ def calibrate(tmp_path):
     def call(*args: str) -> subprocess.CompletedProcess[str]:
         environ = os.environ | {"CUDA_VISIBLE_DEVICES": "", "DSRUN_CACHE": str(tmp_path / "cache")}
         command = [sys.executable, "-m", "dsrun", "plan", *args]
-        return subprocess.run(
-            command, env=environ, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-        )  # fmt: skip
+        return HEAVY.run(
+            command, env=environ, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
 
     return call
 

@@ -18,6 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun, many_runs, records
 from tests.processes import by_name
 
@@ -44,7 +45,7 @@ def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs
         "--train-file", pairs["train"], *SHORT, "--max-steps", "100000", "--save-steps", "10",
         "--output", str(run.path),
     ]  # fmt: skip
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    with HEAVY.popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             wait_for(lambda: len(complete_checkpoints(run)) > 0)
             worker = by_name(process.pid)[f"rank-{rank}"]
@@ -194,9 +195,7 @@ def two_nodes(*commands):
         }  # fmt: skip
         argv = [sys.executable, *command]
         nodes.append(
-            subprocess.Popen(
-                argv, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-            )
+            HEAVY.popen(argv, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         )
     said = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [1, 1]

@@ -15,6 +15,7 @@ from dsrun.runs.records import read_records
 from dsrun.runs.samples import ledgers, steps
 from tests.faults.hold import Hold
 from tests.faults.oracle import curve, findings
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun
 from tests.integration.test_training import wait_for
 
@@ -36,7 +37,7 @@ def test_a_killed_run_goes_on_and_loses_nothing(tiny, pairs, tmp_path):
     # Two micro batches a step: in the eleventh.
     hold = Hold(tmp_path, "forward", call=21)
     env = {**os.environ, **hold.env}
-    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as process:
+    with HEAVY.popen(argv, env=env, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: complete_checkpoints(run) and max(curve(run.path), default=0) > 9)
         # Of rank 0, which writes the events.
         os.kill(read_records(run.events)[0]["pid"], signal.SIGKILL)

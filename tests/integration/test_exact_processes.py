@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from dsrun.system.net import free_port
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT
 from tests.processes import left_of
 
@@ -27,7 +28,7 @@ def worker(arguments, folder, **variables):
         "DSRUN_CACHE": str(folder / "cache"), **variables,
     }  # fmt: skip
     argv = [sys.executable, "-m", "dsrun.train", *map(str, arguments), "--output", str(folder / "run")]
-    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return HEAVY.popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def children_of(process, enough, *, when=lambda: True):

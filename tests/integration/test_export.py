@@ -27,6 +27,7 @@ from dsrun.train import exporting, exporting_prove
 from dsrun.train.exporting import Request
 from dsrun.train.exporting_write import Weight, write_file
 from dsrun.train.reshape_shards import ZeroCheckpoint
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, make_tokenizer, many_runs
 from tests.zero_checkpoints import write_zero
 
@@ -232,7 +233,7 @@ def test_files_are_what_the_safetensors_library_reads(tmp_path):
 
 def dsrun_export(*args):
     argv = [sys.executable, "-m", "dsrun", "export", *map(str, args)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
+    return HEAVY.run(argv, capture_output=True, text=True)
 
 
 def test_of_a_run_the_newest_checkpoint_that_verifies(runs, tmp_path):

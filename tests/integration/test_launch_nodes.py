@@ -15,6 +15,7 @@ import pytest
 
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port, port_is_free
+from tests.forkserver.client import HEAVY
 
 ROOT = Path(__file__).parents[2]
 # Each rank says who it is, and trains, in a way, until the file `end` is there.
@@ -58,7 +59,7 @@ class Place:
         output = (self.folder / f"output-{len(self.started)}").open("wb")
         environ = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         with output:
-            child = subprocess.Popen(
+            child = HEAVY.popen(
                 words, cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         self.started.append(child)

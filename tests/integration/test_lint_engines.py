@@ -6,8 +6,6 @@ One process builds an engine for each config on one rank and takes two steps.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, ENGINE
+from tests.forkserver.ranks import Ranks
 from tests.integration.lint_truth import deepspeed_says
 
 ROOT = Path(__file__).parents[2]
@@ -109,15 +108,15 @@ FAIL = [
 
 
 @pytest.fixture(scope="module")
-def engines():
+def engines(tmp_path_factory):
     """Config as JSON -> the error that its engine ends in, empty for none."""
     configs = [*RUN, *[each for _, each in FAIL]]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.lint_engines"],
-        input=json.dumps(configs), capture_output=True, text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {json.dumps(each): answer for each, answer in zip(configs, json.loads(done.stdout), strict=True)}
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "configs").write_text(json.dumps(configs))
+    args = [folder / "configs", folder / "answers"]
+    Ranks(folder / "logs", "tests.integration.lint_engines", args, count=1).wait()
+    answers = json.loads((folder / "answers").read_text())
+    return {json.dumps(each): answer for each, answer in zip(configs, answers, strict=True)}
 
 
 def errors(config):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-from dsrun.launch.command import agent_argv, worker_environment
-from dsrun.launch.topology import Topology
-from dsrun.system.net import free_port
 from dsrun.zero.memory.buffers import sizes
 from dsrun.zero.memory.lora import training
 from dsrun.zero.memory.shapes import describe
 from dsrun.zero.memory.states import Sharding, states
+from tests.forkserver.ranks import Ranks
 from tests.integration.memory_models import CONFIGS
 
 pytestmark = pytest.mark.train
@@ -55,14 +50,8 @@ def held(tmp_path_factory):
     """What each rank's engine held, by case."""
     folder = tmp_path_factory.mktemp("held")
     (folder / "cases").write_text(json.dumps(CASES))
-    topology = Topology(RANKS, "cpu", RANKS)
-    args = [str(folder / "cases"), str(folder / "out")]
-    argv = agent_argv(topology, port=free_port(), module="tests.integration.held_states", args=args)
-    changes = worker_environment(topology, os.environ, debug=False)
-    env = {key: value for key, value in {**os.environ, **changes}.items() if value is not None}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(argv, env=env, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
+    args = [folder / "cases", folder / "out"]
+    Ranks(folder / "logs", "tests.integration.held_states", args, count=RANKS).wait()
     ranks = [json.loads((folder / f"out-{rank}").read_text()) for rank in range(RANKS)]
     return {name(each): [rank[index] for rank in ranks] for index, each in enumerate(CASES)}
 

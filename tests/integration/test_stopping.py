@@ -10,14 +10,13 @@ import time
 
 import pytest
 
-from dsrun.launch.command import agent_argv, worker_environment
-from dsrun.launch.topology import Topology
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
+from tests.forkserver.client import HEAVY
+from tests.forkserver.ranks import Ranks
 from tests.integration.conftest import SHORT
-from tests.processes import below
 
 pytestmark = pytest.mark.train
 
@@ -34,36 +33,15 @@ def kinds(folder):
 def test_one_rank_that_is_told_takes_the_others_along(stage, tiny, pairs, tmp_path):
     folder = RunFolder(tmp_path / "run")
     args = [
-        "--model",
-        tiny["llama"],
-        "--zero",
-        stage,
-        "--train-file",
-        pairs["train"],
-        *SHORT,
-        "--max-steps",
-        "5000",
+        *("--model", tiny["llama"], "--zero", stage, "--train-file", pairs["train"], *SHORT),
+        *("--max-steps", "5000", "--output", folder.path),
     ]
-    argv = agent_argv(
-        Topology(2, "cpu", 2),
-        port=free_port(),
-        module="dsrun.train",
-        args=[*args, "--output", str(folder.path)],
-    )
-    changes = worker_environment(Topology(2, "cpu", 2), os.environ, debug=False) | {
-        "DSRUN_SAVE_ON": "USR1,TERM"
-    }
-    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    with subprocess.Popen(
-        argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as agent:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and not (folder.metrics.exists() and losses(folder)):
-            time.sleep(0.2)
-        (first, *_) = below(agent.pid, "dsrun.train")
-        first.send_signal(signal.SIGUSR1)
-        _, said = agent.communicate(timeout=300)
-    assert agent.returncode == 0, said
+    ranks = Ranks(tmp_path / "logs", "dsrun.train", args, count=2, env={"DSRUN_SAVE_ON": "USR1,TERM"})
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and not (folder.metrics.exists() and losses(folder)):
+        time.sleep(0.05)
+    ranks.processes[1].send_signal(signal.SIGUSR1)
+    said = ranks.wait()
     steps = [step for step, _ in folder.checkpoints()]
     assert len(steps) == 1
     assert 1 < steps[0] < 5000
@@ -82,9 +60,7 @@ def test_a_signal_before_training_ends_the_worker_without_a_failure(tmp_path):
         "DSRUN_FAILURES": str(tmp_path), "DSRUN_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
     argv = [sys.executable, "-m", "dsrun.train", "--model", "demo-t5", "--output", str(tmp_path / "run")]
-    with subprocess.Popen(
-        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as worker:
+    with HEAVY.popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not (tmp_path / "run" / "console.log").exists():
             time.sleep(0.05)

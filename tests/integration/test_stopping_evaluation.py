@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from dsrun.launch.agent import ATTEMPT_VARIABLE
-from dsrun.launch.command import agent_argv, worker_environment
-from dsrun.launch.topology import Topology
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import read_beats
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
-from dsrun.system.net import free_port
 from tests.faults.hold import Hold
+from tests.forkserver.ranks import Ranks
 from tests.integration.conftest import SHORT
 
 pytestmark = pytest.mark.train
@@ -29,17 +26,13 @@ TOLD_AT = 2
 
 
 class Group:
-    """Two ranks under torch.distributed.run, with the variables that a supervisor sets."""
+    """Two ranks with the variables that a supervisor sets."""
 
     def __init__(self, scratch: Path, output: Path, *args: str, hold: Hold | None = None) -> None:
         scratch.mkdir()
         self.beats = scratch / "beats"
         self.failures = scratch
-        topology = Topology(RANKS, "cpu", RANKS)
-        argv = agent_argv(
-            topology, port=free_port(), module="dsrun.train", args=[*args, "--output", str(output)]
-        )
-        changes = worker_environment(topology, os.environ, debug=False) | {
+        env = {
             "DSRUN_SAVE_ON": "USR1,TERM",
             "DSRUN_HEARTBEAT": str(self.beats),
             "DSRUN_FAILURES": str(scratch),
@@ -47,9 +40,8 @@ class Group:
             ATTEMPT_VARIABLE: "0",
             **(hold.env if hold else {}),
         }
-        env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-        self.agent = subprocess.Popen(
-            argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        self._ranks = Ranks(
+            scratch / "logs", "dsrun.train", [*args, "--output", output], count=RANKS, env=env
         )
 
     def at(self, phase: str, *, step: int) -> int:
@@ -59,9 +51,7 @@ class Group:
         return beat.pid
 
     def end(self) -> str:
-        said = self.agent.communicate(timeout=300)[1]
-        assert self.agent.returncode == 0, said
-        return said
+        return self._ranks.wait()
 
 
 def metrics(folder):

@@ -16,6 +16,7 @@ import pytest
 
 from dsrun.launch.guard import members
 from dsrun.runs.records import read_records
+from tests.forkserver.client import HEAVY
 from tests.processes import GONE_S, below, left_of
 
 pytestmark = pytest.mark.train
@@ -37,7 +38,7 @@ class Supervised:
         file = folder / "spec.json"
         program = [str(STEPS), str(folder), steps, *words]
         file.write_text(json.dumps({"ranks": 2, "run": str(self.run), "program": program, **spec}))
-        self.process = subprocess.Popen(
+        self.process = HEAVY.popen(
             [sys.executable, "-m", "tests.integration.supervised", str(file)],
             cwd=ROOT,
             stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ from dsrun.launch.guard import members
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from tests.faults.hold import Hold
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun
 from tests.processes import GONE_S, below, by_name, left_of
 
@@ -32,7 +33,7 @@ class Training:
         self.folder = RunFolder(folder)
         argv = [sys.executable, "-m", "dsrun", "train", *flags, "--output", str(folder)]
         environ = {**os.environ, **(env or {})}
-        self.process = subprocess.Popen(
+        self.process = HEAVY.popen(
             argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 

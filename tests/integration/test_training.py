@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
+from tests.forkserver.client import HEAVY
 from tests.integration.conftest import FP32, SHORT, Ran, dsrun, make_tokenizer, many_runs, phrase, records
 from tests.processes import alive, by_name
 
@@ -173,7 +174,7 @@ def test_a_killed_worker_ends_the_run_and_leaves_nobody(tiny, pairs, tmp_path):
         sys.executable, "-m", "dsrun", "train", "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT,
         "--max-steps", "100000", "--nproc", "2", "--max-restarts", "0", "--output", str(tmp_path / "run"),
     ]  # fmt: skip
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+    with HEAVY.popen(argv, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for(lambda: len(records_or_nothing(tmp_path / "run")) > 2)
             everyone = by_name(process.pid)
@@ -242,7 +243,7 @@ def test_prepare_leaves_nothing_to_tokenise(tiny, pairs, tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
     flags = ["--model", tiny["t5"], "--train-file", pairs["train"], *SHORT, "--max-steps", "1"]
     argv = [sys.executable, "-m", "dsrun", "prepare", *flags]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = HEAVY.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "53 train" in done.stderr
     entries = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "prepared").rglob("*.arrow")}
@@ -256,7 +257,7 @@ def test_a_preparation_that_is_interrupted_says_so_alone(tiny, tmp_path):
     row = json.dumps({"source": phrase(1, 60), "target": phrase(2, 60)}) + "\n"
     (tmp_path / "long.jsonl").write_text(row * 100_000)
     flags = ["--model", tiny["t5"], "--train-file", str(tmp_path / "long.jsonl"), "--num-proc", "2"]
-    preparing = subprocess.Popen(
+    preparing = HEAVY.popen(
         [sys.executable, "-m", "dsrun", "prepare", *flags],
         env={**os.environ, "DSRUN_CACHE": str(tmp_path / "cache")},
         stderr=subprocess.PIPE,

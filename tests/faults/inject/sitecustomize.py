@@ -169,6 +169,18 @@ def wrap(function, fault):
     return wrapped
 
 
+def install(module, name, fault):
+    """Put the fault around the function, also where others have imported it already."""
+    owner, _, name = name.rpartition(".")
+    place = getattr(module, owner) if owner else module
+    function = getattr(place, name)
+    wrapped = wrap(function, fault)
+    setattr(place, name, wrapped)
+    for other in list(sys.modules.values()):
+        if getattr(other, "__dict__", {}).get(name) is function:
+            setattr(other, name, wrapped)
+
+
 class Hook(importlib.abc.MetaPathFinder):
     """Wraps the point's function as soon as its module is there."""
 
@@ -186,9 +198,7 @@ class Hook(importlib.abc.MetaPathFinder):
 
         def executed(module):
             execute(module)
-            owner, _, name = self.name.rpartition(".")
-            place = getattr(module, owner) if owner else module
-            setattr(place, name, wrap(getattr(place, name), self.fault))
+            install(module, self.name, self.fault)
 
         spec.loader.exec_module = executed
         return spec
@@ -198,4 +208,8 @@ if os.environ.get("DSRUN_FAULT"):
     import importlib.util
 
     _fault = Fault(os.environ["DSRUN_FAULT"])
-    sys.meta_path.insert(0, Hook(*POINTS[_fault.point], _fault))
+    _module, _name = POINTS[_fault.point]
+    if _module in sys.modules:
+        install(sys.modules[_module], _name, _fault)
+    else:
+        sys.meta_path.insert(0, Hook(_module, _name, _fault))
