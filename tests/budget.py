@@ -21,7 +21,9 @@ _FREE = "free_of_budget"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--budget", action="store_true", help=f"fail when a test takes over {LIMIT_S:g} CPU seconds")
+    parser.addoption(
+        "--budget", action="store_true", help=f"fail when a test takes over {LIMIT_S:g} CPU seconds"
+    )
 
 
 def spent() -> float:

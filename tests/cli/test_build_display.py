@@ -11,7 +11,7 @@ from dsrun.cli.build_display import Bars
 from dsrun.wheel.progress import Tracker, parse_line
 
 
-def test_bars_show_file_count_and_time_left():
+def test_build_progress_bars_show_file_and_time_left():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
     tracker = Tracker(weights={"cpu_adam": 1.0, "utils": 1.0}, libraries={"cpu_adam": 1, "utils": 1})

@@ -35,7 +35,7 @@ def key_of(done):
     return KEY.search(done.stderr)[1]
 
 
-def test_dry_run_prints_a_script_and_writes_nothing(dsrun, tmp_path):
+def test_dry_run_prints_script_and_writes_nothing(dsrun, tmp_path):
     done = dry(dsrun)
     assert subprocess.run(["sh", "-n"], input=done.stdout, text=True, check=False).returncode == 0
     lines = done.stdout.splitlines()
@@ -50,7 +50,7 @@ def test_dry_run_prints_a_script_and_writes_nothing(dsrun, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_dry_run_of_several_shows_each(dsrun):
+def test_dry_run_of_several_ops_shows_each(dsrun):
     done = dsrun("build-wheel", "--dry-run", "--arch", "cpu", "--ops", "cpu_lion,cpu_adam")
     assert [line for line in done.stdout.splitlines() if line.startswith("# ")] == [
         "# cpu_adam",
@@ -58,7 +58,8 @@ def test_dry_run_of_several_shows_each(dsrun):
     ]
 
 
-def test_the_key_follows_the_inputs_and_not_the_means(dsrun, environ):
+def test_cache_key_follows_inputs_only(dsrun, environ):
+    """The key follows what goes into the wheel, not how it is built."""
     first = key_of(dry(dsrun))
     assert key_of(dry(dsrun, "--jobs", "7", "--keep")) == first
     environ["CFLAGS"] = "-O0"
@@ -72,7 +73,7 @@ def test_the_key_follows_the_inputs_and_not_the_means(dsrun, environ):
     assert key_of(dry(dsrun)) != first
 
 
-def test_flags_that_are_not_used_are_said(dsrun, environ):
+def test_unused_cflags_are_reported(dsrun, environ):
     environ["CFLAGS"] = "-O0"
     done = dry(dsrun)
     assert "note: CFLAGS in the environment: not used for this build" in done.stderr
@@ -83,7 +84,7 @@ def test_underscores_in_flags(dsrun):
     assert dsrun("build-wheel", "--dry_run", "--arch", "cpu", "--ops", "cpu_lion").returncode == 0
 
 
-def test_without_a_gpu_and_with_a_cpu_torch_it_says_so(dsrun):
+def test_cpu_torch_without_gpu_is_reported(dsrun):
     done = dsrun("build-wheel", "--dry-run", "--ops", "cpu_lion")
     assert done.returncode == 0
     assert "torch is a CPU build" in done.stderr
@@ -107,7 +108,8 @@ def test_without_a_gpu_and_with_a_cpu_torch_it_says_so(dsrun):
         (("--arch", "cpu", "--partition", "gpu"), 2, "--partition gpu does not go with --arch cpu"),
     ],
 )
-def test_what_cannot_be_built_is_one_line_and_compiles_nothing(dsrun, here, tmp_path, args, code, said):
+def test_impossible_build_is_one_line_error(dsrun, here, tmp_path, args, code, said):
+    """What cannot be built is one line, and nothing is compiled."""
     (here / "file").touch()
     done = dsrun("build-wheel", *args)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
@@ -117,7 +119,7 @@ def test_what_cannot_be_built_is_one_line_and_compiles_nothing(dsrun, here, tmp_
     assert not (tmp_path / "cache" / "wheels").exists()
 
 
-def test_an_environment_without_torch(dsrun, tmp_path):
+def test_build_environment_without_torch(dsrun, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     done = dsrun("build-wheel", "--arch", "cpu", "--python", str(tmp_path / "bare/bin/python"))
     assert (done.returncode, done.stdout) == (4, "")
@@ -125,7 +127,7 @@ def test_an_environment_without_torch(dsrun, tmp_path):
     assert "pip install torch" in done.stderr
 
 
-def test_without_ninja(dsrun, environ, tmp_path):
+def test_build_environment_without_ninja(dsrun, environ, tmp_path):
     """An environment that sees torch and setuptools, and a PATH on which there are compilers and nothing else."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
     packages = next((tmp_path / "env").glob("lib/*/site-packages"))
@@ -143,7 +145,7 @@ def test_without_ninja(dsrun, environ, tmp_path):
     assert "pip install ninja" in done.stderr
 
 
-def test_an_unchanged_request_is_answered_from_the_store(dsrun, here, tmp_path):
+def test_unchanged_request_is_served_from_cache(dsrun, here, tmp_path):
     """Nothing but the store can have answered: this wheel was never compiled."""
     key = key_of(dry(dsrun))
     entry = tmp_path / "cache/wheels" / key

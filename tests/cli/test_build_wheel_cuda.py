@@ -60,7 +60,7 @@ def blocks(done):
     return {block.partition("\n")[0]: block for block in done.stdout.removeprefix("# ").split("\n# ")}
 
 
-def test_the_list_is_written_as_deepspeed_takes_it(dry):
+def test_arch_list_in_build_script(dry):
     done = dry("--arch", "h100+PTX, 8.0;turing", "--ops", "fused_adam,cpu_adam")
     parts = blocks(done)
     assert list(parts) == ["fused_adam", "cpu_adam"]
@@ -72,14 +72,14 @@ def test_the_list_is_written_as_deepspeed_takes_it(dry):
     assert "export DS_BUILD_FUSED_ADAM=0\n" in parts["cpu_adam"]
 
 
-def test_split_makes_two_wheels_one_below_8(dry):
+def test_split_makes_two_wheels_below_and_above_8_0(dry):
     done = dry("--arch", "7.5,8.6,9.0", "--ops", "fused_adam", "--split")
     lists = [line for line in done.stdout.splitlines() if "TORCH_CUDA_ARCH_LIST" in line]
     assert lists == ["export TORCH_CUDA_ARCH_LIST=7.5", "export TORCH_CUDA_ARCH_LIST='8.6;9.0'"]
     assert done.stderr.count("would be stored in") == 2
 
 
-def test_the_loss_of_bf16_is_said_where_it_happens(dry):
+def test_bf16_switched_off_names_the_ops(dry):
     said = dry("--arch", "7.5,8.0", "--ops", "fused_adam,quantizer").stderr
     assert "switches bf16 off in quantizer for all GPUs" in said
     assert "--split" in said
@@ -88,33 +88,34 @@ def test_the_loss_of_bf16_is_said_where_it_happens(dry):
     assert "switches bf16 off" not in dry("--arch", "7.5,8.0", "--ops", "quantizer", "--split").stderr
 
 
-def test_without_a_gpu_it_asks_for_a_list(dry):
+def test_cuda_torch_without_gpu_asks_for_arch(dry):
     done = dry("--ops", "fused_adam")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--arch a100,h100" in done.stderr.splitlines()[-1]
 
 
-def test_a_gpu_too_old_for_this_cuda_is_told_its_last_pair(dry):
+def test_gpu_too_old_for_cuda_names_last_versions(dry):
+    """A GPU too old for this CUDA is told the last torch and CUDA that support it."""
     done = dry("--arch", "v100,a100", "--ops", "fused_adam")
     assert (done.returncode, done.stdout) == (2, "")
     assert "torch 2.10" in done.stderr.splitlines()[-1]
 
 
-def test_another_major_version_of_nvcc(dry, toolkit):
+def test_nvcc_of_other_major_version(dry, toolkit):
     (toolkit / "bin/nvcc").write_text(NVCC.replace("13.0", "12.4"))
     done = dry("--arch", "a100", "--ops", "fused_adam")
     assert done.returncode == 2
     assert "12.4" in done.stderr.splitlines()[-1]
 
 
-def test_a_missing_header_is_an_error_with_the_way_to_get_it(dry, toolkit):
+def test_missing_cuda_header_names_install_command(dry, toolkit):
     (toolkit / "include/cublas_v2.h").unlink()
     done = dry("--arch", "a100", "--ops", "fused_adam")
     assert (done.returncode, done.stdout) == (4, "")
     assert "install" in done.stderr.splitlines()[-1]
 
 
-def test_split_prints_two_lines_and_keeps_the_two_records_apart(dry, dsrun, python, here, tmp_path):
+def test_split_prints_two_wheels_with_own_records(dry, dsrun, python, here, tmp_path):
     """Both wheels are in the store already: nothing here could compile them."""
     args = ("--arch", "7.5,9.0", "--ops", "fused_adam", "--split")
     names = []
@@ -147,7 +148,7 @@ def kernels(python):
 
 
 @pytest.mark.usefixtures("kernels")
-def test_an_operation_for_newer_gpus_is_not_in_the_older_part(dry):
+def test_split_leaves_op_out_of_older_arch_part(dry):
     """Its builder drops everything below 8.0: a wheel for 7.5 could only fail, when all else was compiled."""
     done = dry("--arch", "7.5,9.0", "--ops", "fused_adam,ragged_device_ops", "--split")
     old, new = done.stdout.split("# ragged_device_ops\n")
@@ -160,7 +161,8 @@ def test_an_operation_for_newer_gpus_is_not_in_the_older_part(dry):
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_group_leaves_out_what_is_for_newer_gpus_and_a_name_is_refused(dry):
+def test_op_for_newer_gpus_left_out_or_refused(dry):
+    """A group leaves out what is for newer GPUs; asked for by name it is refused."""
     done = dry("--arch", "7.5", "--ops", "all")
     assert "# fused_adam\n" in done.stdout
     assert "# ragged_device_ops\n" not in done.stdout

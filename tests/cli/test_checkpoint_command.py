@@ -63,7 +63,7 @@ def dsrun(*args):
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
-def test_list_shows_all_with_what_they_are(run):
+def test_checkpoint_list_shows_state_of_each(run):
     done = dsrun("list", run.path)
     assert done.returncode == 0, done.stderr
     head, *rows = [line.split() for line in done.stdout.splitlines()]
@@ -76,7 +76,7 @@ def test_list_shows_all_with_what_they_are(run):
     assert rows[3][-2:] == ["complete,", "best"]
 
 
-def test_list_as_json(run):
+def test_checkpoint_list_json(run):
     answer = json.loads(dsrun("list", run.path, "--format", "json").stdout)
     assert answer["version"] == 1
     states = {entry["step"]: entry["state"] for entry in answer["checkpoints"]}
@@ -90,7 +90,7 @@ def test_list_as_json(run):
     )
 
 
-def test_verify_reads_contents_and_exits_with_3(run):
+def test_checkpoint_verify_reads_contents_and_exits_3(run):
     shard = run.checkpoint(20) / "global_step20" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     data = bytearray(shard.read_bytes())
     data[1500] ^= 1
@@ -106,7 +106,8 @@ def test_verify_reads_contents_and_exits_with_3(run):
     assert checked["findings"][0]["code"] == "checkpoint_corrupt"
 
 
-def test_a_checkpoint_that_training_deletes_meanwhile_is_not_damaged(run, monkeypatch, capsys):
+def test_checkpoint_rotated_during_verify_is_not_damaged(run, monkeypatch, capsys):
+    """A checkpoint that training deletes meanwhile is not damaged."""
     (run.checkpoint(30) / "latest").write_text("global_step30")
 
     def read_while_training_rotates(path):
@@ -119,7 +120,7 @@ def test_a_checkpoint_that_training_deletes_meanwhile_is_not_damaged(run, monkey
     assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["whole", "whole"]
 
 
-def test_inspect_takes_the_newest_complete_one_of_a_run(run):
+def test_checkpoint_inspect_takes_newest_complete(run):
     done = dsrun("inspect", run.path)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
@@ -135,7 +136,7 @@ def test_inspect_takes_the_newest_complete_one_of_a_run(run):
     assert lines["tokenizer"] == "sha256 dddddddddddddddd"
 
 
-def test_inspect_as_json_of_one_checkpoint(run):
+def test_checkpoint_inspect_json(run):
     answer = json.loads(dsrun("inspect", run.checkpoint(10), "--format", "json").stdout)["checkpoint"]
     assert answer["architecture"] == "LlamaForCausalLM"
     assert answer["weights"]["by_dtype"] == {"F32": 36}
@@ -143,7 +144,7 @@ def test_inspect_as_json_of_one_checkpoint(run):
     assert answer["entry"]["best"]
 
 
-def test_empty_weights_are_shouted(run):
+def test_checkpoint_inspect_reports_empty_weights(run):
     (run.checkpoint(20) / "model.safetensors").write_bytes(safetensors({"wte": [0]}))
     assert "1 tensors are EMPTY, wte first" in dsrun("inspect", run.checkpoint(20)).stdout
 
@@ -152,7 +153,7 @@ def test_empty_weights_are_shouted(run):
     ("place", "said"),
     [("nowhere", "does not exist"), ("empty", "holds no checkpoint"), ("run", "no complete")],
 )
-def test_what_is_no_checkpoint(run, tmp_path, place, said):
+def test_checkpoint_inspect_without_checkpoint(run, tmp_path, place, said):
     (tmp_path / "empty").mkdir()
     for step, _ in run.checkpoints():
         (run.checkpoint(step) / "manifest.json").unlink()
@@ -162,7 +163,7 @@ def test_what_is_no_checkpoint(run, tmp_path, place, said):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_checkpoint_of_plain_transformers_is_foreign(run):
+def test_checkpoint_without_manifest_is_foreign(run):
     (run.checkpoint(20) / "manifest.json").unlink()
     states = {
         e["step"]: e["state"]
@@ -172,14 +173,14 @@ def test_a_checkpoint_of_plain_transformers_is_foreign(run):
     assert dsrun("verify", run.checkpoint(20)).returncode == 3
 
 
-def test_a_damaged_header_is_one_line(run):
+def test_checkpoint_damaged_safetensors_header_is_one_line(run):
     (run.checkpoint(20) / "model.safetensors").write_bytes(b"\xff" * 40)
     done = dsrun("inspect", run.checkpoint(20))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "no whole safetensors file" in done.stderr
 
 
-def test_no_heavy_library_is_loaded(run):
+def test_checkpoint_list_imports_no_heavy_library(run):
     code = (
         "import sys\nfrom dsrun.cli.main import main\n"
         f"sys.argv = ['dsrun', 'checkpoint', 'list', {str(run.path)!r}]\n"
@@ -191,7 +192,7 @@ def test_no_heavy_library_is_loaded(run):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_checkpoint_of_which_only_the_folder_is_left(run):
+def test_checkpoint_verify_of_empty_folder(run):
     shutil.rmtree(run.checkpoint(20))
     run.checkpoint(20).mkdir()
     done = dsrun("verify", run.checkpoint(20))

@@ -28,7 +28,7 @@ def programs(tmp_path, environ):
     return folder
 
 
-def test_the_tables(dsrun, programs):
+def test_cluster_tables(dsrun, programs):
     done = dsrun("cluster")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -45,7 +45,7 @@ def test_the_tables(dsrun, programs):
     assert "sacctmgr" not in (programs / "calls").read_text()
 
 
-def test_nodes_that_are_alike_share_a_row(dsrun, programs):
+def test_cluster_equal_nodes_share_a_row(dsrun, programs):
     nodes = "".join(
         f"NodeName=g{number:02} CPUTot=8 RealMemory=1024 State=IDLE Gres=gpu:h100:8 Partitions=main\n"
         for number in range(1, 5)
@@ -62,7 +62,7 @@ def test_nodes_that_are_alike_share_a_row(dsrun, programs):
     assert lines[3].startswith("g[01-04]  idle   8 h100")
 
 
-def test_json(dsrun, programs):
+def test_cluster_json(dsrun, programs):
     said = json.loads(dsrun("cluster", "--format", "json").stdout)
     assert (said["version"], said["name"], said["slurm"]) == (1, "lab", "22.05.8")
     node = next(each for each in said["nodes"] if each["name"] == "node2")
@@ -74,7 +74,7 @@ def test_json(dsrun, programs):
     assert (limits["gpu"], limits["main"]) == (172800, None)
 
 
-def test_one_partition(dsrun, programs):
+def test_cluster_of_one_partition(dsrun, programs):
     said = json.loads(dsrun("cluster", "--partition", "debug", "--format", "json").stdout)
     assert [each["name"] for each in said["nodes"]] == ["node1", "node4"]
     assert [each["name"] for each in said["partitions"]] == ["debug"]
@@ -83,7 +83,7 @@ def test_one_partition(dsrun, programs):
     assert done.stderr == "error: there is no partition 'debgu' (did you mean debug?)\n"
 
 
-def test_without_slurm(dsrun, environ):
+def test_cluster_without_slurm(dsrun, environ):
     environ["PATH"] = "/nowhere"
     done = dsrun("cluster")
     assert (done.returncode, done.stdout) == (4, "")
@@ -91,7 +91,7 @@ def test_without_slurm(dsrun, environ):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_controller_that_does_not_answer(dsrun, programs):
+def test_cluster_when_controller_does_not_answer(dsrun, programs):
     stand_in(
         programs,
         "scontrol",
@@ -113,7 +113,7 @@ def plan(dsrun, programs, here):
     return call
 
 
-def test_a_plan_for_one_kind_of_gpu(plan):
+def test_plan_for_partition_with_one_gpu_type(plan):
     done = plan("--partition", "debug", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert "partition debug: 1 node with 4 a100; planned for 1 with 4 each" in done.stderr
@@ -124,14 +124,14 @@ def test_a_plan_for_one_kind_of_gpu(plan):
     assert "4 × a100 (80 GiB)" in plan("--partition", "debug", "--gpu-memory", "80").stdout
 
 
-def test_several_kinds_are_named(plan):
+def test_plan_lists_several_gpu_types(plan):
     done = plan("--cluster")
     assert (done.returncode, done.stdout) == (2, "")
     assert "GPUs of 5 kinds: a100 (1 node with 4, 1 node with 2), rtx_2080_ti (1 node with 2)" in done.stderr
     assert "choose one: --gpus a100" in done.stderr
 
 
-def test_a_kind_that_was_chosen(plan):
+def test_plan_for_chosen_gpu_type(plan):
     done = plan("--cluster", "--gpus", "rtx_2080_ti")
     assert "2 × rtx_2080_ti (11 GiB) in 1 node" in done.stdout
     assert "2 × 3g.20gb (20 GiB)" in plan("--cluster", "--gpus", "3g.20gb").stdout
@@ -149,7 +149,7 @@ def test_a_kind_that_was_chosen(plan):
         (["--partition", "nope"], "there is no partition 'nope'"),
     ],
 )
-def test_what_cannot_be_planned(plan, args, said):
+def test_plan_for_cluster_refusals(plan, args, said):
     done = plan(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr

@@ -17,28 +17,29 @@ def printed(dsrun, *args: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_the_issues_own_command_line(dsrun):
+def test_config_prints_shipped_zero2_offload(dsrun):
     done = dsrun("config", "--zero", "2", "--offload-optimizer", "cpu", "--preset", "balanced")
     assert done.stdout == (data_folder("ds_configs") / "zero2_offload.json").read_text()
     assert done.stderr.startswith("note: DeepSpeed compiles its CPU Adam")
 
 
-def test_the_same_flags_print_the_same_bytes(dsrun):
+def test_config_output_is_deterministic(dsrun):
     args = ("config", "--zero", "3", "--for", "deepspeed", "--model", "demo-llama", "--gpu", "rtx 4090")
     assert dsrun(*args).stdout == dsrun(*args).stdout
 
 
-def test_hyphens_and_underscores_are_the_same(dsrun):
+def test_config_flags_with_underscores(dsrun):
     assert printed(dsrun, "--offload_optimizer", "cpu") == printed(dsrun, "--offload-optimizer", "cpu")
 
 
 @pytest.mark.parametrize("typed", ["5e8", "500_000_000", "500000000"])
-def test_sizes_are_read_as_people_write_them(dsrun, typed):
+def test_bucket_size_notations(dsrun, typed):
     config = printed(dsrun, "--reduce-bucket-size", typed)
     assert config["zero_optimization"]["reduce_bucket_size"] == 500_000_000
 
 
-def test_output_is_written_whole_and_not_twice(dsrun, here):
+def test_config_output_needs_force_to_overwrite(dsrun, here):
+    """Output is written whole, and not over a file that is there."""
     done = dsrun("config", "--zero", "3", "-o", "ds.json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     first = (here / "ds.json").read_text()
@@ -51,7 +52,7 @@ def test_output_is_written_whole_and_not_twice(dsrun, here):
     assert [each.name for each in here.iterdir()] == ["ds.json"]
 
 
-def test_output_in_a_folder_that_is_not_there(dsrun, here):
+def test_config_output_in_missing_folder(dsrun, here):
     done = dsrun("config", "-o", "no/ds.json")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
@@ -60,7 +61,7 @@ def test_output_in_a_folder_that_is_not_there(dsrun, here):
     assert list(here.iterdir()) == []
 
 
-def test_list_names_every_shipped_file_with_one_line(dsrun):
+def test_config_list_names_every_shipped_file(dsrun):
     lines = dsrun("config", "--list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(SHIPPED)
     assert all(len(line.split()) > 3 for line in lines)
@@ -69,7 +70,7 @@ def test_list_names_every_shipped_file_with_one_line(dsrun):
     assert [each["file"] for each in listed["files"]] == list(SHIPPED)
 
 
-def test_explain_says_what_each_key_does_and_why(dsrun):
+def test_config_explain_gives_meaning_and_reason(dsrun):
     text = dsrun("config", "--explain", "--zero", "3").stdout
     block = text[text.index("zero_optimization.stage = 3") :].splitlines()[:3]
     assert block[2] == "    because: asked by --zero 3"
@@ -79,7 +80,7 @@ def test_explain_says_what_each_key_does_and_why(dsrun):
     assert len(found["keys"]) == text.count("    because: ")
 
 
-def test_the_models_own_config_gives_the_sizes(dsrun, here):
+def test_bucket_size_from_model_config(dsrun, here):
     (here / "m").mkdir()
     (here / "m" / "config.json").write_text('{"model_type": "gemma3", "text_config": {"hidden_size": 3000}}')
     block = printed(dsrun, "--zero", "3", "--model", "./m")["zero_optimization"]
@@ -87,7 +88,8 @@ def test_the_models_own_config_gives_the_sizes(dsrun, here):
     assert block["stage3_param_persistence_threshold"] == 30_000
 
 
-def test_a_model_that_is_not_here_leaves_auto_with_a_word_about_it(dsrun, environ, tmp_path):
+def test_bucket_size_stays_auto_for_absent_model(dsrun, environ, tmp_path):
+    """A model that is not on this machine leaves "auto", with a note about it."""
     environ["HF_HOME"] = str(tmp_path)
     done = dsrun("config", "--zero", "3", "--model", "meta-llama/Llama-3.1-8B")
     assert done.returncode == 0
@@ -95,7 +97,7 @@ def test_a_model_that_is_not_here_leaves_auto_with_a_word_about_it(dsrun, enviro
     assert re.fullmatch(r"note: meta-llama/Llama-3\.1-8B is not on this machine: [^\n]*\n", done.stderr)
 
 
-def test_the_batch_is_worked_out_for_the_gpus_there_are(dsrun):
+def test_gradient_accumulation_from_gpus_and_batch(dsrun):
     config = printed(
         dsrun, "--for", "deepspeed", "--gpus", "8", "--global-batch-size", "64", "--micro-batch-size", "4"
     )
@@ -121,7 +123,7 @@ def test_the_batch_is_worked_out_for_the_gpus_there_are(dsrun):
         (["--zero", "3", "check", "ds.json"], "--zero does not go with `dsrun config check`"),
     ],
 )
-def test_what_is_wrong_is_one_line(dsrun, here, args, said):
+def test_config_usage_errors_are_one_line(dsrun, here, args, said):
     done = dsrun("config", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
@@ -129,7 +131,7 @@ def test_what_is_wrong_is_one_line(dsrun, here, args, said):
     assert list(here.iterdir()) == []
 
 
-def test_help_lists_every_option_and_both_commands(dsrun):
+def test_config_help_lists_every_option(dsrun):
     from dsrun.zero.spec import flag_of, options
 
     words = set(re.findall(r"--[a-z0-9-]+", dsrun("config", "--help").stdout))

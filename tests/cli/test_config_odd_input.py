@@ -33,7 +33,7 @@ def refused(done, *words):
 
 
 @pytest.mark.parametrize("gpu", ["a100-80", "h100-80", "rtx 4090", "V100"])
-def test_every_command_takes_the_same_names_of_gpus(dsrun, here, model, gpu):
+def test_gpu_names_are_the_same_for_every_command(dsrun, here, model, gpu):
     (here / "ds.json").write_text(json.dumps(GOOD))
 
     assert dsrun("config", "check", "ds.json", "--gpu", gpu).returncode == 0
@@ -41,7 +41,7 @@ def test_every_command_takes_the_same_names_of_gpus(dsrun, here, model, gpu):
     assert "GiB)" in dsrun("plan", "--count", "shapes", "--model", model, "--gpus", f"{gpu}:8").stdout
 
 
-def test_the_bf16_of_a_gpu_named_in_short_is_judged(dsrun, here):
+def test_bf16_check_with_short_gpu_name(dsrun, here):
     (here / "ds.json").write_text(json.dumps(GOOD | {"bf16": {"enabled": True, "check_grad_overflow": True}}))
 
     assert "bf16_needs_ampere" in dsrun("config", "check", "ds.json", "--gpu", "v100-32").stdout
@@ -51,7 +51,7 @@ def test_the_bf16_of_a_gpu_named_in_short_is_judged(dsrun, here):
     "line",
     [("config", "-o", ".", "--force"), ("config", "-o", "."), ("config", "upgrade", "ds.json", "-o", ".")],
 )
-def test_a_folder_for_the_output_is_refused(dsrun, here, line):
+def test_config_output_to_folder_is_refused(dsrun, here, line):
     (here / "ds.json").write_text(json.dumps(GOOD))
 
     refused(dsrun(*line), "is a folder", "name a file")
@@ -60,7 +60,7 @@ def test_a_folder_for_the_output_is_refused(dsrun, here, line):
 @pytest.mark.parametrize(
     "line", [("config",), ("plan", "--count", "shapes", "--model", "./llama", "--gpus", "t4:8")]
 )
-def test_a_full_disk_behind_the_pipe_is_one_line(here, environ, model, line):
+def test_full_disk_at_stdout_is_one_line(here, environ, model, line):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "dsrun", *line], cwd=here, env=environ, stdout=full, stderr=subprocess.PIPE,
@@ -70,18 +70,18 @@ def test_a_full_disk_behind_the_pipe_is_one_line(here, environ, model, line):
     refused(done, "No space left on device")
 
 
-def test_a_file_without_an_end_is_refused(dsrun):
+def test_endless_config_file_is_refused(dsrun):
     refused(dsrun("config", "check", "/dev/zero"), "/dev/zero", "larger than 8 MiB")
 
 
-def test_text_of_another_encoding_is_called_that(dsrun, here):
+def test_config_file_not_utf8(dsrun, here):
     (here / "latin.json").write_bytes('{"größe": 1}'.encode("latin-1"))
 
     refused(dsrun("config", "check", "latin.json"), "not text in UTF-8")
 
 
 @pytest.mark.parametrize("command", [("plan", "--gpus", "t4"), ("config", "--zero", "3")])
-def test_a_model_config_that_is_none(dsrun, here, command):
+def test_invalid_model_config_is_refused(dsrun, here, command):
     deep, weights = here / "deep.json", here / "model.safetensors"
     deep.write_text('{"a":' * 100_000)
     with weights.open("wb") as opened:
@@ -91,14 +91,15 @@ def test_a_model_config_that_is_none(dsrun, here, command):
     refused(dsrun(*command, "--model", "model.safetensors"), "model.safetensors", "is no model config")
 
 
-def test_a_model_of_absurdly_many_layers_is_refused(dsrun, here):
+def test_model_config_with_too_many_layers(dsrun, here):
     (here / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 100_000_000}))
 
     refused(dsrun("plan", "--count", "shapes", "--gpus", "t4", "--model", "."), "num_hidden_layers", "10,000")
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c"])
-def test_a_folder_that_is_not_there_is_no_name_to_download(dsrun, path):
+def test_missing_model_folder_is_no_hub_name(dsrun, path):
+    """A folder that is not there is not taken for the name of a model to download."""
     done = dsrun("plan", "--gpus", "t4", "--model", path)
 
     assert done.returncode == 4
@@ -107,13 +108,13 @@ def test_a_folder_that_is_not_there_is_no_name_to_download(dsrun, path):
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "0", "-1"])
-def test_host_memory_is_a_number(dsrun, model, number):
+def test_host_memory_must_be_positive_number(dsrun, model, number):
     done = dsrun("plan", "--count", "shapes", "--gpus", "t4", "--model", model, "--host-memory", number)
 
     refused(done, "--host-memory")
 
 
-def test_the_reason_names_the_host_when_it_is_the_host(dsrun, model):
+def test_plan_reason_names_host_memory(dsrun, model):
     line = ("plan", "--count", "shapes", "--gpus", "a100-80", "--model", model, "--host-memory", "20")
     done = json.loads(dsrun(*line, "--format", "json").stdout)
 
@@ -126,7 +127,7 @@ def test_the_reason_names_the_host_when_it_is_the_host(dsrun, model):
         assert row["reason"] in dsrun(*line).stdout
 
 
-def test_json_gives_the_table_s_reason_for_what_does_not_fit(dsrun, model):
+def test_plan_json_gives_reason_for_what_does_not_fit(dsrun, model):
     done = dsrun("plan", "--count", "shapes", "--gpus", "t4:1", "--model", model, "--format", "json")
 
     rows = [row for row in json.loads(done.stdout)["strategies"] if row["verdict"] == "does not fit"]
@@ -134,14 +135,15 @@ def test_json_gives_the_table_s_reason_for_what_does_not_fit(dsrun, model):
     assert all("alone take" in row["reason"] or "host memory" in row["reason"] for row in rows)
 
 
-def test_the_commands_of_several_nodes_start_a_process_for_each_gpu(dsrun, model):
+def test_plan_command_for_nodes_starts_task_per_gpu(dsrun, model):
+    """The commands for several nodes start a process for each GPU."""
     done = dsrun("plan", "--count", "shapes", "--gpus", "a100-80:8", "--nodes", "2", "--model", model)
 
     line = next(each for each in done.stdout.splitlines() if "dsrun train" in each)
     assert line.startswith("srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 dsrun train ")
 
 
-def test_the_training_command_repeats_what_the_plan_was_for(dsrun, here, model):
+def test_plan_train_command_repeats_options(dsrun, here, model):
     (here / "llama" / "model.safetensors").write_bytes(b"")
     line = ("plan", "--count", "shapes", "--gpus", "a100-80:8", "--model", model)
     plain = dsrun(*line).stdout
@@ -152,7 +154,7 @@ def test_the_training_command_repeats_what_the_plan_was_for(dsrun, here, model):
     assert " --from-scratch --attn-implementation eager " in asked.split("dsrun train")[1]
 
 
-def test_nvme_buffers_hold_a_share_of_the_largest_parameter(dsrun, here, model):
+def test_nvme_buffer_size_holds_largest_parameter_shard(dsrun, here, model):
     # 128256 × 4096 elements are more than DeepSpeed's default of 1e8, on one GPU and on four, not on eight.
     nvme = ("--zero", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", "/nvme")
 
@@ -167,7 +169,7 @@ def test_nvme_buffers_hold_a_share_of_the_largest_parameter(dsrun, here, model):
     assert size("--model", model, "--param-buffer-size", "7") == 7
 
 
-def test_plan_asks_for_such_buffers(dsrun, model):
+def test_plan_sets_nvme_buffer_size(dsrun, model):
     line = (
         "--count",
         "shapes",
@@ -188,7 +190,7 @@ def test_plan_asks_for_such_buffers(dsrun, model):
     assert place["staging"] >= 5 * 2 * 128256 * 4096
 
 
-def test_errors_that_stay_are_placed_in_the_new_file(dsrun, here):
+def test_upgrade_remaining_errors_have_lines_of_new_file(dsrun, here):
     (here / "old.json").write_text(
         '{"train_batch_size": 8, "bf16": {"enabled": true, "hysteresis": 2}, "zero_optimization": {"stage": 9}}'
     )
@@ -200,7 +202,7 @@ def test_errors_that_stay_are_placed_in_the_new_file(dsrun, here):
     assert '"stage": 9' in (here / "new.json").read_text().splitlines()[number - 1]
 
 
-def test_upgrade_replaces_no_file_unasked(dsrun, here):
+def test_upgrade_needs_force_to_overwrite(dsrun, here):
     (here / "old.json").write_text(json.dumps(GOOD))
     (here / "new.json").write_text("mine")
     refused(dsrun("config", "upgrade", "old.json", "-o", "new.json"), "new.json exists", "--force")
@@ -209,7 +211,7 @@ def test_upgrade_replaces_no_file_unasked(dsrun, here):
     assert json.loads((here / "new.json").read_text()) == GOOD
 
 
-def test_numbers_that_no_engine_can_hold(dsrun, here):
+def test_bucket_size_beyond_int64_is_refused(dsrun, here):
     refused(dsrun("config", "--reduce-bucket-size", "1e99"), "1e99", "2^63")
     refused(dsrun("config", "--reduce-bucket-size", "9223372036854775808"), "2^63")
     refused(dsrun("config", "--reduce-bucket-size", "1.5"), "no whole number")
@@ -219,7 +221,7 @@ def test_numbers_that_no_engine_can_hold(dsrun, here):
     )
 
 
-def test_a_run_file_nested_without_end(dsrun, here):
+def test_upgrade_deeply_nested_run_file(dsrun, here):
     (here / "deep.yaml").write_text("train: " + "[" * 20000)
     refused(dsrun("config", "upgrade", "deep.yaml"), "deep.yaml")
 
@@ -236,25 +238,25 @@ def test_a_run_file_nested_without_end(dsrun, here):
         ("switch", json.dumps(LLAMA | {"hidden_size": True}), "hidden_size True"),
     ],
 )
-def test_a_width_that_is_none(dsrun, here, command, name, text, words):
+def test_invalid_hidden_size_in_model_config(dsrun, here, command, name, text, words):
     (here / f"{name}.json").write_text(text)
     refused(dsrun(*command, "--model", f"{name}.json"), words)
 
 
 @pytest.mark.parametrize("layers", [3, "ab", [0.5], {}])
-def test_plain_layers_that_are_no_list(dsrun, here, layers):
+def test_invalid_mlp_only_layers_in_model_config(dsrun, here, layers):
     config = LLAMA | {"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": layers}
     (here / "config.json").write_text(json.dumps(config))
     refused(dsrun("plan", "--count", "shapes", "--gpus", "t4", "--model", "."), "mlp_only_layers")
 
 
-def test_names_of_models_that_no_file_can_have(dsrun):
+def test_impossible_model_names(dsrun):
     refused(dsrun("plan", "--gpus", "t4", "--model", "x" * 300), "File name too long")
     done = dsrun("plan", "--gpus", "t4", "--model", "~nobody-by-that-name/model")
     assert (done.returncode, len(done.stderr.splitlines())) == (4, 1)
 
 
-def test_quantised_weights_are_said_to_be(dsrun, here):
+def test_plan_notes_quantised_weights(dsrun, here):
     config = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     (here / "config.json").write_text(json.dumps(config))
     done = dsrun("plan", "--count", "shapes", "--gpus", "a100-80:8", "--model", ".")
@@ -262,7 +264,8 @@ def test_quantised_weights_are_said_to_be(dsrun, here):
     assert "quantised (gptq)" in done.stderr
 
 
-def test_where_nothing_would_fit_no_list_is_promised(dsrun, here, model):
+def test_plan_nothing_fits_at_all(dsrun, here, model):
+    """Where nothing would fit, no list of what would is promised."""
     large = {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126}
     (here / "llama" / "config.json").write_text(json.dumps(LLAMA | large))
     line = ("--gpus", "t4:8", "--max-length", "100000000")
@@ -273,9 +276,9 @@ def test_where_nothing_would_fit_no_list_is_promised(dsrun, here, model):
 
 
 @pytest.mark.parametrize("flag", ["--autotp", "--sequence-parallel"])
-def test_no_gpu_cannot_share_anything(dsrun, flag):
+def test_parallel_size_of_zero_is_refused(dsrun, flag):
     refused(dsrun("config", flag, "0", "--gpus", "4"), f"{flag}: 0 is less than 1")
 
 
-def test_json_has_no_infinity(dsrun):
+def test_infinite_gradient_clipping_is_refused(dsrun):
     refused(dsrun("config", "--gradient-clipping", "inf"), "--gradient-clipping", "JSON")

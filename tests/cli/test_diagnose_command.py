@@ -14,7 +14,8 @@ CORPUS = Path(__file__).parents[1] / "data" / "causes"
 OOM = CORPUS / "cuda_oom" / "tr-oom.txt"
 
 
-def test_a_failed_run_is_told_with_its_line_and_fix_and_exit_code_3(dsrun: Dsrun) -> None:
+def test_diagnose_failed_run_exits_3_with_line_and_fix(dsrun: Dsrun) -> None:
+    """A failed run is told with its log line and fix, and exit code 3."""
     done = dsrun("diagnose", str(OOM))
     assert done.returncode == 3
     assert done.stderr == ""
@@ -26,12 +27,12 @@ def test_a_failed_run_is_told_with_its_line_and_fix_and_exit_code_3(dsrun: Dsrun
     assert "--micro-batch-size" in told["fix"]
 
 
-def test_a_healthy_log_is_none_and_exit_code_0(dsrun: Dsrun) -> None:
+def test_diagnose_healthy_log_exits_0(dsrun: Dsrun) -> None:
     done = dsrun("diagnose", str(CORPUS / "none" / "warnings.txt"))
     assert (done.returncode, done.stdout) == (0, "none: the log tells of no failure\n")
 
 
-def test_json_is_one_object_with_the_findings(dsrun: Dsrun) -> None:
+def test_diagnose_json_findings(dsrun: Dsrun) -> None:
     done = dsrun(
         "diagnose", "--format", "json", str(CORPUS / "nccl_network" / "gloo-peer-lost.txt"), str(OOM)
     )
@@ -43,14 +44,14 @@ def test_json_is_one_object_with_the_findings(dsrun: Dsrun) -> None:
     assert set(answer["findings"][0]) == {"level", "code", "message", "fix", "where"}
 
 
-def test_json_of_a_healthy_run_says_none(dsrun: Dsrun) -> None:
+def test_diagnose_json_of_healthy_run(dsrun: Dsrun) -> None:
     done = dsrun("diagnose", "--format", "json", str(CORPUS / "none" / "empty.txt"))
     answer = json.loads(done.stdout)
     assert done.returncode == 0
     assert (answer["cause"], answer["rank"], answer["findings"]) == ("none", None, [])
 
 
-def test_standard_input_and_gzip(here: Path, environ: dict[str, str]) -> None:
+def test_diagnose_stdin_and_gzip(here: Path, environ: dict[str, str]) -> None:
     (here / "a.log.gz").write_bytes(gzip.compress(OOM.read_bytes()))
     for words, text in ((["-"], OOM.read_bytes()), (["a.log.gz"], b"")):
         done = subprocess.run(
@@ -65,7 +66,7 @@ def test_standard_input_and_gzip(here: Path, environ: dict[str, str]) -> None:
         assert done.stdout.startswith(b"cause    cuda_oom: ")
 
 
-def test_a_run_folder(dsrun: Dsrun, here: Path) -> None:
+def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
     logs = here / "run" / "logs"
     logs.mkdir(parents=True)
     (logs / "rank-1.attempt-0.log").write_text("OSError: [Errno 28] No space left on device\n")
@@ -87,6 +88,6 @@ def test_a_run_folder(dsrun: Dsrun, here: Path) -> None:
         ([], "error: Missing argument 'LOG...|RUN|-'.\n"),
     ],
 )
-def test_wrong_usage_is_one_line(dsrun: Dsrun, words: list[str], message: str) -> None:
+def test_diagnose_usage_errors_are_one_line(dsrun: Dsrun, words: list[str], message: str) -> None:
     done = dsrun("diagnose", *words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

@@ -45,17 +45,18 @@ def make_run(run, *steps, damaged=(), finished=False):
         ("1TB", 10**12),
     ],
 )
-def test_sizes(text, bytes_):
+def test_shard_size_notations(text, bytes_):
     assert shard_bytes(text) == bytes_
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5 apples", "1e9"])
-def test_what_is_no_size(text):
+def test_invalid_shard_size_is_refused(text):
     with pytest.raises(UsageError, match="is no size"):
         shard_bytes(text)
 
 
-def test_a_finished_run_is_its_model_and_a_lora_run_its_adapter(tmp_path):
+def test_export_source_of_finished_and_lora_run(tmp_path):
+    """A finished run exports its model, and a LoRA run its adapter."""
     run = make_run(tmp_path / "run", 1, finished=True)
     assert chosen_source(run, merge_lora=False) == run / "model"
     (run / "adapter").mkdir()
@@ -63,7 +64,8 @@ def test_a_finished_run_is_its_model_and_a_lora_run_its_adapter(tmp_path):
     assert chosen_source(run, merge_lora=True) == run / "model"
 
 
-def test_an_unfinished_run_is_its_newest_sound_checkpoint(tmp_path, capsys):
+def test_export_source_of_unfinished_run_is_newest_checkpoint(tmp_path, capsys):
+    """An unfinished run exports its newest checkpoint that verifies."""
     run = make_run(tmp_path / "run", 1, 2, 10, damaged=[10])
     assert chosen_source(run, merge_lora=False) == run / "checkpoint-2"
     said = capsys.readouterr()
@@ -72,33 +74,33 @@ def test_an_unfinished_run_is_its_newest_sound_checkpoint(tmp_path, capsys):
     assert "exporting checkpoint-2" in said.err
 
 
-def test_a_run_without_anything_sound(tmp_path):
+def test_export_run_without_valid_checkpoint(tmp_path):
     run = make_run(tmp_path / "run", 3, damaged=[3])
     with pytest.raises(UsageError, match="no checkpoint that verifies"):
         chosen_source(run, merge_lora=False)
 
 
-def test_a_checkpoint_is_taken_when_it_is_sound(tmp_path):
+def test_export_checkpoint_must_verify(tmp_path):
     sound = make_checkpoint(tmp_path / "checkpoint-1")
     assert chosen_source(sound, merge_lora=False) == sound
     with pytest.raises(FindingsError, match=r"model\.safetensors"):
         chosen_source(make_checkpoint(tmp_path / "checkpoint-2", damaged=True), merge_lora=False)
 
 
-def test_a_checkpoint_of_others_comes_with_a_notice(tmp_path, capsys):
+def test_export_checkpoint_without_manifest_gives_notice(tmp_path, capsys):
     theirs = make_checkpoint(tmp_path / "checkpoint-1", manifest=False)
     assert chosen_source(theirs, merge_lora=False) == theirs
     assert "no manifest" in capsys.readouterr().err
 
 
-def test_what_is_nothing_of_the_kind(tmp_path):
+def test_export_source_neither_run_nor_checkpoint(tmp_path):
     with pytest.raises(UsageError, match="neither a run folder nor a checkpoint"):
         chosen_source(tmp_path, merge_lora=False)
     with pytest.raises(UsageError, match="there is no folder"):
         chosen_source(tmp_path / "nowhere", merge_lora=False)
 
 
-def test_the_target(tmp_path):
+def test_export_target_must_be_new_or_empty(tmp_path):
     def refuse(to, *, force):
         refuse_target(to, tmp_path.parent / "run", force=force)
 
@@ -114,7 +116,7 @@ def test_the_target(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["run", "run/checkpoint-1", "."])
-def test_force_does_not_delete_what_is_exported(place, tmp_path, monkeypatch):
+def test_export_force_does_not_delete_the_source(place, tmp_path, monkeypatch):
     """Neither as the folder itself nor with one above it, named as one likes."""
     run = make_run(tmp_path / "run", 1)
     monkeypatch.chdir(tmp_path)
@@ -124,13 +126,13 @@ def test_force_does_not_delete_what_is_exported(place, tmp_path, monkeypatch):
         refuse_target(type(run)(place), run / "checkpoint-1", force=True)
 
 
-def test_force_does_not_delete_another_run(tmp_path):
+def test_export_force_does_not_delete_another_run(tmp_path):
     other = make_run(tmp_path / "other", 1)
     with pytest.raises(UsageError, match="is a run folder"):
         refuse_target(other, tmp_path / "run", force=True)
 
 
-def test_errors_are_one_line_and_stdout_stays_empty(tmp_path):
+def test_export_errors_are_one_line(tmp_path):
     source = make_checkpoint(tmp_path / "checkpoint-1", damaged=True)
     for args, code in (
         ([source, "--to", tmp_path / "out"], 3),

@@ -15,7 +15,7 @@ def asked(dsrun, *args):
     return answer
 
 
-def test_names_are_answered_in_their_order_and_as_given(dsrun):
+def test_gpu_names_are_answered_in_given_order(dsrun):
     names = [
         "NVIDIA H100 80GB HBM3",
         "a100",
@@ -29,7 +29,7 @@ def test_names_are_answered_in_their_order_and_as_given(dsrun):
     assert [row["compute_capability"] for row in rows] == ["9.0", "8.0", None, None, "8.0", "8.0"]
 
 
-def test_what_is_told_of_a_gpu(dsrun):
+def test_gpus_json_fields(dsrun):
     (row,) = asked(dsrun, "Tesla V100-SXM2-32GB")["gpus"]
     assert row == {
         "name": "Tesla V100-SXM2-32GB", "compute_capability": "7.0", "product": "Tesla V100 SXM2 32GB",
@@ -43,14 +43,14 @@ def test_what_is_told_of_a_gpu(dsrun):
     )  # fmt: skip
 
 
-def test_a_name_without_an_answer_lists_what_it_may_be(dsrun):
+def test_unknown_gpu_name_lists_candidates(dsrun):
     ambiguous, mistyped, foreign = asked(dsrun, "rtx 4000", "b20", "MI300X")["gpus"]
     assert ambiguous["may_be"] == ["Quadro RTX 4000", "RTX 4000 Ada"]
     assert mistyped["may_be"][0] == "B200"
     assert foreign["may_be"] == []
 
 
-def test_a_gres_string(dsrun):
+def test_gres_json(dsrun):
     text = "gpu:a100:4(S:0-1),gpu:1g.10gb:7,gpu:a100_1g.5gb:2,mps:400,gpu:3"
     assert asked(dsrun, "--gres", text) == {
         "gres": [
@@ -63,19 +63,21 @@ def test_a_gres_string(dsrun):
     assert asked(dsrun, "--gres", "(null)") == {"gres": []}
 
 
-def test_names_and_gres_together(dsrun):
+def test_gpu_names_and_gres_together(dsrun):
     answer = asked(dsrun, "h100", "--gres=gpu:2")
     assert [row["name"] for row in answer["gpus"]] == ["h100"]
     assert answer["gres"] == [{"type": None, "count": 2, "compute_capability": None}]
 
 
-def test_without_names_or_gpu_here_the_whole_table(dsrun):
+def test_gpus_without_names_lists_whole_table(dsrun):
+    """Without names, and without a GPU here, the whole table is listed."""
     rows = asked(dsrun)["gpus"]
     assert [row["name"] for row in rows] == [row.name for row in gpu_table()]
     assert None not in {row["compute_capability"] for row in rows}
 
 
-def test_the_table_has_a_line_a_name_and_says_what_is_unknown(dsrun):
+def test_gpus_table_and_notes_on_unknown_names(dsrun):
+    """The table has a line per name; notes say which are unknown."""
     done = dsrun("gpus", "h100 pcie", "rtx 4000", "b20", "MI300X")
     assert done.returncode == 0
     head, *lines = done.stdout.splitlines()
@@ -90,7 +92,7 @@ def test_the_table_has_a_line_a_name_and_says_what_is_unknown(dsrun):
     ]
 
 
-def test_a_gres_table(dsrun):
+def test_gres_table(dsrun):
     done = dsrun("gpus", "--gres", "gpu:a100:4,gpu:2")
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["type", "count", "capability"], ["a100", "4", "8.0"], ["-", "2", "unknown"],
@@ -98,14 +100,14 @@ def test_a_gres_table(dsrun):
     assert done.stderr == ""
 
 
-def test_a_gres_string_without_gpus_says_so(dsrun):
+def test_gres_without_gpus_gives_note(dsrun):
     done = dsrun("gpus", "--gres", "mps:100")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "note: there is no GPU in 'mps:100'\n"
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_a_gres_string_of_no_form_is_wrong_usage(dsrun, form):
+def test_malformed_gres_is_usage_error(dsrun, form):
     done = dsrun("gpus", "--gres", "gpu:a100:h100", "--format", form)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: 'gpu:a100:h100' is no GRES for GPUs")

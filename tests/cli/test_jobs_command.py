@@ -35,7 +35,7 @@ def cluster(programs, here):
     return programs
 
 
-def test_the_table(dsrun, cluster):
+def test_jobs_table(dsrun, cluster):
     done = dsrun("jobs", "--hours", "999999")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -61,7 +61,7 @@ def test_the_table(dsrun, cluster):
     assert all(line.isprintable() for line in lines)
 
 
-def test_json(dsrun, cluster, here):
+def test_jobs_json(dsrun, cluster, here):
     done = dsrun("jobs", "--hours", "999999", "--format", "json")
     said = json.loads(done.stdout)
     assert said["version"] == 1
@@ -75,7 +75,7 @@ def test_json(dsrun, cluster, here):
     )
 
 
-def test_one_job_at_length(dsrun, cluster, here):
+def test_jobs_single_job_details(dsrun, cluster, here):
     done = dsrun("jobs", "62")
     assert done.returncode == 0, done.stderr
     said = dict(line.split(":", 1) for line in done.stdout.splitlines())
@@ -86,7 +86,7 @@ def test_one_job_at_length(dsrun, cluster, here):
     assert said["time"].strip() == "0:03 of 1:00:00"
 
 
-def test_a_loss_that_is_not_a_number_is_still_json(dsrun, cluster, here):
+def test_jobs_json_with_nan_loss(dsrun, cluster, here):
     metrics = here / "runs" / "t5 large-62" / "metrics.jsonl"
     metrics.write_text('{"step": 41, "loss": null, "nonfinite": {"loss": "nan"}}\n')
     done = dsrun("jobs", "62", "--format", "json")
@@ -96,19 +96,19 @@ def test_a_loss_that_is_not_a_number_is_still_json(dsrun, cluster, here):
     assert "nan" in dsrun("jobs", "62").stdout
 
 
-def test_a_job_that_is_not_there(dsrun, cluster):
+def test_jobs_unknown_job_id(dsrun, cluster):
     done = dsrun("jobs", "999")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: SLURM knows no job 999 (dsrun jobs lists yours)\n"
 
 
 @pytest.mark.parametrize("args", [["one"], ["--", "-5"], ["1;2"], ["--follow"], ["--hours", "-1"]])
-def test_odd_arguments(dsrun, cluster, args):
+def test_jobs_invalid_arguments(dsrun, cluster, args):
     done = dsrun("jobs", *args)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
-def test_no_jobs_at_all(dsrun, programs):
+def test_jobs_empty_queue(dsrun, programs):
     stand_in(programs, "squeue", ("--me", ""))
     stand_in(programs, "sacct", ("", "", "Slurm accounting storage is disabled\n", 1))
     done = dsrun("jobs")
@@ -117,7 +117,7 @@ def test_no_jobs_at_all(dsrun, programs):
     assert json.loads(dsrun("jobs", "--format", "json").stdout) == {"version": 1, "jobs": []}
 
 
-def test_without_slurm(dsrun, environ):
+def test_jobs_without_slurm(dsrun, environ):
     environ["PATH"] = "/nowhere"
     done = dsrun("jobs")
     assert (done.returncode, done.stdout) == (4, "")
@@ -125,7 +125,7 @@ def test_without_slurm(dsrun, environ):
     assert done.stderr.count("\n") == 1
 
 
-def test_following_passes_the_result_on(dsrun, programs, here):
+def test_jobs_follow_passes_exit_code_on(dsrun, programs, here):
     log = here / "job.log"
     log.write_text("step 1  loss 2.0\n")
     text = recorded("job-failed").replace("/home/ada/jobs/slurm-67.out", str(log))
@@ -136,7 +136,8 @@ def test_following_passes_the_result_on(dsrun, programs, here):
     assert "job 67: FAILED after 00:00:00 exit code 3" in done.stderr
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_cancel(programs, here, environ):
+def test_jobs_follow_ctrl_c_leaves_job_running(programs, here, environ):
+    """Ctrl-C leaves the job running and says how to cancel it."""
     import signal
 
     log = here / "job.log"

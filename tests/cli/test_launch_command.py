@@ -52,7 +52,7 @@ def program(words):
     return [word for word in words[:split] if word in ("--module", "--no-python")] + words[split + 1 :]
 
 
-def test_one_machine(shown):
+def test_launch_on_one_node(shown):
     words = agent(shown, "--nproc", "3", "my_train.py", "--x", "1")
     assert {"--nnodes=1", "--nproc-per-node=3", "--master-addr=127.0.0.1"} <= set(words)
     exports, _ = shown("--nproc", "2", "--output", "runs/x", "my_train.py")
@@ -61,7 +61,7 @@ def test_one_machine(shown):
     assert int(exports["OMP_NUM_THREADS"]) >= 1
 
 
-def test_what_the_user_has_set_is_not_set_again(shown, environ):
+def test_launch_keeps_omp_num_threads_of_user(shown, environ):
     environ["OMP_NUM_THREADS"] = "7"
     assert "OMP_NUM_THREADS" not in shown("my_train.py")[0]
 
@@ -77,11 +77,11 @@ def test_what_the_user_has_set_is_not_set_again(shown, environ):
         (["bash", "-c", "exit 3"], ["--no-python", "bash", "-c", "exit 3"]),
     ],
 )
-def test_every_kind_of_program(shown, given, runs):
+def test_launch_program_kinds(shown, given, runs):
     assert program(agent(shown, *given)) == runs
 
 
-def test_another_python_runs_its_own_scripts(shown, here):
+def test_launch_with_another_python(shown, here):
     other = here / "env" / "bin" / "python"
     other.parent.mkdir(parents=True)
     other.symlink_to(sys.executable)
@@ -89,7 +89,7 @@ def test_another_python_runs_its_own_scripts(shown, here):
     assert words == ["--no-python", str(other), "-u", "my_train.py", "--x"]
 
 
-def test_a_torchrun_line_is_taken_over(shown):
+def test_launch_takes_over_torchrun_arguments(shown):
     line = [
         "--nnodes=2",
         "--node-rank=1",
@@ -106,7 +106,7 @@ def test_a_torchrun_line_is_taken_over(shown):
     assert program(words) == ["--module", "dsrun.train", "--model", "demo-t5"]
 
 
-def test_a_torchrun_line_that_contradicts_is_refused(dsrun):
+def test_launch_refuses_conflicting_torchrun_arguments(dsrun):
     done = dsrun("launch", "--nproc", "2", "--", "torchrun", "--nproc-per-node=3", "x.py")
     assert done.returncode == 2
     assert "--nproc 2 for dsrun launch, but 3 for torchrun" in done.stderr
@@ -121,17 +121,18 @@ def test_a_torchrun_line_that_contradicts_is_refused(dsrun):
         ["python", "-m", "dsrun", "train"],
     ],
 )
-def test_dsruns_own_training(shown, words):
+def test_launch_of_dsrun_train(shown, words):
     given = ["--model", "demo-t5", "--output", "runs/x", "--global-batch-size", "8"]
     assert program(agent(shown, "--nproc", "2", "--", *words, *given)) == ["--module", "dsrun.train", *given]
 
 
-def test_what_launch_is_told_of_the_run_reaches_dsruns_training(shown):
+def test_launch_output_flag_reaches_dsrun_train(shown):
+    """What launch is told of the run reaches dsrun's own training."""
     words = agent(shown, "--nproc", "2", "--output", "runs/y", "--", "dsrun", "train", "--model", "demo-t5")
     assert program(words)[-2:] == ["--output", "runs/y"]
 
 
-def test_a_batch_that_does_not_divide_among_all_nodes_is_refused(dsrun):
+def test_launch_global_batch_must_divide_by_world_size(dsrun):
     nodes = ["--nodes", "3", "--node-rank", "0", "--master-addr", "gpu1"]
     train = ["dsrun", "train", "--model", "demo-t5", "--global-batch-size", "16"]
     done = dsrun("launch", "--dry-run", *nodes, "--", *train)
@@ -139,7 +140,7 @@ def test_a_batch_that_does_not_divide_among_all_nodes_is_refused(dsrun):
     assert "16" in done.stderr
 
 
-def test_by_hand_on_each_node(shown):
+def test_launch_with_node_rank_and_master_addr(shown):
     words = agent(
         shown,
         "--nodes",
@@ -155,13 +156,14 @@ def test_by_hand_on_each_node(shown):
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=3000"} <= set(words)
 
 
-def test_a_task_of_slurm(shown, environ):
+def test_launch_within_slurm_task(shown, environ):
     environ.update(STEP)
     words = agent(shown, "my_train.py")
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=gpu03"} <= set(words)
 
 
-def test_the_shell_of_a_job_starts_itself_once_per_node(shown, environ):
+def test_launch_in_slurm_allocation_runs_srun_per_node(shown, environ):
+    """In the shell of a job, launch starts itself once per node through srun."""
     environ.update(ALLOCATION)
     exports, [command] = shown(
         "--nproc", "8", "--max-restarts", "1", "--no-warm", "--", "my_train.py", "--x", "1"
@@ -184,7 +186,7 @@ def test_the_shell_of_a_job_starts_itself_once_per_node(shown, environ):
     ]
 
 
-def test_over_ssh_to_the_chosen_machines_of_a_hostfile(dsrun, here, environ):
+def test_launch_over_ssh_with_hostfile_include(dsrun, here, environ):
     (here / "hosts").write_text("gpu1 slots=4\nme@gpu2 slots=2\ngpu3 slots=4\n")
     (here / ".deepspeed_env").write_text("MINE=mine\n")
     (here / "my_train.py").touch()
@@ -206,7 +208,7 @@ def test_over_ssh_to_the_chosen_machines_of_a_hostfile(dsrun, here, environ):
     assert "very-secret" not in done.stdout + done.stderr
 
 
-def test_a_hostfile_that_is_wrong_is_refused_with_its_line(dsrun, here):
+def test_launch_invalid_hostfile_names_line(dsrun, here):
     (here / "hosts").write_text("gpu1 slots=4\ngpu1 slots=4\n")
     (here / "my_train.py").touch()
     done = dsrun("launch", "--hostfile", "hosts", "my_train.py")
@@ -214,7 +216,8 @@ def test_a_hostfile_that_is_wrong_is_refused_with_its_line(dsrun, here):
     assert "hosts:2: gpu1 stands in line 1 already" in done.stderr
 
 
-def test_localhost_is_no_name_for_the_first_of_several_machines(dsrun, here):
+def test_launch_hostfile_with_localhost_is_refused(dsrun, here):
+    """The name localhost would mean another machine on each node."""
     (here / "hosts").write_text("localhost slots=1\ngpu2 slots=1\n")
     (here / "my_train.py").touch()
     done = dsrun("launch", "--dry-run", "--hostfile", "hosts", "my_train.py")
@@ -238,14 +241,14 @@ def test_localhost_is_no_name_for_the_first_of_several_machines(dsrun, here):
         ([], "Missing argument"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(dsrun, args, says):
+def test_launch_usage_errors_are_one_line(dsrun, args, says):
     done = dsrun("launch", *args)
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_worker_does_not_launch_workers(dsrun, environ, here):
+def test_launch_inside_worker_is_refused(dsrun, environ, here):
     (here / "x.py").touch()
     environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
     done = dsrun("launch", "x.py")

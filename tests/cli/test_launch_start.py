@@ -14,7 +14,8 @@ from dsrun.runs.records import read_records
 from tests.ports import free_ports
 
 
-def test_a_node_that_never_comes_is_named_and_recorded(dsrun, here):
+def test_rendezvous_timeout_names_missing_node(dsrun, here):
+    """A node that never comes is named and recorded."""
     flags = [
         "--nodes",
         "2",
@@ -36,7 +37,7 @@ def test_a_node_that_never_comes_is_named_and_recorded(dsrun, here):
 
 
 @pytest.mark.parametrize("nodes", [[], ["--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]])
-def test_a_taken_port_is_refused_with_a_flag_that_is_there(dsrun, nodes):
+def test_launch_port_in_use_names_master_port_flag(dsrun, nodes):
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = dsrun("launch", *nodes, "--master-port", port, "--output", "run", "--", "true")
@@ -49,7 +50,8 @@ def test_a_taken_port_is_refused_with_a_flag_that_is_there(dsrun, nodes):
 @pytest.mark.parametrize(
     "words", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]]
 )
-def test_a_signal_before_anything_has_begun_means_come_again(here, environ, words):
+def test_sigterm_before_start_exits_75(here, environ, words):
+    """A signal before anything has begun means: run the same command again."""
     os.mkfifo(here / "pipe")
     argv = [sys.executable, "-m", "dsrun", *words]
     with subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child:
@@ -64,14 +66,15 @@ def test_a_signal_before_anything_has_begun_means_come_again(here, environ, word
     )
 
 
-def test_a_program_that_is_not_there_is_not_started(dsrun, here):
+def test_launch_missing_program(dsrun, here):
     done = dsrun("launch", "--output", "run", "--", "no-such-program")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr == "error: there is no program no-such-program (-- PROGRAM ARGS, with its path)\n"
     assert not (here / "run").exists()
 
 
-def test_why_a_program_of_the_user_is_not_started_again_is_said(dsrun):
+def test_launch_gives_reason_for_no_restart(dsrun):
+    """The error says why a user's program is not started again."""
     done = dsrun("launch", "--nproc", "1", "--output", "run", "--", "sh", "-c", "exit 3")
     assert done.returncode == 3
     assert "error: rank 0 ended with exit code 3\n" in done.stderr

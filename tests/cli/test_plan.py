@@ -54,7 +54,7 @@ def as_json(done):
     return json.loads(done.stdout)
 
 
-def test_table_choice_and_commands(plan, model):
+def test_plan_table_choice_and_commands(plan, model):
     folder = model(LLAMA_8B)
     done = plan("--model", folder, "--gpus", "a100-80:8", "--max-length", "2048", "--global-batch-size", "64")
     assert done.returncode == 0
@@ -67,7 +67,7 @@ def test_table_choice_and_commands(plan, model):
     assert done.stderr == ""
 
 
-def test_json_form(plan, model):
+def test_plan_json(plan, model):
     arguments = ("--model", model(LLAMA_8B), "--gpus", "a100-80:8", "--format", "json")
     made = as_json(plan(*arguments))
     assert made["version"] == 1
@@ -84,7 +84,7 @@ def test_json_form(plan, model):
     assert as_json(plan(*arguments)) == made
 
 
-def test_the_train_command_is_taken_by_train(plan, model):
+def test_plan_train_command_is_accepted_by_train(plan, model):
     for config, lengths in ((LLAMA_8B, ["--max-length", "512"]), (T5, ["--max-target-length", "64"])):
         for extra in ([], ["--lora", "8"], ["--gradient-checkpointing", "on"], ["--precision", "fp32"]):
             made = as_json(
@@ -99,7 +99,7 @@ def test_the_train_command_is_taken_by_train(plan, model):
             assert recipe.spec.lora == (8 if "--lora" in extra else None)
 
 
-def test_the_config_command_is_taken_by_config(plan, model, dsrun):
+def test_plan_config_command_is_accepted_by_config(plan, model, dsrun):
     for gpus, extra in (("a100-80:8", []), ("l4:8", ["--host-memory", "600"]), ("a100-80:2", [])):
         made = as_json(plan("--model", model(LLAMA_8B), "--gpus", gpus, "--format", "json", *extra))
         config = shlex.split(made["commands"][0].removesuffix(" > ds.json"))
@@ -112,7 +112,7 @@ def test_the_config_command_is_taken_by_config(plan, model, dsrun):
 @pytest.mark.parametrize(
     ("preset", "share"), [("conservative", 0.5), ("balanced", 0.65), ("aggressive", 0.9)]
 )
-def test_presets_are_shares_of_the_gpu(plan, model, preset, share):
+def test_plan_presets_are_shares_of_gpu_memory(plan, model, preset, share):
     made = as_json(plan("--model", model(T5), "--gpus", "l4:2", "--preset", preset, "--format", "json"))
     assert made["asked"]["budget"] == int(share * 24 * 2**30)
     fitting = [row for row in made["strategies"] if row["verdict"] == "fits"]
@@ -120,7 +120,7 @@ def test_presets_are_shares_of_the_gpu(plan, model, preset, share):
     assert all(row["gpu_total"] <= share * 24 * 2**30 for row in fitting)
 
 
-def test_405b_over_512_gpus(dsrun, model):
+def test_plan_405b_over_512_gpus(dsrun, model):
     arguments = ("--model", model(LLAMA_405B), "--gpus", "h100-80:8", "--nodes", "64", "--max-length", "4096")
     done = dsrun("plan", "--count", "shapes", "--format", "json", *arguments, python=("-X", "importtime"))
     made = as_json(done)
@@ -130,7 +130,8 @@ def test_405b_over_512_gpus(dsrun, model):
     }
 
 
-def test_nothing_fits_says_what_would_and_it_does(plan, model):
+def test_plan_nothing_fits_says_what_would(plan, model):
+    """What the plan says would fit does fit."""
     asked = ("--model", model(LLAMA_8B), "--gpus", "l4:2", "--host-memory", "64", "--format", "json")
 
     def verdict(*more):
@@ -150,7 +151,7 @@ def test_nothing_fits_says_what_would_and_it_does(plan, model):
     assert verdict("--max-length", "16384", "--gpu-memory", str(size - 1)) != "fits"
 
 
-def test_lengths_of_a_seq2seq_model(plan, model):
+def test_plan_seq2seq_lengths(plan, model):
     folder = model(T5)
     made = as_json(
         plan(
@@ -169,14 +170,15 @@ def test_lengths_of_a_seq2seq_model(plan, model):
     assert (made["asked"]["source_length"], made["asked"]["length"]) == (256, 64)
 
 
-def test_a_side_that_a_decoder_has_not_is_named(plan, model):
+def test_plan_max_target_length_without_encoder(plan, model):
+    """A side that a decoder-only model does not have is named."""
     asked = ("--gpus", "a100-80:8", "--max-target-length", "64")
     assert "no --max-target-length" in plan("--model", model(LLAMA_8B), *asked).stderr
     assert "no --max-" not in plan("--model", model(T5, "t5"), *asked).stderr
 
 
 @pytest.mark.parametrize("flag", ["--max-source-length", "--max-target-length", "--max-length"])
-def test_neither_side_is_longer_than_its_positions(plan, model, flag):
+def test_plan_max_length_beyond_positions(plan, model, flag):
     bart = {"model_type": "bart", "max_position_embeddings": 128, "encoder_layers": 1, "decoder_layers": 1}
     assert plan("--model", model(bart), "--gpus", "l4", flag, "128").returncode == 0
     done = plan("--model", model(bart), "--gpus", "l4", flag, "129")
@@ -200,7 +202,7 @@ def test_neither_side_is_longer_than_its_positions(plan, model, flag):
         (("--gpus", "l4:4", "--global-batch-size", "6"), "does not divide by 4"),
     ],
 )
-def test_nonsense_is_one_line_and_exit_2(plan, model, arguments, said):
+def test_plan_usage_errors_are_one_line(plan, model, arguments, said):
     done = plan("--model", model(LLAMA_8B), *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
@@ -208,20 +210,22 @@ def test_nonsense_is_one_line_and_exit_2(plan, model, arguments, said):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_unknown_gpu_with_its_memory(plan, model):
+def test_plan_unknown_gpu_with_gpu_memory(plan, model):
     made = as_json(
         plan("--model", model(T5), "--gpus", "warp9000:4", "--gpu-memory", "48", "--format", "json")
     )
     assert made["cluster"]["gpu_memory"] == 48 * 2**30
 
 
-def test_a_name_for_several_sizes_takes_one_and_says_so(plan, model):
+def test_plan_ambiguous_gpu_memory_size_gives_note(plan, model):
+    """A GPU name for several memory sizes takes one and says so."""
     done = plan("--model", model(T5), "--gpus", "a100:2", "--format", "json")
     assert as_json(done)["cluster"]["gpu_memory"] == 40 * 2**30
     assert "with 40 GiB; there are some with 80 GiB" in done.stderr
 
 
-def test_fp16_is_refused_for_t5_and_bf16_not_taken_of_a_v100(plan, model):
+def test_plan_precision_for_t5_and_v100(plan, model):
+    """fp16 is refused for T5, and bf16 not taken on a V100."""
     done = plan("--model", model(T5), "--gpus", "v100", "--precision", "fp16")
     assert done.returncode == 2
     assert "overflow in fp16" in done.stderr
@@ -230,7 +234,8 @@ def test_fp16_is_refused_for_t5_and_bf16_not_taken_of_a_v100(plan, model):
     assert as_json(plan("--model", model(LLAMA_8B), *volta, "--lora", "4"))["asked"]["precision"] == "fp16"
 
 
-def test_a_hub_name_is_read_from_the_cache_or_missing(plan, tmp_path, environ):
+def test_plan_hub_model_from_cache(plan, tmp_path, environ):
+    """A Hub model is read from the cache, or is missing."""
     environ["HF_HOME"] = str(tmp_path)
     missing = plan("--model", "org/none", "--gpus", "l4")
     assert missing.returncode == 4
@@ -245,7 +250,7 @@ def test_a_hub_name_is_read_from_the_cache_or_missing(plan, tmp_path, environ):
     assert made["model"]["parameters"] == describe(T5).parameters
 
 
-def test_weights_that_do_not_belong_to_the_config_are_noticed(plan, model, tmp_path):
+def test_plan_weights_that_differ_from_config(plan, model, tmp_path):
     folder = model(T5)
     header = json.dumps({"a": {"dtype": "F32", "shape": [10, 10], "data_offsets": [0, 400]}}).encode()
     (tmp_path / "model" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
@@ -254,7 +259,7 @@ def test_weights_that_do_not_belong_to_the_config_are_noticed(plan, model, tmp_p
     assert "hold 100 elements" in done.stderr
 
 
-def test_the_printed_run_starts_without_weights_where_there_are_none(plan, model, tmp_path):
+def test_plan_prints_from_scratch_without_weights(plan, model, tmp_path):
     """A folder with a config alone can be planned for; loading weights from it would be refused."""
     folder = model(T5)
     assert "--from-scratch" in plan("--model", folder, "--gpus", "a100-80:1").stdout

@@ -34,7 +34,7 @@ def launched(done) -> str:
     return next(line.strip() for line in done.stdout.splitlines() if line.endswith(" &") and " -- " in line)
 
 
-def test_with_nothing_given_the_job_trains_the_demo(dsrun, here):
+def test_render_slurm_default_trains_demo(dsrun, here):
     done = dsrun("render-slurm", "--nodes", "4")
     assert launched(done) == "--module -- dsrun.train --model demo-t5 --zero 2 &"
     assert "--nodes=4" in lines(done)
@@ -47,7 +47,8 @@ def test_with_nothing_given_the_job_trains_the_demo(dsrun, here):
     assert list(here.iterdir()) == []
 
 
-def test_run_yaml_of_the_folder_is_what_runs_and_its_section_is_read(dsrun, here):
+def test_render_slurm_reads_run_yaml(dsrun, here):
+    """The folder's run.yaml is what runs, and its slurm section is read."""
     (here / "run.yaml").write_text(
         "train: {model: demo-t5, output: out dir}\nlaunch: {max_restarts: 3}\n"
         "slurm:\n  nodes: 2\n  gpus_per_node: a100:4\n  time: 20:00:00\n  modules: [cuda/13, nccl]\n"
@@ -66,7 +67,7 @@ def test_run_yaml_of_the_folder_is_what_runs_and_its_section_is_read(dsrun, here
     assert "the job runs run.yaml" in done.stderr
 
 
-def test_a_run_file_elsewhere_is_named_by_config(dsrun, here):
+def test_render_slurm_config_option(dsrun, here):
     (here / "x").mkdir()
     (here / "x" / "my run.yaml").write_text("train: {model: demo-t5}\nslurm: {nodes: 7}\n")
     for args in (["--config", "x/my run.yaml"], ["--", "train", "--config", "x/my run.yaml"]):
@@ -75,14 +76,14 @@ def test_a_run_file_elsewhere_is_named_by_config(dsrun, here):
         assert "my run.yaml'" in launched(done)
 
 
-def test_a_training_command_is_checked_before_the_queue(dsrun):
+def test_render_slurm_checks_train_flags(dsrun):
     done = dsrun("render-slurm", "--", "train", "--model", "demo-t5", "--zeero", "2")
     assert (done.returncode, done.stdout) == (2, "")
     assert "unknown flag --zeero" in done.stderr
     assert "--zero" in done.stderr
 
 
-def test_a_batch_that_does_not_divide_is_said_before_the_queue(dsrun):
+def test_render_slurm_checks_global_batch(dsrun):
     done = dsrun(
         "render-slurm", "--nodes", "3", "--", "train", "--model", "demo-t5", "--global-batch-size", "64"
     )
@@ -90,13 +91,13 @@ def test_a_batch_that_does_not_divide_is_said_before_the_queue(dsrun):
     assert "64" in done.stderr
 
 
-def test_files_of_an_image_are_not_looked_for_here(dsrun):
+def test_render_slurm_does_not_check_files_inside_image(dsrun):
     words = ["--", "train", "--model", "demo-t5", "--train-file", "/inside/x.jsonl"]
     assert dsrun("render-slurm", *words).returncode == 2
     assert dsrun("render-slurm", "--apptainer", "/i.sif", *words).returncode == 0
 
 
-def test_a_training_command_names_the_job_and_its_folder(dsrun):
+def test_render_slurm_job_name_and_output_from_train(dsrun):
     done = dsrun(
         "render-slurm", "--", "train", "--model", "google/t5-large", "--dataset", "x", "--output", "/big/run"
     )
@@ -104,14 +105,15 @@ def test_a_training_command_names_the_job_and_its_folder(dsrun):
     assert "export DSRUN_OUTPUT=/big/run\n" in done.stdout
 
 
-def test_any_program_may_stand_behind_the_dashes(dsrun):
+def test_render_slurm_of_any_program(dsrun):
+    """Any program may stand behind the dashes."""
     done = dsrun("render-slurm", "--", "python", "my_train.py", "--x", "1", "--nodes", "9")
     assert launched(done) == "-- my_train.py --x 1 --nodes 9 &"
     assert "--nodes=1" in lines(done)
     assert "--no-python -- ./tool -v &" in launched(dsrun("render-slurm", "--", "./tool", "-v"))
 
 
-def test_a_token_never_gets_into_the_script(dsrun, environ):
+def test_render_slurm_never_writes_token_to_script(dsrun, environ):
     token = "hf_" + "a1B2" * 9
     for words in (
         ["train", "--model", "demo-t5", "--hub-token", token],
@@ -130,7 +132,8 @@ def test_a_token_never_gets_into_the_script(dsrun, environ):
     assert "need HF_TOKEN" in done.stdout
 
 
-def test_a_checkpoint_of_an_earlier_run_says_how_long_saving_takes(dsrun, here):
+def test_signal_lead_from_earlier_checkpoint_time(dsrun, here):
+    """A checkpoint of an earlier run says how long saving takes."""
     (here / "out").mkdir()
     events = [{"kind": "checkpoint_end", "seconds": seconds} for seconds in (40.0, 100.0)]
     (here / "out" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -144,14 +147,15 @@ def test_a_checkpoint_of_an_earlier_run_says_how_long_saving_takes(dsrun, here):
 @pytest.mark.parametrize(
     ("time", "lead"), [("1:00:00", "180"), ("5", "60"), ("2", None), ("UNLIMITED", "180"), ("1-00", "180")]
 )
-def test_a_short_job_is_not_signalled_when_it_has_just_begun(dsrun, time, lead):
+def test_signal_lead_of_short_job(dsrun, time, lead):
+    """A short job is not signalled when it has just begun."""
     done = dsrun("render-slurm", "--time", time)
     found = [line for line in lines(done) if line.startswith("--signal")]
     assert found == ([f"--signal=B:USR1@{lead}"] if lead else [])
     assert ("too short for a signal" in done.stderr) == (lead is None)
 
 
-def test_a_job_without_gpus_is_one_on_cpus(dsrun):
+def test_render_slurm_without_gpus_uses_cpu(dsrun):
     for args in (
         ["--nproc", "4"],
         ["--gpus-per-node", "0"],
@@ -162,7 +166,8 @@ def test_a_job_without_gpus_is_one_on_cpus(dsrun):
         assert not any("gpu" in line for line in lines(done))
 
 
-def test_the_script_goes_into_a_file_that_is_replaced_only_by_force(dsrun, here):
+def test_render_slurm_output_needs_force_to_overwrite(dsrun, here):
+    """The script goes into a file that only --force replaces."""
     assert dsrun("render-slurm", "-o", "job.sh").stdout == ""
     first = (here / "job.sh").read_text()
     assert first.startswith("#!/bin/bash\n")
@@ -173,7 +178,7 @@ def test_the_script_goes_into_a_file_that_is_replaced_only_by_force(dsrun, here)
     assert "--nodes=2\n" in (here / "job.sh").read_text()
 
 
-def test_the_users_own_template_is_filled(dsrun, here):
+def test_render_slurm_user_template(dsrun, here):
     shown = dsrun("render-slurm", "--show-template").stdout
     (here / "mine.j2").write_text(
         shown.replace("set -u -o pipefail", "set -u -o pipefail\necho {{ name | q }}")
@@ -187,7 +192,7 @@ def test_the_users_own_template_is_filled(dsrun, here):
         assert said in done.stderr
 
 
-def test_what_is_not_here_is_said(dsrun):
+def test_render_slurm_notes_missing_paths(dsrun):
     done = dsrun(
         "render-slurm",
         "--venv",
@@ -246,7 +251,7 @@ def test_what_is_not_here_is_said(dsrun):
         (["--config", "none.yaml"], "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_one_line(dsrun, here, args, said):
+def test_render_slurm_usage_errors_are_one_line(dsrun, here, args, said):
     done = dsrun("render-slurm", *args)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
@@ -267,7 +272,7 @@ def test_what_is_wrong_is_one_line(dsrun, here, args, said):
         ("gres: {a: {b: c}}", "neither a value nor a list of values"),
     ],
 )
-def test_what_is_wrong_in_the_run_file_is_said_with_its_line(dsrun, here, section, said):
+def test_render_slurm_run_file_errors_name_line(dsrun, here, section, said):
     (here / "run.yaml").write_text(f"slurm: {{{section}}}\n")
     done = dsrun("render-slurm", "--", "./x")
     assert (done.returncode, done.stdout) == (2, "")
@@ -282,14 +287,15 @@ def put(folder, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_submit_prints_the_number_and_nothing_else(dsrun, nowhere):
+def test_submit_prints_only_the_job_id(dsrun, nowhere):
     put(nowhere, "sbatch", SBATCH)
     done = dsrun("render-slurm", "--submit", "--", "./x", "it's")
     assert (done.returncode, done.stdout) == (0, "77\n"), done.stderr
     assert (nowhere / "script").read_text() == dsrun("render-slurm", "--", "./x", "it's").stdout
 
 
-def test_a_controller_that_does_not_answer_keeps_nobody_from_rendering(dsrun, nowhere):
+def test_render_slurm_when_controller_does_not_answer(dsrun, nowhere):
+    """A controller that does not answer keeps nobody from rendering."""
     for tool in ("scontrol", "sinfo", "squeue", "sacctmgr"):
         put(nowhere, tool, "#!/bin/sh\necho 'error: Unable to contact slurm controller' >&2\nexit 1\n")
     done = dsrun("render-slurm", "--nodes", "2")
@@ -297,7 +303,7 @@ def test_a_controller_that_does_not_answer_keeps_nobody_from_rendering(dsrun, no
     assert "nothing is checked against a cluster\n" in done.stderr
 
 
-def test_a_refusal_of_slurm_is_passed_on(dsrun, nowhere):
+def test_sbatch_error_is_passed_on(dsrun, nowhere):
     put(nowhere, "sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
     for flag in ("--submit", "--test-only"):
         done = dsrun("render-slurm", flag)
@@ -306,13 +312,13 @@ def test_a_refusal_of_slurm_is_passed_on(dsrun, nowhere):
 
 
 @pytest.mark.parametrize("flag", ["--submit", "--follow", "--test-only"])
-def test_where_there_is_no_slurm_nothing_can_be_submitted(dsrun, flag):
+def test_submit_without_slurm_is_refused(dsrun, flag):
     done = dsrun("render-slurm", flag)
     assert (done.returncode, done.stdout) == (4, "")
     assert "error: " in done.stderr
 
 
-def test_help_lists_every_option(dsrun):
+def test_render_slurm_help_lists_every_option(dsrun):
     words = set(re.findall(r"--[a-z0-9-]+", dsrun("render-slurm", "--help").stdout))
     assert {flag_of(name) for name in options()} <= words
     own = {
@@ -328,11 +334,11 @@ def test_help_lists_every_option(dsrun):
     assert own <= words
 
 
-def test_hyphens_and_underscores_are_the_same(dsrun):
+def test_render_slurm_flags_with_underscores(dsrun):
     assert "--gpus-per-node=2" in lines(dsrun("render-slurm", "--gpus_per_node", "2"))
 
 
-def test_nothing_heavy_is_loaded(environ, here):
+def test_render_slurm_imports_no_heavy_library(environ, here):
     code = (
         "import sys; from dsrun.cli.main import cli\n"
         "cli.main(['render-slurm', '--nodes', '2'], standalone_mode=False)\n"
@@ -352,7 +358,7 @@ EXAMPLES = re.findall(r"^\$ dsrun (render-slurm .*?)(?: \| sbatch)?$", PAGE.read
 @pytest.mark.parametrize(
     "line", [line for line in EXAMPLES if not re.search("--(submit|follow|test-only)", line)]
 )
-def test_every_example_of_the_page_renders(dsrun, line):
+def test_docs_render_slurm_examples_render(dsrun, line):
     done = dsrun(*shlex.split(line))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n")

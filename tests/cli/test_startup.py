@@ -29,7 +29,7 @@ HELP = [["--help"], ["-h"], *([name, "--help"] for name in COMMANDS)]
 
 
 @pytest.mark.parametrize("args", [*HELP, ["--version"]], ids=" ".join)
-def test_answers_without_loading_anything_heavy(dsrun, args):
+def test_help_and_version_import_no_heavy_library(dsrun, args):
     done = dsrun(*args, python=("-X", "importtime"))
     imported = {name.partition(".")[0] for name in IMPORTED.findall(done.stderr)}
     assert "click" in imported
@@ -38,7 +38,7 @@ def test_answers_without_loading_anything_heavy(dsrun, args):
 
 
 @pytest.mark.parametrize("args", HELP, ids=" ".join)
-def test_help_is_the_product_and_goes_to_stdout(dsrun, args):
+def test_help_goes_to_stdout(dsrun, args):
     done = dsrun(*args)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -47,17 +47,17 @@ def test_help_is_the_product_and_goes_to_stdout(dsrun, args):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_says_how_it_is_called(dsrun, name):
+def test_help_of_command_shows_usage(dsrun, name):
     assert f"Usage: dsrun {name} " in dsrun(name, "--help").stdout
 
 
-def test_help_names_every_command_with_its_line(dsrun):
+def test_help_lists_every_command(dsrun):
     text = dsrun("--help").stdout
     for name, (_, line) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(line)}$", text, re.MULTILINE)
 
 
-def test_called_without_arguments_it_prints_its_help(dsrun):
+def test_no_arguments_prints_help(dsrun):
     bare, asked = dsrun(), dsrun("--help")
     assert bare.stdout == asked.stdout
     assert bare.stderr == ""
@@ -73,19 +73,19 @@ def test_version(dsrun):
     ("typed", "hint"),
     [("trian", "did you mean `dsrun train`?"), ("prepaer", "did you mean `dsrun prepare`?")],
 )
-def test_an_unknown_command_is_answered_with_the_nearest(dsrun, typed, hint):
+def test_unknown_command_suggests_nearest(dsrun, typed, hint):
     done = dsrun(typed, "--zero", "2")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: there is no command {typed!r} ({hint})\n"
 
 
-def test_a_command_like_no_other_is_answered_with_all_of_them(dsrun):
+def test_unknown_command_lists_all(dsrun):
     done = dsrun("frobnicate")
     assert done.returncode == 2
     assert done.stderr == f"error: there is no command 'frobnicate' (commands: {', '.join(COMMANDS)})\n"
 
 
-def test_an_unknown_option_is_one_line_on_stderr(dsrun):
+def test_unknown_option_is_one_line_on_stderr(dsrun):
     done = dsrun("--nonsense")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: .*--nonsense.*\n", done.stderr)
@@ -96,7 +96,7 @@ def test_colours_on_a_terminal_only(on_terminal, dsrun):
     assert ESCAPE not in dsrun("trian").stderr
 
 
-def test_no_color_is_honoured_on_a_terminal(on_terminal, environ):
+def test_no_color_variable_on_terminal(on_terminal, environ):
     environ["NO_COLOR"] = "1"
     said = on_terminal("trian")
     assert "no command 'trian'" in said

@@ -65,12 +65,12 @@ def test_model_path_that_does_not_exist(refused):
     assert "./nope does not exist" in refused("--model", "./nope")
 
 
-def test_model_path_with_a_neighbour_of_nearly_that_name(refused, here):
+def test_model_path_typo_suggests_nearest(refused, here):
     (here / "my-model").mkdir()
     assert "did you mean my-model?" in refused("--model", "./my-modle")
 
 
-def test_model_that_is_a_folder_of_something_else(refused, here):
+def test_model_folder_without_config(refused, here):
     (here / "photos").mkdir()
     (here / "photos" / "cat.jpg").write_bytes(b"\xff\xd8")
     assert "--model ./photos is not a model: it holds no config.json" in refused("--model", "./photos")
@@ -110,7 +110,7 @@ def test_train_file_that_does_not_exist(refused, pairs):
         ("pairs.docx", b"PK\x03\x04", "pairs.docx: the suffix .docx says nothing about the data"),
     ],
 )
-def test_train_file_that_is_not_what_it_should_be(refused, here, name, content, said):
+def test_train_file_with_invalid_contents(refused, here, name, content, said):
     (here / name).write_bytes(content)
     assert refused("--model", "demo-t5", "--train-file", name).startswith(said)
 
@@ -133,7 +133,7 @@ def test_train_file_that_is_not_what_it_should_be(refused, here, name, content, 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_flags_that_cannot_work(refused, args, said):
+def test_train_invalid_flags(refused, args, said):
     assert said in refused("--model", "demo-t5", *args)
 
 
@@ -145,14 +145,14 @@ def test_unknown_key_of_the_run_file(refused, here):
     assert "model" in said.replace("modle", "")
 
 
-def test_batch_that_does_not_divide_among_the_ranks(refused):
+def test_global_batch_must_divide_by_ranks(refused):
     said = refused(
         *("--model", "demo-t5", "--global-batch-size", "7", "--micro-batch-size", "2", "--nproc", "2")
     )
     assert said.startswith("global batch 7 does not divide by 2 × 2 ranks (use --global-batch-size 4 or 8")
 
 
-def test_port_that_is_taken(refused, taken):
+def test_master_port_in_use(refused, taken):
     said = refused("--model", "demo-t5", "--master-port", str(taken))
     assert f"port {taken} is taken" in said
     following = re.search(r"the next free one is (\d+)", said)
@@ -173,7 +173,7 @@ def test_output_that_is_a_file(refused, pairs):
     assert f"output {pairs} is a file" in refused("--model", "demo-t5", "--output", pairs)
 
 
-def test_output_that_is_somebody_elses_folder(refused, here):
+def test_output_that_is_a_foreign_folder(refused, here):
     (here / "thesis").mkdir()
     (here / "thesis" / "chapter-1.tex").write_text("In the beginning")
     said = refused("--model", "demo-t5", "--output", "thesis")
@@ -201,7 +201,8 @@ def test_half_set_worker_variables(refused, environ, variables):
     assert "RANK" in refused("--model", "demo-t5")
 
 
-def test_dry_run_prints_the_command_and_the_environment_and_does_nothing(dsrun, here):
+def test_train_dry_run_prints_command_and_environment(dsrun, here):
+    """Dry run prints the command and the environment, and does nothing."""
     done = dsrun("train", "--dry-run", "--model", "demo-t5", "--zero", "2", "--nproc", "2", "--output", "a b")
     assert (done.returncode, done.stderr) == (0, "")
     *exports, command = done.stdout.splitlines()
@@ -218,20 +219,20 @@ def test_dry_run_prints_the_command_and_the_environment_and_does_nothing(dsrun, 
     assert tree(here) == []
 
 
-def test_dry_run_shows_the_variables_it_takes_away(dsrun, environ):
+def test_train_dry_run_shows_unset_variables(dsrun, environ):
     environ["ACCELERATE_USE_CPU"] = "true"
     done = dsrun("train", "--dry-run", "--model", "demo-t5")
     assert "unset ACCELERATE_USE_CPU" in done.stdout.splitlines()
 
 
-def test_a_translated_flag_is_noticed_on_stderr_alone(dsrun):
+def test_renamed_flag_note_goes_to_stderr(dsrun):
     done = dsrun("train", "--dry-run", "--model", "demo-t5", "--evaluation_strategy", "no")
     assert done.returncode == 0
     assert re.fullmatch(r"note: [^\n]*evaluation_strategy[^\n]*\n", done.stderr)
     assert "note:" not in done.stdout
 
 
-def test_explain_shows_every_value_with_its_source(dsrun, here, pairs):
+def test_train_explain_shows_value_and_source(dsrun, here, pairs):
     (here / "run.yaml").write_text(f"train:\n  model: demo-t5\n  train_file: {pairs}\n  max_length: 64\n")
     done = dsrun("train", "--explain", "--config", "run.yaml", "--max-length", "32", "--token", "hf_secret")
     assert (done.returncode, done.stderr) == (0, "")
@@ -244,12 +245,12 @@ def test_explain_shows_every_value_with_its_source(dsrun, here, pairs):
     assert tree(here) == ["pairs.jsonl", "run.yaml"]
 
 
-def test_explain_needs_neither_model_nor_data(dsrun):
+def test_train_explain_needs_neither_model_nor_data(dsrun):
     done = dsrun("train", "--explain", "--model", "./nope")
     assert done.returncode == 0
 
 
-def test_prepare_explains_and_shows_without_preparing(dsrun, here, pairs):
+def test_prepare_explain_and_dry_run_do_nothing(dsrun, here, pairs):
     flags = ["--model", "demo-t5", "--train-file", pairs, "--max-length", "32"]
     before = tree(here)
     explained = dsrun("prepare", *flags, "--explain")

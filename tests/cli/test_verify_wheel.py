@@ -54,21 +54,21 @@ def cuda_wheel(folder: Path) -> Path:
 # --- reading and comparing ---
 
 
-def test_for_gpus_that_it_serves(dsrun, here):
+def test_verify_wheel_for_supported_gpus(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a100,h100")
     assert (done.returncode, done.stderr) == (0, "")
     assert "fused_adam  8.0 9.0  -" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(".whl: nothing to complain about")
 
 
-def test_for_a_gpu_that_it_does_not_serve(dsrun, here):
+def test_verify_wheel_for_unsupported_gpu(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a100;12.0")
     assert done.returncode == 3
     assert "error fused_adam: no sm_120 code, and no PTX to fall back on [arch_missing]" in done.stdout
     assert "    add 12.0 to --arch of dsrun build-wheel" in done.stdout
 
 
-def test_json_for_a_program(dsrun, here):
+def test_verify_wheel_json(dsrun, here):
     path = cuda_wheel(here)
     done = dsrun("verify-wheel", str(path), "--for", "10.0", "--format", "json")
     told = json.loads(done.stdout)
@@ -80,20 +80,20 @@ def test_json_for_a_program(dsrun, here):
     assert [each["code"] for each in told["findings"]] == ["arch_missing"]
 
 
-def test_a_gpu_nobody_knows_is_a_usage_error(dsrun, here):
+def test_verify_wheel_unknown_gpu_is_usage_error(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a1000000")
     assert (done.returncode, done.stdout) == (2, "")
     assert "a1000000" in done.stderr
 
 
-def test_on_and_for_exclude_one_another(dsrun, here):
+def test_verify_wheel_on_and_for_are_exclusive(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a100", "--on", "n1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--on and --for do not go together" in done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04rest"])
-def test_what_is_no_wheel_is_one_line_and_exit_code_2(dsrun, here, content):
+def test_verify_wheel_invalid_file_exits_2(dsrun, here, content):
     path = here / "deepspeed-1-py3-none-any.whl"
     path.write_bytes(content)
     done = dsrun("verify-wheel", str(path))
@@ -102,14 +102,14 @@ def test_what_is_no_wheel_is_one_line_and_exit_code_2(dsrun, here, content):
     assert done.stderr.startswith(f"error: {path}: ")
 
 
-def test_a_wheel_that_was_tampered_with_is_exit_code_3(dsrun, here):
+def test_verify_wheel_tampered_wheel_exits_3(dsrun, here):
     path = make_wheel(here, {"deepspeed/a.py": "x"}, recorded={"deepspeed/a.py": hashed(b"y")})
     done = dsrun("verify-wheel", str(path), "--for", "a100")
     assert done.returncode == 3
     assert "deepspeed/a.py differs from its hash in RECORD [wheel_record]" in done.stdout
 
 
-def test_another_python_is_said_and_nothing_is_tried(dsrun, here):
+def test_verify_wheel_other_python_skips_smoke_test(dsrun, here):
     path = make_wheel(here, {NOTE: built_note(["tiny"])}, tag="cp39-cp39-linux_x86_64")
     told = json.loads(dsrun("verify-wheel", str(path), "--format", "json").stdout)
     assert "python_tag" in [each["code"] for each in told["findings"]]
@@ -117,7 +117,8 @@ def test_another_python_is_said_and_nothing_is_tried(dsrun, here):
     assert told["machine"]["python"] == PYTHON
 
 
-def test_a_missing_library_is_found_before_anything_is_loaded(dsrun, here):
+def test_verify_wheel_missing_library_before_loading(dsrun, here):
+    """A missing library is found before anything is loaded."""
     (here / "lib").mkdir()
     compiled(here / "lib", "int far(void) { return 1; }", name="libfaraway.so")
     flags = [f"-L{here / 'lib'}", "-Wl,--no-as-needed", "-lfaraway"]
@@ -131,7 +132,7 @@ def test_a_missing_library_is_found_before_anything_is_loaded(dsrun, here):
 # --- loading ---
 
 
-def test_each_operation_is_loaded_in_a_process_of_its_own(dsrun, here):
+def test_smoke_test_loads_each_op_in_own_process(dsrun, here):
     libraries = {"tiny": compiled(here / "a", FINE), "other": compiled(here / "b", CRASH)}
     path = fake_deepspeed(here, libraries, torch_minor())
     done = dsrun("verify-wheel", str(path), "--format", "json")
@@ -145,7 +146,7 @@ def test_each_operation_is_loaded_in_a_process_of_its_own(dsrun, here):
     ]
 
 
-def test_an_operation_that_would_be_compiled_is_a_failure(dsrun, here):
+def test_smoke_test_fails_when_op_would_be_jit_compiled(dsrun, here):
     library = compiled(here / "b", FINE)
     path = make_wheel(
         here,
@@ -167,7 +168,7 @@ def test_an_operation_that_would_be_compiled_is_a_failure(dsrun, here):
     assert "tiny: DeepSpeed would compile it now: the one in the wheel is not used [op_fails]" in done.stdout
 
 
-def test_an_import_that_fails_is_said(dsrun, here):
+def test_smoke_test_reports_failing_import(dsrun, here):
     library = compiled(here / "c", FINE)
     files = {
         "deepspeed/__init__.py": "raise ImportError('no module named hjson')",
@@ -237,7 +238,7 @@ def push(dsrun, path: Path, *args: str):
     return done
 
 
-def test_push_installs_and_proves_on_every_node(dsrun, here, nodes):
+def test_wheel_push_installs_and_smoke_tests_every_node(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     pushed = [add_node(nodes, name) for name in ("n1", "n2")]
     done = push(dsrun, path, "--nodes", "n[1-2]")
@@ -253,7 +254,7 @@ def test_push_installs_and_proves_on_every_node(dsrun, here, nodes):
     assert "already there, 1 loaded" in push(dsrun, path, "--nodes", "n1").stdout
 
 
-def test_a_node_that_fails_does_not_hide_the_others(dsrun, here, nodes):
+def test_wheel_push_failing_node_does_not_hide_others(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     good = add_node(nodes, "n1")
     add_node(nodes, "n2", usable=False)
@@ -269,7 +270,7 @@ def test_a_node_that_fails_does_not_hide_the_others(dsrun, here, nodes):
     assert told["findings"] == []
 
 
-def test_nodes_that_differ_are_an_error(dsrun, here, nodes):
+def test_wheel_push_nodes_with_different_torch(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     add_node(nodes, "n1")
     other = add_node(nodes, "n2")
@@ -284,7 +285,7 @@ def test_nodes_that_differ_are_an_error(dsrun, here, nodes):
     assert f"{torch_minor()}.99+other on n2" in differ[0]
 
 
-def test_a_copy_that_arrives_changed_is_not_installed(dsrun, here, nodes, environ):
+def test_wheel_push_corrupted_copy_is_not_installed(dsrun, here, nodes, environ):
     path = make_wheel(here, {"deepspeed/__init__.py": ""})
     node = add_node(nodes, "n1")
     program(nodes.parent / "tools", "cat", "#!/bin/sh\nexec head -c 100\n")
@@ -295,7 +296,7 @@ def test_a_copy_that_arrives_changed_is_not_installed(dsrun, here, nodes, enviro
     assert list((node / "wheels").iterdir()) == []
 
 
-def test_a_folder_that_others_may_write_is_refused(dsrun, here, nodes):
+def test_wheel_push_world_writable_folder_is_refused(dsrun, here, nodes):
     path = make_wheel(here, {"deepspeed/__init__.py": ""})
     node = add_node(nodes, "n1")
     (node / "wheels").mkdir()
@@ -305,7 +306,7 @@ def test_a_folder_that_others_may_write_is_refused(dsrun, here, nodes):
     assert installed(node) == []
 
 
-def test_in_an_allocation_sbcast_copies_and_srun_installs(dsrun, here, nodes, environ):
+def test_wheel_push_in_allocation_uses_sbcast_and_srun(dsrun, here, nodes, environ):
     path = make_wheel(here, {"deepspeed/__init__.py": ""}, tag="py3-none-any")
     program(nodes.parent / "tools", "srun", SRUN.format(nodes=nodes))
     program(nodes.parent / "tools", "sbcast", SBCAST.format(nodes=nodes))
@@ -317,7 +318,7 @@ def test_in_an_allocation_sbcast_copies_and_srun_installs(dsrun, here, nodes, en
     assert all("deepspeed" in installed(node) for node in pushed)
 
 
-def test_without_sbcast_every_node_is_sent_its_own_copy(dsrun, here, nodes, environ):
+def test_wheel_push_without_sbcast_sends_copies(dsrun, here, nodes, environ):
     path = make_wheel(here, {"deepspeed/__init__.py": ""}, tag="py3-none-any")
     program(nodes.parent / "tools", "srun", SRUN.format(nodes=nodes))
     program(nodes.parent / "tools", "sbcast", "#!/bin/sh\nexit 1\n")
@@ -327,7 +328,7 @@ def test_without_sbcast_every_node_is_sent_its_own_copy(dsrun, here, nodes, envi
     assert all("deepspeed" in installed(node) for node in pushed)
 
 
-def test_a_damaged_wheel_is_sent_nowhere(dsrun, here, nodes):
+def test_wheel_push_refuses_damaged_wheel(dsrun, here, nodes):
     path = make_wheel(here, {"deepspeed/a.py": "x"}, recorded={"deepspeed/a.py": hashed(b"y")})
     node = add_node(nodes, "n1")
     done = push(dsrun, path, "--nodes", "n1")
@@ -345,7 +346,7 @@ def test_a_damaged_wheel_is_sent_nowhere(dsrun, here, nodes):
         (["--nodes", "-x"], "'-x' is no list of nodes"),
     ],
 )
-def test_which_nodes_must_be_clear(dsrun, here, nodes, args, said):
+def test_wheel_push_node_list_errors(dsrun, here, nodes, args, said):
     (here / "hosts").write_text("n1\n")
     done = push(dsrun, make_wheel(here, {"deepspeed/__init__.py": ""}), *args)
     assert (done.returncode, done.stdout) == (2, "")
@@ -353,7 +354,7 @@ def test_which_nodes_must_be_clear(dsrun, here, nodes, args, said):
     assert done.stderr.count("\n") == 1
 
 
-def test_verify_on_nodes_leaves_nothing_there(dsrun, here, nodes):
+def test_verify_wheel_on_nodes_leaves_nothing(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     node = add_node(nodes, "n1")
     done = dsrun("verify-wheel", str(path), "--on", "n1", "--python", "./env/bin/python")

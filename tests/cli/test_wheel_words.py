@@ -33,12 +33,13 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("flag", ["ops", "deepspeed", "cpu", "cxx", "python", "partition", "output"])
-def test_an_empty_value_is_no_default(flag: str, tmp_path: Path) -> None:
+def test_build_wheel_empty_value_is_refused(flag: str, tmp_path: Path) -> None:
     """A script's variable that was not set must not start the default build."""
     assert f"--{flag} is empty" in refused(dsrun("build-wheel", f"--{flag}", "", cache=tmp_path / "cache"))
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_build(tmp_path: Path) -> None:
+def test_build_wheel_unwritable_output_is_refused_early(tmp_path: Path) -> None:
+    """An output that cannot be written is refused before the build."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     places = ("file", "file/below", "link", "link/below", "n" * 300)
@@ -48,7 +49,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_build(tmp_path: Path)
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_bare_wheel_command_is_one_line(tmp_path: Path) -> None:
+def test_wheel_command_without_arguments(tmp_path: Path) -> None:
     assert "dsrun wheel push FILE" in refused(dsrun("wheel", cache=tmp_path))
 
 
@@ -62,18 +63,18 @@ def test_a_bare_wheel_command_is_one_line(tmp_path: Path) -> None:
         (("--python", "/no/python"), "--python /no/python is no program"),
     ],
 )
-def test_verify_wheel_names_its_own_flag(words: tuple[str, str], said: str, tmp_path: Path) -> None:
+def test_verify_wheel_errors_name_its_flag(words: tuple[str, str], said: str, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"deepspeed/__init__.py": b""})
     assert said in refused(dsrun("verify-wheel", str(wheel), *words, cache=tmp_path))
 
 
-def test_a_hostfile_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+def test_wheel_push_missing_hostfile(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"deepspeed/__init__.py": b""})
     said = refused(dsrun("wheel", "push", str(wheel), "--hostfile", "none", cache=tmp_path))
     assert "none: cannot be read: No such file or directory (" in said
 
 
-def test_another_packages_wheel_is_said_to_be_one(tmp_path: Path) -> None:
+def test_verify_wheel_of_another_package(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"other/__init__.py": b""}, name="other")
     done = dsrun("verify-wheel", str(wheel), "--no-prove", cache=tmp_path)
     assert "is other, not DeepSpeed" in done.stdout

@@ -59,7 +59,7 @@ def wheel(build):
     return build("--arch", ARCHS, "--ops", ",".join(OPS))
 
 
-def test_every_operation_and_architecture_is_in_it(wheel):
+def test_cuda_wheel_has_every_op_and_arch(wheel):
     report = read_wheel(wheel)
     assert set(report.installed_ops) == set(OPS)
     assert (report.accelerator, report.local) == ("cuda", "cu130torch2.13.sm75.sm80.sm90")
@@ -70,7 +70,7 @@ def test_every_operation_and_architecture_is_in_it(wheel):
     assert record["sha256"] == report.sha256
 
 
-def test_cuobjdump_sees_the_same(wheel, site_packages, tmp_path):
+def test_cuobjdump_finds_the_same_archs(wheel, site_packages, tmp_path):
     """NVIDIA's own reader, which comes with triton."""
     (cuobjdump,) = site_packages.glob("triton/backends/nvidia/bin/cuobjdump")
     report = read_wheel(wheel)
@@ -88,7 +88,7 @@ def test_cuobjdump_sees_the_same(wheel, site_packages, tmp_path):
                 assert seen == set(getattr(library, kind)), (library.path, kind, text)
 
 
-def test_it_is_imported_without_a_driver(wheel, python, tmp_path):
+def test_cuda_wheel_imports_without_driver(wheel, python, tmp_path):
     """Unpacked beside the environment; no GPU is touched by importing."""
     with zipfile.ZipFile(wheel) as archive:
         libraries = [archive.extract(each.path, tmp_path) for each in read_wheel(wheel).libraries]
@@ -107,6 +107,6 @@ for path in sys.argv[1:]:
     assert sorted(done.stdout.split()) == ["cpu_adam_op", "fused_adam_op", "utils_op"]
 
 
-def test_the_same_bytes_when_it_is_built_again(build, wheel):
+def test_cuda_wheel_build_is_reproducible(build, wheel):
     before = wheel.read_bytes()
     assert build("--arch", ARCHS, "--ops", ",".join(OPS), "--force").read_bytes() == before

@@ -1,4 +1,4 @@
-"""In a fork: become `python -m MODULE ARGS…` with the environment, folder and streams that were asked for."""
+"""In a fork: become `python -m MODULE …` or `python -c CODE …` with the environment and streams that were asked for."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from dsrun.launch.ranks import Forked, default_signals, fresh_randomness, replace_environment
@@ -39,9 +40,10 @@ def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> N
         _imitate_exec(request["argv"], request["env"], streams)
         sys.path[0] = request["cwd"]
         os.execv = _imitate_execv
-        if (request["module"], *request["args"][:1]) in _SUPERVISORS or request["module"] in _SUPERVISORS:
+        _, name = request["program"]
+        if (name, *request["args"][:1]) in _SUPERVISORS or name in _SUPERVISORS:
             _prefork_warm_process()
-        return _run(request["module"], request["args"])
+        return _run(*request["program"], request["args"])
 
     _to_the_end(program, parent)
 
@@ -66,12 +68,16 @@ def _to_the_end(program: Callable[[], int], parent: int) -> NoReturn:
         end(code)
 
 
-def _run(module: str, args: Sequence[str]) -> int:
-    """As `python -m module args`; its exit code."""
+def _run(kind: str, program: str, args: Sequence[str]) -> int:
+    """As `python -m program args`, or with -c; its exit code."""
     fresh_randomness()
-    sys.argv = ["-m", *args]
+    sys.argv = [kind, *args]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if kind == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(program, "<string>", "exec"), main.__dict__)
     except SystemExit as left:
         if isinstance(left.code, str):
             print(left.code, file=sys.stderr)
@@ -103,6 +109,8 @@ def _imitate_exec(argv: Sequence[str], env: Mapping[str, str], streams: Sequence
     _overwrite(fields[_ARGUMENTS], [os.fsencode(word) for word in argv])
     _overwrite(fields[_ENVIRONMENT], [os.fsencode(f"{name}={env[name]}") for name in ours_first])
     tempfile.tempdir = None
+    # What runpy says of a module that was imported already.
+    warnings.filterwarnings("ignore", message=".* found in sys.modules after import", category=RuntimeWarning)
     for option in filter(None, env.get("PYTHONWARNINGS", "").split(",")):
         warnings._setoption(option)
     name_thread(Path(argv[0]).name)
@@ -122,7 +130,7 @@ def _imitate_execv(path: str, argv: Sequence[str]) -> NoReturn:
     """`python -m MODULE …` in place of this program; what was imported stays."""
     if list(argv[:2]) != [sys.executable, "-m"]:
         os.execve(path, list(argv), os.environ)
-    _to_the_end(lambda: _run(argv[2], argv[3:]), os.getppid())
+    _to_the_end(lambda: _run("-m", argv[2], argv[3:]), os.getppid())
 
 
 def _overwrite(span: Sequence[bytes], words: Sequence[bytes]) -> None:
@@ -163,6 +171,14 @@ def _prefork_warm_process() -> None:
         return Forked(waiting.pop())
 
     agent._tied = tied
+    atexit.register(_dismiss, ours, waiting)
+
+
+def _dismiss(channel: socket.socket, waiting: list[int]) -> None:
+    """A supervisor leaves nobody behind."""
+    channel.close()
+    for pid in waiting:
+        os.waitpid(pid, 0)
 
 
 def _become_warm(channel: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""Starting processes through a fork server: `HEAVY.run([sys.executable, "-m", "dsrun", …])` as with subprocess."""
+"""Starting Python through a fork server: `HEAVY.run([sys.executable, "-m", "dsrun", …])` as with subprocess."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ READ_BY_TORCH = (
     *("MALLOC_", "TOKENIZERS_"),
 )
 READ_BY_FORKS = ("PYTHONWARNINGS", "PYTHONPATH")
-# The ranks of the tests compute on one thread each. dsrun itself leaves be what is set.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu"}
+# With these the heavy imports are done, for processes with the same values or none.
+FOR_TORCH = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+}
 _ROOM = 100_000
 
 
@@ -44,16 +49,16 @@ def cpu_seconds() -> float:
 class ForkServer:
     """A process that has imported `modules`, started when it is first needed; it ends with this process."""
 
-    def __init__(self, *modules: str, reads: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *modules: str, reads: tuple[str, ...], env: Mapping[str, str]) -> None:
         self._modules = modules
         self._reads = reads
-        self._env = env or {}
+        self._env = env
         self._socket: socket.socket | None = None
         self._start = threading.Lock()
         self._lock = threading.Lock()
 
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen:
-        """A fork that runs `python -m MODULE …`, or a new process where no fork could be the same."""
+        """A fork that runs `python -m …` or `python -c …`, or a new process where no fork could be the same."""
         self._begin()
         argv = [str(word) for word in argv]
         if _request(argv, options) is None or not self._fits(options.get("env")):
@@ -79,7 +84,7 @@ class ForkServer:
     def _fits(self, env: Mapping[str, str] | None) -> bool:
         """Whether what was imported is what would be imported in that environment."""
         env = os.environ if env is None else env
-        wanted = {**ONE_THREAD, **env}
+        wanted = {**self._env, **env}
         names = {name for name in {*wanted, *self._imported} if name.startswith(self._reads)}
         return all(wanted.get(name) == self._imported.get(name) for name in names.difference(READ_BY_FORKS))
 
@@ -87,7 +92,7 @@ class ForkServer:
         with self._start:
             if self._socket is not None:
                 return
-            self._imported = {**os.environ, **ONE_THREAD, **self._env}
+            self._imported = {**os.environ, **self._env}
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM * 8)
             command = [sys.executable, "-m", "tests.forkserver.server", str(theirs.fileno()), *self._modules]
@@ -112,12 +117,12 @@ def _request(argv: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any] 
     unbuffered = argv[1:2] == ["-u"]
     words = argv[1 + unbuffered :]
     plain = {"env", "cwd", "stdin", "stdout", "stderr", "text", "start_new_session", "encoding"}
-    if argv[0] != sys.executable or words[0] != "-m" or not plain.issuperset(options):
+    if argv[0] != sys.executable or words[0] not in ("-m", "-c") or not plain.issuperset(options):
         return None
     env = os.environ if options.get("env") is None else options["env"]
     return {
         "argv": list(argv),
-        "module": words[1],
+        "program": words[:2],
         "args": list(words[2:]),
         "env": dict(env),
         "cwd": str(Path(options.get("cwd") or ".").resolve()),
@@ -166,7 +171,9 @@ class Process(subprocess.Popen):
 
 def _light_modules() -> list[str]:
     """All of dsrun but the room that needs torch."""
-    rooms = [each.name for each in pkgutil.iter_modules(dsrun.__path__) if each.ispkg and each.name != "train"]
+    rooms = [
+        each.name for each in pkgutil.iter_modules(dsrun.__path__) if each.ispkg and each.name != "train"
+    ]
     found = [
         each.name
         for room in rooms
@@ -191,6 +198,6 @@ HEAVY = ForkServer(
     ),
     *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("t5", "llama", "bart")),
     reads=READ_BY_PYTHON + READ_BY_TORCH,
-    env={"HF_HUB_OFFLINE": "1"},
+    env=FOR_TORCH,
 )
-LIGHT = ForkServer(*_light_modules(), "pydantic", "rich.table", "rich.progress", reads=READ_BY_PYTHON)
+LIGHT = ForkServer(*_light_modules(), "pydantic", "rich.table", "rich.progress", reads=READ_BY_PYTHON, env={})

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.forkserver.client import HEAVY, ONE_THREAD, ROOT
+from tests.forkserver.client import FOR_TORCH, HEAVY, ROOT
 from tests.ports import free_ports
 
 _LOOK_S = 0.02
@@ -38,7 +38,7 @@ class Ranks:
             "WORLD_SIZE": str(count),
             "LOCAL_WORLD_SIZE": str(count),
             "GLOO_SOCKET_IFNAME": "lo",
-            **ONE_THREAD,
+            **FOR_TORCH,
             # torch warns of its own names at every collective, which would fill the end of the output.
             "PYTHONWARNINGS": "ignore::FutureWarning",
             **(env or {}),

@@ -14,7 +14,7 @@ from dsrun.zero.memory.report import VERSION
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import make_model
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 MEASURED = re.compile(r"a CPU rank: predicted ([\d.]+) GiB, measured ([\d.]+) GiB \(([+-][\d.]+)%\)")
 # The calibration's own cache, so that "nothing is kept" can be seen.

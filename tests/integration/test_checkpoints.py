@@ -27,6 +27,7 @@ pytestmark = pytest.mark.train
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [["--zero", "2"], ["--zero", "3", "--background"]])
 def test_saves_killed_at_random_moments_are_all_recovered_from(options):
     argv = [sys.executable, "-m", "tests.faults.kill_saves", "--kills", "10", "--seed", "5", *options]

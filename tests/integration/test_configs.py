@@ -17,7 +17,7 @@ from dsrun.datafiles import data_folder
 from dsrun.zero.shipped import SHIPPED
 from tests.integration.conftest import many_engines
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 ALONE = "--for deepspeed"
 OFFLOADED = "--offload-optimizer cpu"

@@ -17,6 +17,7 @@ from dsrun.wheel.cpu import compiler_environment
 from dsrun.wheel.ops import choose_ops, links
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for x86-64"),
     pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump"),
 ]

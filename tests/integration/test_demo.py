@@ -9,6 +9,7 @@ from tests.integration.conftest import dsrun
 pytestmark = pytest.mark.train
 
 
+@pytest.mark.exhaustive
 def test_the_demo_learns_to_translate_numbers(tmp_path):
     done = dsrun("--zero", "2", "--model", "demo-t5", "--nproc", "2", output=tmp_path / "run").ok()
     assert done.evaluations[-1]["eval_exact_match"] > 90

@@ -21,7 +21,7 @@ from dsrun.train.reshape_shards import ZeroCheckpoint
 from dsrun.train.reshape_universal import write_universal
 from tests.integration.conftest import SHORT, many_runs
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 # An epoch is 7 global batches, the last of them short: a resume at 4 goes over its end, one at 8 begins in the second.
 # Weight decay tells apart parameter groups, a warm-up and a linear decay every step's learning rate, and micro batches

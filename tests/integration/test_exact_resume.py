@@ -16,7 +16,7 @@ from dsrun.runs.records import read_records
 from dsrun.runs.samples import ledgers, not_once, seen, steps
 from tests.integration.conftest import SHORT, many_runs, phrase
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 RANKS = 2
 STEPS = 10

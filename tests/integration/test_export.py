@@ -254,6 +254,7 @@ def test_of_a_run_the_newest_checkpoint_that_verifies(runs, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_model(tmp_path):
     """A ZeRO-3 checkpoint of 300 MB against one of a few kB: the difference in peak memory is below 1.5 shards."""
 

@@ -54,6 +54,7 @@ def spellings(block: str) -> list[str]:
     return [*blocks()[block].spellings, *removed(block), "nonsense", "self", "strict"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("block", blocks())
 def test_every_key_of_deepspeed_with_every_kind_of_value(block):
     found = []
@@ -68,6 +69,7 @@ def test_every_key_of_deepspeed_with_every_kind_of_value(block):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("block", blocks())
 def test_every_key_of_deepspeed_under_the_trainer(block):
     cases = [
@@ -207,6 +209,7 @@ FOR_DEEPSPEED = [config for config in GOOD if find_target(config, None) == "deep
 FOR_TRAINER = [config for config in GOOD if find_target(config, None) == "trainer"]
 
 
+@pytest.mark.exhaustive
 @settings(EASY, max_examples=600)
 @given(mutated(FOR_DEEPSPEED))
 def test_mutated_configs_under_deepspeed(config):
@@ -222,6 +225,7 @@ def no_false_alarm(text: str) -> bool:
     return not linter_says(text, None, knowing=False) or bool(says(text))
 
 
+@pytest.mark.exhaustive
 @settings(EASY, max_examples=500)
 @given(mutated(FOR_TRAINER))
 def test_mutated_configs_under_the_trainer(config):

@@ -14,7 +14,7 @@ from dsrun.zero.memory.states import Sharding, states
 from tests.forkserver.ranks import Ranks
 from tests.integration.memory_models import CONFIGS
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 RANKS = 2
 # The issue allows 2%; with DeepSpeed 0.19.8 all figures are exact to the byte.

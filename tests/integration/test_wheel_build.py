@@ -20,6 +20,8 @@ from dsrun.wheel.record import sha256_of
 from tests.integration.builder import ROOT, Builder
 from tests.integration.conftest import SHORT, dsrun, many_engines
 
+pytestmark = pytest.mark.exhaustive
+
 # `make test` asks for a compiler and no more; .ci/run installs libaio, so that there it is built and used.
 LIBAIO = Path("/usr/include/libaio.h").exists()
 REAL_OPS = "cpu_adam,shm_comm" + (",async_io" if LIBAIO else "")

@@ -131,7 +131,8 @@ def files_below(checkout: Path, *folders: str) -> set[str]:
     }
 
 
-def test_the_wheel_holds_the_package_and_its_data_folders_and_nothing_else(built):
+def test_wheel_contents(built):
+    """The wheel holds the package and its data folders, and nothing else."""
     expected = files_below(built.checkout, "dsrun")
     expected |= {f"dsrun/_data/{name}" for name in files_below(built.checkout, *DATA_FOLDERS)}
     metadata = {name for name in built.wheel_files if re.match(r"dsrun-[^/]+\.dist-info/", name)}
@@ -139,7 +140,8 @@ def test_the_wheel_holds_the_package_and_its_data_folders_and_nothing_else(built
     assert {name.rpartition("/")[2] for name in metadata} >= {"METADATA", "entry_points.txt", "RECORD"}
 
 
-def test_what_the_programs_read_is_in_the_wheel(built):
+def test_wheel_includes_data_files(built):
+    """What the programs read at run time is in the wheel."""
     assert {
         "dsrun/recipe/hf_flags.json",
         "dsrun/_data/build/gpus.toml",
@@ -149,13 +151,14 @@ def test_what_the_programs_read_is_in_the_wheel(built):
     } <= built.wheel_files
 
 
-def test_the_sdist_holds_what_building_and_testing_take(built):
+def test_sdist_contents(built):
+    """The sdist holds everything that building and testing need."""
     wanted = files_below(built.checkout, "dsrun", "tests", "bench", "tools", "docs", *DATA_FOLDERS)
     assert wanted <= built.sdist_files
     assert {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "PKG-INFO"} <= built.sdist_files
 
 
-def test_a_wheel_from_the_sdist_is_the_wheel_from_the_checkout(built):
+def test_wheel_from_sdist_equals_wheel_from_checkout(built):
     assert built.wheel_files == built.direct_wheel_files
 
 
@@ -171,11 +174,13 @@ def installed(plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def test_dependencies_fit_together(installed, tmp_path):
+def test_pip_check_of_installed_wheel(installed, tmp_path):
+    """The wheel's dependencies fit together."""
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
 
 
-def test_the_package_comes_from_the_wheel_and_torch_is_not_there(installed, tmp_path):
+def test_installed_wheel_without_torch(installed, tmp_path):
+    """The package is imported from the wheel, and torch is not installed."""
     script = "import dsrun, importlib.util as u; print(dsrun.__file__); print(u.find_spec('torch'))"
     where, torch = run(installed / "python", "-c", script, cwd=tmp_path).stdout.splitlines()
     assert Path(where).is_relative_to(installed.parent)
@@ -183,7 +188,8 @@ def test_the_package_comes_from_the_wheel_and_torch_is_not_there(installed, tmp_
 
 
 @pytest.mark.parametrize("folder", DATA_FOLDERS)
-def test_data_folders_are_found_and_complete(installed, plain, tmp_path, folder):
+def test_installed_data_folders_complete(installed, plain, tmp_path, folder):
+    """Every data folder is found beside the installed package, with all its files."""
     script = (
         "import sys; from dsrun.datafiles import data_folder; folder = data_folder(sys.argv[1]);"
         "print(folder, *(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()), sep='\\n')"
@@ -205,7 +211,8 @@ def test_data_folders_are_found_and_complete(installed, plain, tmp_path, folder)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_needs_no_torch_works_without_it(installed, tmp_path, args, said):
+def test_commands_without_torch(installed, tmp_path, args, said):
+    """Commands that need no torch work without it."""
     done = run(installed / "dsrun", *args, cwd=tmp_path)
     assert said in done.stdout
     assert done.stderr == ""
@@ -226,7 +233,8 @@ WORKER = {
     [("train", {}), ("prepare", {}), ("train", WORKER)],
     ids=["train", "prepare", "worker"],
 )
-def test_training_says_what_to_install(installed, tmp_path, command, variables):
+def test_train_without_torch_names_missing_extra(installed, tmp_path, command, variables):
+    """Where torch is missing, one line says what to install."""
     done = run(installed / "dsrun", command, "--model", "demo-t5", cwd=tmp_path, code=4, variables=variables)
     assert done.stdout == ""
     assert re.fullmatch(r"error: [^\n]*torch[^\n]*\(pip install 'dsrun\[train\]'\)\n", done.stderr)

@@ -12,7 +12,8 @@ from tests.slurm.cluster import CHECKOUT
 from tests.slurm.jobs import Person
 
 
-def test_each_machine_is_one_of_its_own_and_jobs_belong_to_a_normal_user(ada, place):
+def test_cluster_nodes_are_isolated_and_jobs_unprivileged(ada, place):
+    """Each node has a host name, processes and /tmp of its own, and jobs run as a normal user."""
     look = 'echo "$(hostname) $(id -u) $(ps -e | wc -l)"; echo "$(hostname)" >/tmp/mine; cat /tmp/mine >>"$1"'
     done = ada.run("srun", "--nodes=4", "bash", "-c", look, "look", place / "all", cwd=place)
     names, users, processes = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
@@ -27,12 +28,14 @@ def test_each_machine_is_one_of_its_own_and_jobs_belong_to_a_normal_user(ada, pl
     assert sorted((place / "all").read_text().split()) == sorted(names)
 
 
-def test_users_see_this_checkout_and_its_python_wherever_they_lie(ada):
+def test_cluster_users_can_import_this_checkout(ada):
+    """Users see this checkout and its Python, wherever they lie."""
     where = ada.run("srun", sys.executable, "-c", "import dsrun, yaml; print(dsrun.__file__)").stdout
     assert where.strip() == str(CHECKOUT / "dsrun" / "__init__.py")
 
 
-def test_a_cluster_with_several_partitions_is_ready_until_a_node_is_off(cluster):
+def test_cluster_ready_until_a_node_is_off(cluster):
+    """A cluster with several partitions counts each node once, and is ready until one is off."""
     listed = subprocess.run(
         ["sinfo", "-hN"], env=cluster.env, capture_output=True, text=True, check=True
     ).stdout
@@ -44,7 +47,7 @@ def test_a_cluster_with_several_partitions_is_ready_until_a_node_is_off(cluster)
     cluster.wait_until_ready()
 
 
-def test_finished_jobs_are_in_the_database(accounting):
+def test_accounting_has_finished_jobs(accounting):
     ada = Person(accounting, "ada", accounting.root / "home" / "ada")
     ada.run("srun", "--job-name=remember me", "--gpus-per-node=a100:2", "true")
     columns = "--format=JobName%30,State,AllocTRES%80"
@@ -61,7 +64,8 @@ def test_finished_jobs_are_in_the_database(accounting):
 @pytest.mark.parametrize(
     "command", [["tests.slurm.cluster", "--dir", "cluster", "up"], ["tests.slurm"]], ids=["cluster", "tests"]
 )
-def test_who_may_not_make_one_is_told_so(ada, command):
+def test_cluster_needs_root(ada, command):
+    """Who may not make a cluster is told so."""
     done = ada.run(sys.executable, "-m", *command, check=False, cwd=CHECKOUT)
     assert done.returncode == 4
     assert "needs root" in done.stderr

@@ -30,7 +30,7 @@ def from_run_file(ada, tiny):
     return job.wait_for("COMPLETED"), cwd
 
 
-def test_a_run_file_says_all_that_is_needed(from_run_file):
+def test_render_slurm_from_run_file_alone(from_run_file):
     job, cwd = from_run_file
     (folder,) = map(RunFolder, (cwd / "runs").iterdir())
     assert folder.path.name.endswith(f"-{job.id}")
@@ -38,7 +38,7 @@ def test_a_run_file_says_all_that_is_needed(from_run_file):
     assert "JobName=from a file" in job.record()
 
 
-def test_jobs_names_the_run_with_its_step_and_loss(ada, from_run_file):
+def test_jobs_shows_run_step_and_loss(ada, from_run_file):
     job, cwd = from_run_file
     listed = json.loads(ada.dsrun("jobs", "--format", "json", cwd=cwd).stdout)
     (entry,) = (each for each in listed["jobs"] if each["id"] == str(job.id))
@@ -48,14 +48,14 @@ def test_jobs_names_the_run_with_its_step_and_loss(ada, from_run_file):
     assert entry["run"] == str(next((cwd / "runs").iterdir()))
 
 
-def test_submit_prints_the_number_and_nothing_else(ada, place):
+def test_submit_prints_only_the_job_id(ada, place):
     said = ada.dsrun("render-slurm", *PLAIN, "--submit", "--", "touch", "done", cwd=place).stdout
     job = Job(ada.cluster, int(said), place)
     job.wait_for("COMPLETED")
     assert (place / "done").exists()
 
 
-def test_follow_shows_the_log_and_ends_as_the_job_does(ada, place):
+def test_follow_shows_log_and_exits_with_job_exit_code(ada, place):
     program = ["bash", "-c", "echo said by $((6 * 7)) >&2; exit 7"]
     done = ada.dsrun("render-slurm", *PLAIN, "--follow", "--", *program, cwd=place, check=False)
     assert done.returncode == 7, done.stderr
@@ -63,14 +63,15 @@ def test_follow_shows_the_log_and_ends_as_the_job_does(ada, place):
     assert "said by 42" in done.stderr
 
 
-def test_test_only_tells_when_it_would_start_and_starts_nothing(ada, place):
+def test_test_only_option_starts_nothing(ada, place):
+    """--test-only tells when and where the job would start, and starts nothing."""
     done = ada.dsrun("render-slurm", *PLAIN, "--nodes", 2, "--test-only", "--", "touch", "done", cwd=place)
     assert "node[1-2]" in done.stdout
     time.sleep(1)
     assert not (place / "done").exists()
 
 
-def test_accounts_are_checked_where_there_are_any(accounting):
+def test_account_is_checked_against_accounting(accounting):
     ada = Person(accounting, "ada", accounting.root / "home" / "ada")
     done = ada.dsrun("render-slurm", *PLAIN, "--account", "nobodys", "--", "true", check=False)
     assert done.returncode == 3

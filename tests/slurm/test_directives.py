@@ -27,7 +27,8 @@ def held(ada, place, **options: str):
 
 
 @pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
-def test_sbatch_reads_a_value_as_it_was_given(ada, place, text):
+def test_sbatch_directive_values_are_quoted(ada, place, text):
+    """sbatch reads a value as it was given."""
     job, record = held(ada, place, comment=text, job_name=text)
     assert f"\n   Comment={text} \n" in record
     assert record.startswith(f"JobId={job.id} JobName={text}\n")
@@ -35,7 +36,7 @@ def test_sbatch_reads_a_value_as_it_was_given(ada, place, text):
 
 
 @pytest.mark.parametrize("text", ["logs of %x/it's %j.out", 'a "b" #%j.txt', "ü $HOME %j"])
-def test_a_log_is_where_its_pattern_says(ada, place, text):
+def test_sbatch_log_path_pattern(ada, place, text):
     job, record = held(ada, place, log=text, job_name="my job")
     wanted = text.replace("%j", str(job.id)).replace("%x", "my job")
     assert f"\n   StdOut={place}/{wanted}\n" in record

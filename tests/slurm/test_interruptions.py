@@ -37,7 +37,8 @@ def at_work(start, place):
     return begin
 
 
-def test_the_time_limit_announces_itself_and_the_job_goes_on_afterwards(at_work, undisturbed):
+def test_time_limit_signal_saves_and_requeues(at_work, undisturbed):
+    """The time limit announces itself, and the job goes on afterwards."""
     training = at_work("--time", "20", "--signal-lead", "60")
     job = training.job
     # slurmctld looks at limits every 30 s.
@@ -52,7 +53,8 @@ def test_the_time_limit_announces_itself_and_the_job_goes_on_afterwards(at_work,
 
 
 @pytest.mark.parametrize("target", [("--batch",), ()], ids=["batch", "steps"])
-def test_a_signal_to_the_batch_script_or_to_the_steps_saves_and_requeues(ada, at_work, undisturbed, target):
+def test_usr1_to_batch_or_steps_saves_and_requeues(ada, at_work, undisturbed, target):
+    """A signal to the batch script or to the steps saves and requeues."""
     training = at_work()
     ada.run("scancel", "--signal=USR1", *target, training.job.id)
     training.thaw()
@@ -61,7 +63,7 @@ def test_a_signal_to_the_batch_script_or_to_the_steps_saves_and_requeues(ada, at
     saved(training)
 
 
-def test_what_is_cancelled_stays_cancelled(ada, at_work):
+def test_scancel_does_not_requeue(ada, at_work):
     training = at_work()
     ada.run("scancel", training.job.id)
     training.job.wait_for("CANCELLED")
@@ -70,7 +72,7 @@ def test_what_is_cancelled_stays_cancelled(ada, at_work):
     assert not training.folder.finished.exists()
 
 
-def test_scontrol_requeue_starts_it_again_once(ada, at_work, undisturbed):
+def test_scontrol_requeue_restarts_once(ada, at_work, undisturbed):
     training = at_work()
     ada.run("scontrol", "requeue", training.job.id)
     training.job.wait_for_restart()
@@ -78,7 +80,7 @@ def test_scontrol_requeue_starts_it_again_once(ada, at_work, undisturbed):
 
 
 @pytest.mark.parametrize("partition", ["back", "doomed"])
-def test_a_preempted_job_saves_in_its_grace_time_and_requeues_itself(ada, at_work, undisturbed, partition):
+def test_preempted_job_saves_and_requeues(ada, at_work, undisturbed, partition):
     """SLURM alone would not put it back: not one that ends within its grace time, nor where the mode is CANCEL."""
     training = at_work("--partition", partition, "--exclusive")
     nodes = ",".join(training.job.machines())
@@ -93,9 +95,8 @@ def test_a_preempted_job_saves_in_its_grace_time_and_requeues_itself(ada, at_wor
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["batch host", "other node"])
-def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
-    cluster, start, place, undisturbed, which
-):
+def test_node_failure_resumes_from_last_checkpoint(cluster, start, place, undisturbed, which):
+    """A node that dies costs the steps since the last checkpoint."""
     training = start(place)
     training.freeze_at(8)
     lost = training.job.machines()[which]
@@ -110,7 +111,7 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
         cluster.wait_until_ready()
 
 
-def test_a_controller_that_is_restarted_does_not_disturb_a_job(cluster, at_work, undisturbed):
+def test_controller_restart_does_not_disturb_job(cluster, at_work, undisturbed):
     training = at_work()
     cluster.stop_controller()
     try:
@@ -128,7 +129,8 @@ def test_a_controller_that_is_restarted_does_not_disturb_a_job(cluster, at_work,
     assert training.losses == undisturbed
 
 
-def test_it_gives_up_after_so_many_requeues(ada, at_work):
+def test_max_requeues_fails_the_job(ada, at_work):
+    """A job gives up after so many requeues."""
     training = at_work("--max-requeues", "1")
     job = training.job
     ada.run("scancel", "--signal=USR1", "--batch", job.id)

@@ -70,7 +70,7 @@ def table(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_the_cluster_with_what_is_free(ada, cluster):
+def test_cluster_shows_free_gpus(ada, cluster):
     job = ada.sbatch(
         WORKS + "sleep 500\n", "--partition=brief", "--gpus-per-node=a100:1", "--nodelist=node2", cwd=ada.home
     )
@@ -84,7 +84,7 @@ def test_the_cluster_with_what_is_free(ada, cluster):
     ada.run("scancel", job.id)
 
 
-def test_jobs_with_the_step_they_have_reached(ada, place):
+def test_jobs_table_shows_step_reached(ada, place):
     job = ada.sbatch(WORKS + "sleep 500\n", "--job-name=it's one", cwd=place)
     job.wait_for("RUNNING")
     metrics = place / "my runs" / f"x-{job.id}" / "metrics.jsonl"
@@ -100,7 +100,7 @@ def test_jobs_with_the_step_they_have_reached(ada, place):
     assert f"slurm-{job.id}.out" in said
 
 
-def test_every_task_of_an_array_has_its_run(ada, place):
+def test_jobs_array_tasks_have_own_runs(ada, place):
     job = ada.sbatch(WORKS, "--array=1-2", cwd=place)
     for task in (1, 2):
         job.task_of(task).wait_for("COMPLETED")
@@ -109,7 +109,8 @@ def test_every_task_of_an_array_has_its_run(ada, place):
     assert runs == {f"{job.id}_{task}": f"x-{job.id}_{task}" for task in (1, 2)}
 
 
-def test_finished_jobs_come_from_the_accounting_when_the_queue_has_forgotten_them(grace):
+def test_finished_jobs_come_from_accounting(grace):
+    """Finished jobs come from the accounting when the queue has forgotten them."""
     folder = grace.folder("remembered")
     job = grace.sbatch(WORKS + "exit 3\n", "--job-name=gone", cwd=folder)
     job.wait_for("FAILED")
@@ -135,7 +136,7 @@ def _without_queue(folder: Path) -> Path:
     return programs
 
 
-def test_following_through_a_requeue_to_the_jobs_own_exit_code(ada, place):
+def test_follow_through_requeue_to_job_exit_code(ada, place):
     body = 'if [ -z "$SLURM_RESTART_COUNT" ]; then scontrol requeue "$job"; sleep 60; fi\nprintf %s "the end"; exit 7\n'
     done = ada.run(
         sys.executable,
@@ -155,7 +156,7 @@ def test_following_through_a_requeue_to_the_jobs_own_exit_code(ada, place):
     assert f"job {number}: FAILED" in done.stderr
 
 
-def test_following_a_cancelled_job_and_a_task_that_fails(ada, place):
+def test_follow_cancelled_job_and_failing_array_task(ada, place):
     done = ada.run(
         sys.executable, "-c", FOLLOW, input=WORKS + 'scancel "$job"\nsleep 60\n', cwd=place, check=False
     )
@@ -170,7 +171,7 @@ def test_following_a_cancelled_job_and_a_task_that_fails(ada, place):
     assert {f"[{number}_1] start 0", f"[{number}_2] start 0"} <= set(done.stdout.splitlines())
 
 
-def test_a_controller_that_is_started_anew_is_waited_for(ada, place):
+def test_follow_survives_controller_restart(ada, place):
     body = "until [ -e go ]; do sleep 0.2; done; echo survived\n"
     child = started(ada, sys.executable, "-c", FOLLOW, cwd=place)
     child.stdin.write(WORKS + body)
@@ -190,7 +191,7 @@ def test_a_controller_that_is_started_anew_is_waited_for(ada, place):
     assert "the controller answers again" in err
 
 
-def test_ctrl_c_leaves_the_job_running(ada, place):
+def test_follow_ctrl_c_leaves_job_running(ada, place):
     job = ada.sbatch(WORKS + "sleep 500\n", cwd=place)
     job.wait_for("RUNNING")
     child = started(ada, sys.executable, "-m", "dsrun", "jobs", str(job.id), "--follow", cwd=place)
@@ -202,7 +203,8 @@ def test_ctrl_c_leaves_the_job_running(ada, place):
     ada.run("scancel", job.id)
 
 
-def test_what_the_scheduler_would_refuse_is_found_before(ada, cluster):
+def test_resource_check_agrees_with_sbatch(ada, cluster):
+    """What the scheduler would refuse is found before it is submitted."""
     code = (
         "import sys, json\n"
         "from dsrun.slurm.check import check\n"

@@ -93,7 +93,8 @@ def left(place):
     return found
 
 
-def test_each_machine_runs_its_part_and_the_exit_code_comes_back(place):
+def test_ssh_launch_runs_every_node_and_returns_exit_code(place):
+    """Each node runs its part, and the workers' exit code comes back."""
     done = launch(place, "here")
     _, said = done.communicate(timeout=300)
     lines = said.splitlines()
@@ -107,7 +108,8 @@ def test_each_machine_runs_its_part_and_the_exit_code_comes_back(place):
     assert left(place) == []
 
 
-def test_nothing_is_left_on_any_machine_when_the_first_process_is_killed(place):
+def test_ssh_launch_killed_leaves_no_process(place):
+    """Nothing is left on any node when the first process is killed."""
     run = launch(place, "stay")
     assert sorted(run.stderr.readline() for _ in range(2)) == ["node 0 rank 0 stay\n", "node 1 rank 1 stay\n"]
     assert left(place) != []

@@ -68,7 +68,7 @@ def odd(ada):
     return folder, job, results(folder)
 
 
-def test_a_script_runs_once_on_each_gpu_of_each_node(odd):
+def test_one_rank_per_gpu_of_each_node(odd):
     _, job, ranks = odd
     assert sorted(ranks) == [f"rank--{rank}" for rank in range(4)]
     facts = [ranks[f"rank--{rank}"] for rank in range(4)]
@@ -81,13 +81,14 @@ def test_a_script_runs_once_on_each_gpu_of_each_node(odd):
     assert {f["SLURM_PROCID"] for f in facts} == {"0", "1"}
 
 
-def test_the_program_gets_its_words_exactly(odd):
+def test_program_gets_its_arguments_exactly(odd):
     folder, _, ranks = odd
     assert all(facts["argv"] == ["--x", "1", *ODD] for facts in ranks.values())
     assert not (folder / "pwned").exists()
 
 
-def test_names_with_quotes_and_blanks_reach_what_they_name(odd):
+def test_names_with_quotes_and_spaces(odd):
+    """Names with quotes and spaces reach what they name."""
     folder, job, ranks = odd
     assert 'JobName=it\'s "mine"' in job.record()
     assert (folder / f"my log {job.id}.txt").exists()
@@ -96,18 +97,19 @@ def test_names_with_quotes_and_blanks_reach_what_they_name(odd):
     assert {Path(facts["output"]).parent for facts in ranks.values()} == {folder / "runs"}
 
 
-def test_gpus_are_those_that_slurm_sets(odd):
+def test_cuda_visible_devices_set_by_slurm(odd):
     _, job, ranks = odd
     assert {facts["CUDA_VISIBLE_DEVICES"] for facts in ranks.values()} == {"0,1"}
     assert job.fact("TresPerNode").endswith("gpu:a100:2")
 
 
-def test_processes_belong_to_who_submitted(odd):
+def test_processes_run_as_submitting_user(odd):
     _, _, ranks = odd
     assert {facts["uid"] for facts in ranks.values()} == {20001}
 
 
-def test_an_array_runs_once_for_each_number_in_folders_of_its_own(ada, place):
+def test_job_array_runs_each_task_in_own_folder(ada, place):
+    """An array runs once for each number, in a folder of its own."""
     (place / "show.py").write_text(SHOW)
     job = ada.submit(
         "--gpus-per-node",
@@ -133,7 +135,7 @@ def test_an_array_runs_once_for_each_number_in_folders_of_its_own(ada, place):
     [["--mem=2000", "--gpus-per-node=a100:1"], ["--mem-per-cpu=500", "--gpus=1", "--array=3"]],
     ids=["memory", "array"],
 )
-def test_a_job_that_another_job_submits_is_its_own(ada, place, outer):
+def test_job_submitted_from_job_ignores_outer_variables(ada, place, outer):
     """sbatch passes on the outer job's variables, which srun would take for wishes."""
     (place / "show.py").write_text(SHOW)
     program = ["python", "show.py"]
@@ -157,7 +159,7 @@ def test_a_job_that_another_job_submits_is_its_own(ada, place, outer):
     assert {Path(facts["output"]).name for facts in ranks.values()} == {f"show-{job.id}"}
 
 
-def test_a_job_waits_for_the_one_it_depends_on(ada, place):
+def test_job_dependency_waits(ada, place):
     plain = ["--gpus-per-node", "0"]
     first = ada.submit(*plain, program=["bash", "-c", "until [ -e go ]; do sleep 0.1; done"], cwd=place)
     second = ada.submit(*plain, "--dependency", f"afterok:{first.id}", program=["touch", "second"], cwd=place)
@@ -183,7 +185,8 @@ ACCEPTED = {"nodes": "PartitionConfig", "time": "PartitionTimeLimit"}
 
 
 @pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_what_the_cluster_cannot_give_is_said_before_the_queue(ada, what, place):
+def test_impossible_resources_are_refused_before_submit(ada, what, place):
+    """What the cluster cannot give is refused before the job enters the queue."""
     done = ada.dsrun("render-slurm", *IMPOSSIBLE[what], "--", "true", cwd=place, check=False)
     assert done.returncode == 3, done.stderr
     assert done.stdout == ""
@@ -198,7 +201,8 @@ def test_what_the_cluster_cannot_give_is_said_before_the_queue(ada, what, place)
         assert "error" in refused.stderr
 
 
-def test_an_exit_code_of_a_program_makes_a_failed_job_that_stays_so(ada, place):
+def test_program_exit_code_fails_job_without_requeue(ada, place):
+    """A program's exit code makes a failed job that stays so."""
     # A log whose name SLURM fills in on the node only.
     options = ["--gpus-per-node", "0", "--nodes", 2, "--log", "log-%N-%5j.txt"]
     job = ada.submit(*options, program=["bash", "-c", "exit 7"], cwd=place)
@@ -207,7 +211,8 @@ def test_an_exit_code_of_a_program_makes_a_failed_job_that_stays_so(ada, place):
     assert job.restarts == 0
 
 
-def test_two_jobs_of_one_user_share_a_node_without_meeting(ada, place):
+def test_two_jobs_on_one_node_have_separate_rendezvous(ada, place):
+    """Two jobs of one user share a node without meeting."""
     (place / "meet.py").write_text(MEET)
     options = ["--nodelist", "node1", "--gpus-per-node", "0", "--nproc", 2]
     jobs = [ada.submit(*options, program=["python", "meet.py", name], cwd=place) for name in ("job1", "job2")]
@@ -217,7 +222,7 @@ def test_two_jobs_of_one_user_share_a_node_without_meeting(ada, place):
     assert [(place / f"{name}.sum").read_text() for name in ("job1", "job2")] == ["2.0", "4.0"]
 
 
-def test_a_job_leaves_nothing_running(ada, place, cluster):
+def test_cancelled_job_leaves_no_process(ada, place, cluster):
     job = ada.submit("--gpus-per-node", "0", "--nodes", 2, program=["sleep", "1000"], cwd=place)
     job.wait_for("RUNNING")
     machines = job.machines()

@@ -18,7 +18,7 @@ printf '%s\\n' {shlex.join(site.getsitepackages())} > outer.pth
 """
 
 
-def test_four_nodes_get_the_wheel(ada, place, cluster):
+def test_wheel_push_to_four_nodes(ada, place, cluster):
     torch = ".".join(importlib.metadata.version("torch").split(".")[:2])
     library = compiled(place / "c", "int twice(int x) { return 2 * x; }")
     wheel = fake_deepspeed(place, {"tiny": library}, torch)

@@ -51,7 +51,7 @@ def tar(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [wheel, tar, environment])
-def test_every_node_runs_from_its_own_disk(ada, place, cluster, make):
+def test_stage_runs_from_local_disk_of_each_node(ada, place, cluster, make):
     staged = make(place)
     (place / "look.py").write_text(LOOK)
     job = ada.submit(
@@ -69,7 +69,8 @@ def test_every_node_runs_from_its_own_disk(ada, place, cluster, make):
         assert left == []
 
 
-def test_copies_of_jobs_that_are_gone_are_taken_away_and_no_others(ada, place, cluster):
+def test_stage_removes_copies_of_gone_jobs_only(ada, place, cluster):
+    """Copies of jobs that are gone are removed, and no others."""
     waiting = ada.submit(
         "--nodes", 1, "--gpus-per-node", "0", "--begin", "now+1day", program=["true"], cwd=place
     )
@@ -103,7 +104,8 @@ touch "$SLURM_SUBMIT_DIR/unpacking-$SLURM_NODEID"
 
 
 @pytest.mark.parametrize("target", [("--batch",), ()], ids=["batch", "steps"])
-def test_a_job_that_is_told_to_stop_while_it_copies_goes_back_into_the_queue(ada, place, target):
+def test_usr1_during_stage_requeues(ada, place, target):
+    """A job told to stop while it copies goes back into the queue."""
     staged = environment(place)
     waits = staged / "bin" / "conda-unpack"
     waits.write_text(

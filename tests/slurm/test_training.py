@@ -36,7 +36,7 @@ def demos(ada):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_demo_completes_on_all_its_nodes(demos, shape):
+def test_demo_training_completes_on_all_nodes(demos, shape):
     nodes, ranks, stage = SHAPES[shape]
     training = demos[shape]
     assert training.job.exit_code == 0
@@ -53,14 +53,14 @@ def test_the_demo_completes_on_all_its_nodes(demos, shape):
 
 
 @pytest.mark.parametrize("nodes", ["two nodes, ZeRO-2", "four nodes, ZeRO-3"])
-def test_the_loss_is_that_of_a_single_node(demos, nodes):
+def test_multi_node_loss_equals_single_node_loss(demos, nodes):
     alone = demos[f"one node, {nodes[-6:]}"].losses
     assert sorted(alone) == list(range(1, 7))
     # fp32 gradients are summed in another order.
     assert demos[nodes].losses == pytest.approx(alone, rel=2e-4)
 
 
-def test_wrong_data_fails_the_job_with_the_workers_own_exit_code(ada, place, tiny):
+def test_invalid_data_fails_job_with_worker_exit_code(ada, place, tiny):
     """torch.distributed.run ends with 1, whatever the workers said."""
     (place / "data.jsonl").write_text('{"source": "w1", "target": "w2"}\n')
     flags = [*tiny[:2], "--bf16", "false", "--train-file", "data.jsonl", "--output", "run"]

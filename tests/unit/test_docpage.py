@@ -11,7 +11,8 @@ PART = GeneratedPart("some.module", lambda: "| new |\n")
 BEGIN = "<!-- generated: python -m some.module -->"
 
 
-def test_a_page_is_brought_up_to_date_between_its_markers_alone(tmp_path, capsys):
+def test_docpage_replaced_between_markers_only(tmp_path, capsys):
+    """A page is brought up to date between its markers alone."""
     page = tmp_path / "page.md"
     page.write_text(f"Before ă.\n{BEGIN}\nold\n{END}\nAfter.\n", encoding="utf-8")
     PART.main([str(page)])
@@ -20,13 +21,14 @@ def test_a_page_is_brought_up_to_date_between_its_markers_alone(tmp_path, capsys
     assert capsys.readouterr().out == ""
 
 
-def test_without_a_page_it_is_printed(capsys):
+def test_docpage_printed_without_page_argument(capsys):
     PART.main([])
     assert capsys.readouterr().out == "| new |\n"
 
 
 @pytest.mark.parametrize("page", ["words", f"{BEGIN} words", f"{END} words {BEGIN}"])
-def test_a_page_without_its_markers_is_refused_and_stays(page, tmp_path):
+def test_docpage_without_markers_rejected(page, tmp_path):
+    """A page without its markers is refused and stays as it is."""
     file = tmp_path / "page.md"
     file.write_text(page, encoding="utf-8")
     with pytest.raises(UsageError, match=r"no generated part: .*some\.module"):
@@ -35,7 +37,8 @@ def test_a_page_without_its_markers_is_refused_and_stays(page, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_bar_within_a_cell_does_not_end_it():
+def test_docpage_table_escapes_pipe():
+    """A bar within a cell does not end the cell."""
     assert table(("flag", "value"), [("`--a`", "`x|y`")]) == (
         "| flag | value |\n| --- | --- |\n| `--a` | `x\\|y` |"
     )

@@ -25,7 +25,7 @@ def named_paths() -> list[str]:
     return found
 
 
-def test_every_path_in_the_tree_exists():
+def test_readme_tree_paths_exist():
     paths = named_paths()
     assert "dsrun/recipe/spec.py" in paths
     wrong = [
@@ -34,7 +34,7 @@ def test_every_path_in_the_tree_exists():
     assert wrong == []
 
 
-def test_every_top_level_folder_is_in_the_tree():
+def test_readme_tree_lists_top_level_folders():
     there = {
         entry.name for entry in ROOT.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))
     }
@@ -43,12 +43,12 @@ def test_every_top_level_folder_is_in_the_tree():
     }
 
 
-def test_every_package_is_in_the_tree():
+def test_readme_tree_lists_packages():
     packages = {f"dsrun/{entry.parent.name}/" for entry in ROOT.glob("dsrun/*/__init__.py")}
     assert packages <= set(named_paths())
 
 
-def test_every_link_leads_to_a_file():
+def test_readme_links_lead_to_files():
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert "docs/train.md" in targets
     assert [target for target in targets if not (ROOT / target).is_file()] == []

@@ -19,15 +19,18 @@ rank_hung agent_killed node_lost deterministic_crash interrupted unknown
 """
 
 
-def test_the_stable_names_are_there() -> None:
+def test_stable_cause_codes_exist() -> None:
+    """The codes that other programs rely on exist."""
     assert set(causes()) >= set(NAMES.split())
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_diagnose_docs_page_is_up_to_date() -> None:
+    """The table in docs/diagnose.md is up to date."""
     text = PAGE.read_text(encoding="utf-8")
     assert PART.inserted(text) == text
 
 
-def test_every_cause_has_a_row() -> None:
+def test_cause_reference_has_row_for_every_cause() -> None:
+    """Every cause has a row in the reference."""
     rows = [line.split(" | ")[0] for line in markdown().splitlines()[2:]]
     assert rows == [f"| `{code}`" for code in causes() if code != "none"]

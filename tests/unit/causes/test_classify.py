@@ -18,7 +18,8 @@ def read(name: str) -> str:
 
 
 @pytest.mark.parametrize("path", [path for path in LOGS if path.parts[0] not in ("none", "unknown")], ids=str)
-def test_a_log_tells_its_cause(path: Path) -> None:
+def test_classify_corpus_log_by_cause(path: Path) -> None:
+    """Each log of the corpus is classified by its cause."""
     diagnosis = classify(read(str(path)))
     assert diagnosis is not None
     assert diagnosis.cause == path.parts[0], diagnosis.evidence
@@ -26,15 +27,18 @@ def test_a_log_tells_its_cause(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in LOGS if path.parts[0] == "none"], ids=str)
-def test_a_healthy_log_tells_none(path: Path) -> None:
+def test_classify_healthy_log_without_cause(path: Path) -> None:
+    """A healthy log has no cause."""
     assert first_cause({"log": read(str(path))}) is None
 
 
-def test_every_cause_with_a_sign_is_in_the_corpus() -> None:
+def test_log_corpus_covers_every_cause_with_signs() -> None:
+    """Every cause with a sign has a log in the corpus."""
     assert {path.parts[0] for path in LOGS} >= set(causes()) - SEEN
 
 
-def test_the_evidence_has_its_place_its_rank_and_its_time() -> None:
+def test_classify_evidence_has_line_rank_and_time() -> None:
+    """The evidence has its line, its rank and its time."""
     found = classify(read("cuda_oom/four-ranks-and-their-noise.txt"))
     assert found is not None
     assert (found.line, found.rank, found.weight, found.transient) == (8, 2, "root", False)
@@ -42,13 +46,15 @@ def test_the_evidence_has_its_place_its_rank_and_its_time() -> None:
     assert found.time == (((11 * 31 + 21) * 24 + 4) * 60 + 12) * 60 + 7.311
 
 
-def test_the_launchers_table_names_the_rank() -> None:
+def test_classify_rank_from_launcher_table() -> None:
+    """The launcher's table names the rank."""
     found = classify(read("host_oom_killed/tr-kill.txt"))
     assert found is not None
     assert (found.rank, found.weight) == (1, "guess")
 
 
-def test_an_exception_that_no_rule_knows_explains_a_lost_connection() -> None:
+def test_unknown_exception_explains_lost_connection() -> None:
+    """An exception that no rule knows explains a lost connection."""
     log = read("unknown/tr-raise.txt")
     assert "Connection closed by peer" in log
     assert classify(log) is None
@@ -56,7 +62,8 @@ def test_an_exception_that_no_rule_knows_explains_a_lost_connection() -> None:
     assert (found.cause, found.rank, found.evidence) == ("", 1, "[rank1]: KeyError: 'labels'")
 
 
-def test_among_many_logs_the_cause_beats_what_other_ranks_suffered() -> None:
+def test_root_cause_in_many_logs_beats_consequences() -> None:
+    """Among many logs the cause outweighs what other ranks suffered."""
     lost = read("nccl_network/gloo-peer-lost.txt")
     oom = (
         "2026-11-21 12:14:06,000 ERROR x: rank 1 failed\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"
@@ -65,14 +72,16 @@ def test_among_many_logs_the_cause_beats_what_other_ranks_suffered() -> None:
     assert (name, found.cause) == ("rank-1", "cuda_oom")
 
 
-def test_of_two_causes_the_earlier_one_counts() -> None:
+def test_earlier_of_two_causes_counts() -> None:
+    """Of two causes the earlier one counts."""
     late = "2026-11-21 12:14:06,000 ERROR x\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"
     early = "2026-11-21 12:14:05,000 ERROR x\nOSError: [Errno 28] No space left on device\n"
     name, found = first_cause({"rank-0": late, "rank-1": early}) or pytest.fail("nothing")
     assert (name, found.cause) == ("rank-1", "disk_full")
 
 
-def test_an_unknown_exception_is_the_cause_where_the_others_lost_that_rank() -> None:
+def test_unknown_exception_of_lost_rank_is_root_cause() -> None:
+    """An unknown exception is the cause if the other ranks lost that rank."""
     lost, crashed = (
         read("nccl_network/gloo-peer-lost.txt"),
         "Traceback (most recent call last):\nKeyError: 'labels'\n",
@@ -81,7 +90,8 @@ def test_an_unknown_exception_is_the_cause_where_the_others_lost_that_rank() -> 
     assert (name, found.cause) == ("rank-1", "")
 
 
-def test_no_logs_tell_nothing() -> None:
+def test_root_cause_of_no_logs_is_none() -> None:
+    """Without logs there is no cause."""
     assert first_cause({}) is None
 
 
@@ -89,36 +99,42 @@ def test_no_logs_tell_nothing() -> None:
     ("code", "cause"),
     [(-9, "rank_killed"), (137, "rank_killed"), (-4, "illegal_instruction"), (-7, "cpu_shm_bus_error")],
 )
-def test_a_signal_tells_where_the_log_does_not(code: int, cause: str) -> None:
+def test_classify_exit_signal_without_evidence_in_log(code: int, cause: str) -> None:
+    """The signal of the exit code counts where the log has no evidence."""
     found = classify("step 3\n", exit_code=code)
     assert found is not None
     assert (found.cause, found.line, found.weight) == (cause, 0, "guess")
 
 
-def test_an_exit_code_without_a_meaning_tells_nothing() -> None:
+def test_classify_plain_exit_code_without_cause() -> None:
+    """An exit code without a meaning has no cause."""
     assert classify("step 3\n", exit_code=1) is None
 
 
-def test_a_log_tells_more_than_a_signal() -> None:
+def test_classify_prefers_log_to_exit_signal() -> None:
+    """Evidence in the log outweighs the signal."""
     found = classify(read("host_oom_killed/slurm.txt"), exit_code=-9)
     assert found is not None
     assert found.cause == "host_oom_killed"
 
 
-def test_a_run_that_ended_with_0_was_healthy_but_for_its_loss() -> None:
+def test_classify_exit_code_0_is_healthy_except_nan_loss() -> None:
+    """A run that ended with 0 was healthy, unless its loss became NaN."""
     assert classify(read("nccl_network/socket.txt"), exit_code=0) is None
     found = classify(read("nan_loss/to-the-end.txt"), exit_code=0)
     assert found is not None
     assert found.cause == "nan_loss"
 
 
-def test_a_failure_after_training_is_no_healthy_end() -> None:
+def test_classify_failure_after_training_end() -> None:
+    """A failure after the end of training is not a healthy end."""
     found = classify("{'train_runtime': '12.1'}\nOSError: [Errno 28] No space left on device\n")
     assert found is not None
     assert found.cause == "disk_full"
 
 
-def test_what_a_traceback_quotes_from_the_source_is_no_sign() -> None:
+def test_classify_ignores_source_lines_of_traceback() -> None:
+    """Source lines quoted in a traceback are no evidence."""
     quoted = (
         "Traceback (most recent call last):\n"
         '  File "/opt/a.py", line 3, in f\n'
@@ -130,7 +146,8 @@ def test_what_a_traceback_quotes_from_the_source_is_no_sign() -> None:
     assert classify(quoted) is None
 
 
-def test_a_progress_bar_and_a_message_share_a_line() -> None:
+def test_classify_message_on_progress_bar_line() -> None:
+    """A message is found on a line that it shares with a progress bar."""
     bar = "\r".join(f" {n}%|### | {n}/100 [00:01<00:02, 1.75it/s]" for n in range(100))
     found = classify(bar + "\rtorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB\r" + bar)
     assert found is not None
@@ -138,13 +155,15 @@ def test_a_progress_bar_and_a_message_share_a_line() -> None:
     assert found.evidence == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
 
 
-def test_text_that_is_no_utf_8_is_read_all_the_same() -> None:
+def test_classify_log_with_invalid_utf8() -> None:
+    """Text that is not UTF-8 is classified all the same."""
     found = classify("\udcff\n[Errno 28] No space left on device: '\udcfe'\n")
     assert found is not None
     assert found.cause == "disk_full"
 
 
-def test_a_finding_says_what_where_and_the_fix() -> None:
+def test_finding_has_message_place_and_fix() -> None:
+    """A finding has its message, its place and the fix."""
     found = classify("x\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n")
     assert found is not None
     finding = found.finding("logs/rank-0.attempt-0.log")

@@ -18,7 +18,8 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
 FULL = "OSError: [Errno 28] No space left on device"
 
 
-def test_a_compressed_log_is_read_like_any_other(tmp_path: Path) -> None:
+def test_read_gzip_log(tmp_path: Path) -> None:
+    """A compressed log is read like any other."""
     plain, packed = tmp_path / "a.log", tmp_path / "b.log"
     plain.write_text(f"x\n{OOM}\n")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -27,8 +28,8 @@ def test_a_compressed_log_is_read_like_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_pipe_is_read_like_any_other(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    """As the shell's <(command) is."""
+def test_read_log_from_pipe(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """A pipe is read like any other. As the shell's <(command) is."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as pool:
@@ -37,7 +38,8 @@ def test_a_pipe_is_read_like_any_other(tmp_path: Path, pack: Callable[[bytes], b
 
 
 @pytest.mark.parametrize("name", ["none.log", "torn.gz", "."])
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> None:
+def test_unreadable_log_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    """A log that cannot be read is refused in one line."""
     torn = gzip.compress(b"x" * 1000)[:20]
     (tmp_path / "torn.gz").write_bytes(torn)
     with pytest.raises(UsageError, match="the log cannot be read"):
@@ -46,7 +48,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> None:
         scan_log(torn, "standard input")
 
 
-def test_of_a_large_log_the_beginning_and_the_end_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_log_scanned_at_head_and_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large log only the beginning and the end are scanned."""
     for name, size in (("CHUNK", 100), ("HEAD", 1000), ("TAIL", 2000)):
         monkeypatch.setattr(read, name, size)
     lines = ["quiet"] * 3000
@@ -57,7 +60,8 @@ def test_of_a_large_log_the_beginning_and_the_end_are_looked_at(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_log_scan_independent_of_chunk_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """The result does not depend on the size of the chunks."""
     text = f"2026-11-21 12:00:01 x\n{{'loss': 1}}\n{OOM}\n\n{{'loss': 2}}\n{FULL}\nend"
     whole, _ = scan_text(text)
     monkeypatch.setattr(read, "CHUNK", size)
@@ -68,7 +72,8 @@ def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch, size: int) -> Non
     assert (pieces.steps, pieces.lines) == (whole.steps, whole.lines) == (2, 7)
 
 
-def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_line_without_end_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line without an end does not fill the memory."""
     monkeypatch.setattr(read, "CHUNK", 1000)
     monkeypatch.setattr(read, "LONGEST", 1000)
     found = diagnosis(*scan_stream(io.BytesIO(b"." * 10_000 + b"\r" + OOM.encode())))
@@ -76,7 +81,8 @@ def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.Monk
     assert found.cause == "cuda_oom"
 
 
-def test_the_table_of_the_launcher_is_found_at_the_end() -> None:
+def test_launcher_table_found_at_log_end() -> None:
+    """The launcher's table is found at the end of the log."""
     table = (
         "Root Cause (first observed failure):\n[0]:\n  time      : 2026\n  rank      : 5 (local_rank: 1)\n"
     )

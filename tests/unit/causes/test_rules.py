@@ -29,31 +29,36 @@ fix = "f"
         (CAUSE + 'sign = [{ pattern = "abc" }]\n', "cause a: has unknown or missing"),
     ],
 )
-def test_a_mistake_in_the_rules_is_refused(text: str, message: str) -> None:
+def test_mistake_in_cause_rules_refused(text: str, message: str) -> None:
+    """A mistake in the rules is refused."""
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         list(parse(text))
 
 
-def test_every_cause_says_in_one_line_what_it_is_what_it_means_and_what_helps() -> None:
+def test_cause_title_meaning_and_fix_are_one_line_each() -> None:
+    """Title, meaning and fix of every cause are one line each."""
     for cause in causes().values():
         for text in (cause.title, cause.means, cause.fix):
             assert text
             assert "\n" not in text
 
 
-def test_every_expression_compiles_and_no_expression_is_without_use() -> None:
+def test_cause_rule_expressions_compile() -> None:
+    """Every expression of the rules compiles."""
     for cause in causes().values():
         for sign in cause.signs:
             for expression in (sign.pattern, sign.unless, sign.near):
                 re.compile(expression)
 
 
-def test_what_a_restart_helps_is_transient() -> None:
+def test_restartable_causes_are_transient() -> None:
+    """A cause that a restart helps against is transient."""
     assert cause_named("rank_killed").transient
     assert not cause_named("disk_full").transient
     assert cause_named("cuda_oom").then == "shrink"
 
 
-def test_a_code_that_nobody_knows_may_be_transient() -> None:
+def test_unknown_cause_is_transient() -> None:
+    """An unknown code counts as transient."""
     assert cause_named("never heard of") is UNKNOWN
     assert UNKNOWN.transient

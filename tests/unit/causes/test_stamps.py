@@ -18,16 +18,17 @@ NOON = ((11 * 31 + 21) * 24 + 12) * 3600
         ("[rank1]:[E626 12:00:00.5 P.cpp:1]", ((6 * 31 + 26) * 24 + 12) * 3600 + 0.5),
     ],
 )
-def test_times(line: str, seconds: float) -> None:
+def test_log_time_stamp_formats(line: str, seconds: float) -> None:
     assert time_of(line) == pytest.approx(seconds, abs=1e-6)
 
 
 @pytest.mark.parametrize("line", ["", "step 12:00", "12:00:01", "E11 12:00:03", "1.2026-11-21"])
-def test_no_time(line: str) -> None:
+def test_log_line_without_time_stamp(line: str) -> None:
     assert time_of(line) is None
 
 
-def test_the_last_time_of_a_text_counts() -> None:
+def test_last_time_stamp_of_log_text() -> None:
+    """The last time stamp of a text counts."""
     assert last_time("2026-11-21 11:00:00 a\n2026-11-21 12:00:00 b\nno time\n") == NOON
     assert last_time("no time\n") is None
 
@@ -44,5 +45,5 @@ def test_the_last_time_of_a_text_counts() -> None:
         ("10:20:30 nothing", None),
     ],
 )
-def test_ranks(line: str, rank: int | None) -> None:
+def test_rank_named_in_log_line(line: str, rank: int | None) -> None:
     assert rank_of(line) == rank

@@ -41,7 +41,7 @@ def no_steps(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_steps")
-def test_a_plan_in_which_nothing_fits(found):
+def test_calibrate_plan_where_nothing_fits_refused(found):
     nothing = made("rtx-4090", host_memory=8.0)
     assert nothing.choice is None
     with pytest.raises(UsageError, match="nothing fits, so there is nothing to calibrate"):
@@ -57,7 +57,7 @@ def test_a_plan_in_which_nothing_fits(found):
         (1, made("a100-80:8"), "which has 1 GPUs, and the plan is for 8"),
     ],
 )
-def test_a_plan_for_another_machine(here, planned, words, found, monkeypatch):
+def test_calibrate_plan_for_other_gpu_count_refused(here, planned, words, found, monkeypatch):
     monkeypatch.setattr("dsrun.system.gpus.visible_gpus", lambda: [object()] * here)
     with pytest.raises(UsageError, match=words) as caught:
         calibrate(planned, found)
@@ -79,7 +79,7 @@ def gpu(name, memory, capability):
         ("a100-80:1", "NVIDIA L4", 22.5, None),
     ],
 )
-def test_gpus_of_another_kind(planned, name, memory, capability, found, monkeypatch):
+def test_calibrate_plan_for_other_gpu_model_refused(planned, name, memory, capability, found, monkeypatch):
     here = gpu(name, memory, capability)
     monkeypatch.setattr("dsrun.system.gpus.visible_gpus", lambda: [here])
     with pytest.raises(UsageError, match=f"which has {name}, and the plan is for a100-80"):
@@ -95,11 +95,13 @@ def test_gpus_of_another_kind(planned, name, memory, capability, found, monkeypa
         ("l4:1", "NVIDIA L4", 21.9, (8, 9)),
     ],
 )
-def test_gpus_of_the_same_kind_may_differ_a_little(planned, name, memory, capability):
+def test_calibrate_gpu_memory_may_differ_a_little(planned, name, memory, capability):
+    """GPUs of the same kind may differ a little in memory."""
     assert not is_another(gpu(name, memory, capability), cluster(planned))
 
 
-def test_steps_with_states_on_nvme_name_their_folder(found, tmp_path):
+def test_calibrate_nvme_offload_names_folder(found, tmp_path):
+    """Steps with NVMe offload name the folder."""
     nvme = made("rtx-4090", host_memory=64.0)
     row = next(each for each in nvme.rows if each.strategy.offload == "nvme")
     argv = training_argv(nvme, row, found, tmp_path, nvme_path="/nvme", on_gpu=True)
@@ -107,7 +109,8 @@ def test_steps_with_states_on_nvme_name_their_folder(found, tmp_path):
     assert (spec.offload, spec.nvme_path) == ("nvme", "/nvme")
 
 
-def test_a_measurement_is_shown_though_it_cannot_be_kept(found, tmp_path, monkeypatch, capsys):
+def test_calibrate_shows_measurement_with_unwritable_cache(found, tmp_path, monkeypatch, capsys):
+    """A measurement is shown even if it cannot be kept."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file" / "cache"))
     planned = made("a100-80:8")

@@ -29,7 +29,8 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_is_no_file_is_written_to_and_stays(write, tmp_path):
+def test_config_output_to_pipe_keeps_pipe(write, tmp_path):
+    """A pipe is written to, and stays a pipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -40,7 +41,8 @@ def test_what_is_no_file_is_written_to_and_stays(write, tmp_path):
     os.close(reader)
 
 
-def test_a_link_stays_a_link_to_the_new_content(write, tmp_path):
+def test_config_output_follows_symlink(write, tmp_path):
+    """A symlink stays one, and its target gets the new content."""
     (tmp_path / "real.json").write_text("mine")
     (tmp_path / "link.json").symlink_to("real.json")
     write("link.json")
@@ -49,7 +51,8 @@ def test_a_link_stays_a_link_to_the_new_content(write, tmp_path):
     assert json.loads((tmp_path / "real.json").read_text())
 
 
-def test_a_file_keeps_its_permissions(write, tmp_path):
+def test_config_output_keeps_file_mode(write, tmp_path):
+    """A file keeps its permissions."""
     private = tmp_path / "private.json"
     private.write_text("mine")
     private.chmod(0o600)
@@ -59,7 +62,8 @@ def test_a_file_keeps_its_permissions(write, tmp_path):
     assert mode(private) == 0o600
 
 
-def test_a_read_only_file_is_refused(write, tmp_path):
+def test_config_output_read_only_file_refused(write, tmp_path):
+    """A read-only file is refused."""
     kept = tmp_path / "kept.json"
     kept.write_text("mine")
     kept.chmod(0o444)
@@ -69,7 +73,8 @@ def test_a_read_only_file_is_refused(write, tmp_path):
     assert kept.read_text() == "mine"
 
 
-def test_links_in_a_circle_are_refused(write, tmp_path):
+def test_config_output_symlink_loop_refused(write, tmp_path):
+    """Symlinks in a circle are refused."""
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
 
@@ -77,12 +82,14 @@ def test_links_in_a_circle_are_refused(write, tmp_path):
         write("one")
 
 
-def test_a_name_that_is_too_long_is_refused(write):
+def test_config_output_name_too_long_refused(write):
+    """A name that is too long is refused."""
     with pytest.raises(UsageError, match="too long"):
         write("x" * 300)
 
 
-def test_nothing_else_is_left_or_replaced(write, tmp_path):
+def test_config_output_leaves_no_other_file(write, tmp_path):
+    """No other file is left behind or replaced."""
     (tmp_path / ".new.json.new").write_text("mine")
     before = {each.name for each in tmp_path.iterdir()}
     write("new.json")
@@ -91,7 +98,8 @@ def test_nothing_else_is_left_or_replaced(write, tmp_path):
     assert (tmp_path / ".new.json.new").read_text() == "mine"
 
 
-def test_in_place_follows_a_link_and_refuses_a_read_only_file(tmp_path):
+def test_config_upgrade_in_place_symlink_and_read_only_file(tmp_path):
+    """--in-place follows a symlink, and refuses a read-only file."""
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     real.write_text(json.dumps(OLD))
     real.chmod(0o640)

@@ -19,7 +19,8 @@ from dsrun.recipe.resolve import resolve
         (["--resume_from_checkpoint", "True"], True, "the same command", True),
     ],
 )
-def test_a_command_that_would_not_go_on_by_itself_is_told(flags, named, again, resumes, tmp_path):
+def test_resume_command_told_to_supervisor(flags, named, again, resumes, tmp_path):
+    """The supervisor is told the command, unless the same one resumes by itself."""
     args = ["--model", "demo-t5", *flags]
     job = training_job(
         resolve(args, tmp_path),

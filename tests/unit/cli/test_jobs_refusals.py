@@ -21,6 +21,7 @@ from dsrun.errors import UsageError
         ["١"],
     ],
 )
-def test_numbers_that_cannot_be_are_refused(words):
+def test_jobs_impossible_numbers_refused(words):
+    """Impossible numbers are refused."""
     with pytest.raises(UsageError):
         command.main(words, standalone_mode=False)

@@ -24,7 +24,8 @@ EVENTS = """\
 
 
 @pytest.mark.parametrize(("node", "foreign", "told"), [(0, False, True), (1, False, False), (0, True, False)])
-def test_the_first_node_says_where_the_time_of_a_training_went(tmp_path, capsys, node, foreign, told):
+def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, foreign, told):
+    """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")
     folder.events.write_text(EVENTS)
     work = launch_job.Work(
@@ -58,8 +59,8 @@ sys.exit(report(Outcome(int(sys.argv[2]), "the reason", "the advice", "the log")
 
 
 @pytest.mark.parametrize(("fd", "code"), [(1, 0), (2, 75), (2, 1), (2, 0)])
-def test_the_exit_code_stands_when_nobody_listens(tmp_path, fd, code):
-    """As behind `| head`, or when the terminal was closed."""
+def test_exit_code_kept_when_output_pipe_is_closed(tmp_path, fd, code):
+    """The exit code stands when nobody reads the output. As behind `| head`, or when the terminal was closed."""
     (tmp_path / "run").mkdir()
     argv = [sys.executable, "-c", UNHEARD, str(fd), str(code)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -59,18 +59,19 @@ def test_every_demo_has_defaults():
 
 
 @pytest.mark.parametrize("name", DEMO_NAMES)
-def test_the_same_bytes_twice(name, request, tmp_path):
+def test_demo_build_is_deterministic(name, request, tmp_path):
+    """Two builds of a demo give the same bytes."""
     first = request.getfixturevalue("t5" if name == "demo-t5" else "llama").model.parent
     again = materialise(name, tmp_path / "again").model.parent
     assert _contents(first) == _contents(again)
 
 
-def test_nothing_but_the_demo_and_its_lock_remains(small, tmp_path):
+def test_demo_build_leaves_only_folder_and_lock(small, tmp_path):
     materialise("demo-t5", tmp_path / "demo")
     assert {file.name for file in tmp_path.iterdir()} <= {"demo", ".demo.lock"}
 
 
-def test_a_finished_folder_is_reused(small, tmp_path, monkeypatch):
+def test_finished_demo_folder_reused(small, tmp_path, monkeypatch):
     paths = materialise("demo-t5", tmp_path / "demo")
     paths.train_file.write_text("mine\n")
     monkeypatch.setattr(build, "_fill_t5", _must_not_run)
@@ -78,7 +79,7 @@ def test_a_finished_folder_is_reused(small, tmp_path, monkeypatch):
     assert paths.train_file.read_text() == "mine\n"
 
 
-def test_another_version_builds_again(small, tmp_path, monkeypatch):
+def test_demo_rebuilt_by_other_version(small, tmp_path, monkeypatch):
     paths = materialise("demo-t5", tmp_path / "demo")
     fresh = _contents(tmp_path / "demo")
     paths.train_file.write_text("old\n")
@@ -90,14 +91,14 @@ def test_another_version_builds_again(small, tmp_path, monkeypatch):
     assert now == fresh
 
 
-def test_another_demo_in_the_same_folder_builds_again(small, tmp_path):
+def test_demo_rebuilt_for_other_demo_in_same_folder(small, tmp_path):
     materialise("demo-t5", tmp_path / "demo")
     data_only("seq2seq", tmp_path / "demo")
     assert not (tmp_path / "demo" / "model").exists()
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_a_failed_build_leaves_nothing(small, tmp_path, monkeypatch, failure):
+def test_failed_demo_build_leaves_nothing(small, tmp_path, monkeypatch, failure):
     def fail(*_):
         raise failure
 
@@ -109,7 +110,7 @@ def test_a_failed_build_leaves_nothing(small, tmp_path, monkeypatch, failure):
     assert materialise("demo-t5", tmp_path / "demo").model.is_dir()
 
 
-def test_a_failed_rebuild_keeps_the_old_folder(small, tmp_path, monkeypatch):
+def test_failed_demo_rebuild_keeps_old_folder(small, tmp_path, monkeypatch):
     materialise("demo-t5", tmp_path / "demo")
     before = _contents(tmp_path / "demo")
     monkeypatch.setattr(build, "__version__", "999.0")
@@ -119,7 +120,7 @@ def test_a_failed_rebuild_keeps_the_old_folder(small, tmp_path, monkeypatch):
     assert _contents(tmp_path / "demo") == before
 
 
-def test_a_killed_build_is_not_taken_as_finished(tmp_path):
+def test_killed_demo_build_not_taken_as_finished(tmp_path):
     script = (
         "import os, sys, pathlib\n"
         "from dsrun.demo import build\n"
@@ -136,7 +137,8 @@ def test_a_killed_build_is_not_taken_as_finished(tmp_path):
 
 
 @pytest.mark.parametrize("mark", [None, "", "[]", "not json", '{"name": "demo-t5"}'])
-def test_a_folder_without_a_mark_of_dsrun_is_left_alone(small, tmp_path, mark):
+def test_foreign_folder_rejected_by_demo_build(small, tmp_path, mark):
+    """A folder without a mark of dsrun is left alone."""
     folder = tmp_path / "demo"
     folder.mkdir()
     (folder / "train.jsonl").write_text("someone's own\n")
@@ -149,7 +151,7 @@ def test_a_folder_without_a_mark_of_dsrun_is_left_alone(small, tmp_path, mark):
 
 
 @pytest.mark.parametrize("damage", ["remove", "empty"])
-def test_a_damaged_folder_is_built_again(small, tmp_path, damage):
+def test_damaged_demo_folder_rebuilt(small, tmp_path, damage):
     paths = materialise("demo-t5", tmp_path / "demo")
     before = _contents(tmp_path / "demo")
     if damage == "remove":
@@ -160,7 +162,8 @@ def test_a_damaged_folder_is_built_again(small, tmp_path, damage):
     assert _contents(tmp_path / "demo") == before
 
 
-def test_a_mark_of_an_older_format_builds_again(small, tmp_path):
+def test_demo_rebuilt_for_older_mark_format(small, tmp_path):
+    """A mark of an older format makes the demo be built again."""
     paths = materialise("demo-t5", tmp_path / "demo")
     before = _contents(tmp_path / "demo")
     mark = json.loads((tmp_path / "demo" / MARK).read_text())
@@ -171,19 +174,20 @@ def test_a_mark_of_an_older_format_builds_again(small, tmp_path):
     assert _contents(tmp_path / "demo") == before
 
 
-def test_an_empty_folder_may_be_filled(small, tmp_path):
+def test_demo_build_into_empty_folder(small, tmp_path):
     (tmp_path / "demo").mkdir()
     assert materialise("demo-t5", tmp_path / "demo").train_file.is_file()
 
 
-def test_a_file_in_the_way_is_refused(tmp_path):
+def test_file_in_place_of_demo_folder_rejected(tmp_path):
     (tmp_path / "demo").write_text("mine\n")
     with pytest.raises(UsageError, match="not a demo"):
         materialise("demo-t5", tmp_path / "demo")
     assert (tmp_path / "demo").read_text() == "mine\n"
 
 
-def test_many_at_once_build_once(small, tmp_path, monkeypatch):
+def test_concurrent_demo_builds_run_once(small, tmp_path, monkeypatch):
+    """Of many builds at once, one does the work."""
     calls = []
     fill = build._fill_t5
     monkeypatch.setattr(build, "_fill_t5", lambda folder: (calls.append(folder), fill(folder)))
@@ -194,7 +198,7 @@ def test_many_at_once_build_once(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "causal-lm"])
-def test_data_only_is_the_data_of_the_demo(task, request, tmp_path):
+def test_data_only_equals_demo_data(task, request, tmp_path):
     demo = request.getfixturevalue("t5" if task == "seq2seq" else "llama")
     paths = data_only(task, tmp_path / "data only")
     assert paths.model is None
@@ -208,14 +212,14 @@ def test_data_only_is_the_data_of_the_demo(task, request, tmp_path):
 @pytest.mark.parametrize(
     ("make", "name"), [(materialise, "demo-gpt"), (materialise, "seq2seq"), (data_only, "demo-t5")]
 )
-def test_unknown_names_are_refused(make, name, tmp_path):
+def test_unknown_demo_name_rejected(make, name, tmp_path):
     with pytest.raises(UsageError, match="there is no demo") as caught:
         make(name, tmp_path / "demo")
     assert "one of" in caught.value.fix
     assert not list(tmp_path.iterdir())
 
 
-def test_llama_without_tokenizers_says_what_to_install(tmp_path, monkeypatch):
+def test_llama_demo_without_tokenizers_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingError) as caught:
         materialise("demo-llama", tmp_path / "demo")
@@ -223,7 +227,7 @@ def test_llama_without_tokenizers_says_what_to_install(tmp_path, monkeypatch):
     assert not (tmp_path / "demo").exists()
 
 
-def test_t5_needs_no_heavy_package(tmp_path):
+def test_t5_demo_imports_no_heavy_package(tmp_path):
     script = (
         "import sys, pathlib\n"
         "from dsrun.demo import materialise\n"

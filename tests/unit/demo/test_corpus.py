@@ -39,21 +39,23 @@ def test_phrase_counts(phrases):
     assert (len(phrases.train), len(phrases.validation), len(phrases.test)) == (20_100, 512, 1_024)
 
 
-def test_rows_pair_the_same_number(phrases):
+def test_translation_rows_pair_same_number(phrases):
     below_1000 = {english(n): romanian(n) for n in range(1000)}
     pairs = [row["translation"] for row in phrases.train if row["translation"]["en"] in below_1000]
     assert len(pairs) == 300 + 100
     assert all(pair["ro"] == below_1000[pair["en"]] for pair in pairs)
 
 
-def test_every_word_of_the_held_out_phrases_is_trained(phrases):
+def test_held_out_words_occur_in_train_split(phrases):
+    """Every word of the held-out phrases is trained."""
     for language in ("en", "ro"):
         trained = Counter(w for row in phrases.train for w in row["translation"][language].split())
         for row in [*phrases.validation, *phrases.test]:
             assert all(w in trained for w in row["translation"][language].split())
 
 
-def test_small_numbers_are_trained_and_short_ones_are_tested(phrases):
+def test_small_numbers_in_train_and_test_splits(phrases):
+    """Small numbers are trained, and short ones are tested too."""
     trained = {row["translation"]["en"] for row in phrases.train}
     assert {english(n) for n in range(100)} <= trained
     assert any("thousand" not in row["translation"]["en"] for row in phrases.test)
@@ -65,24 +67,25 @@ def test_phrases_follow_the_seed():
     assert first.test != number_phrases(train=50, validation=20, test=20, seed=2).test
 
 
-def test_phrases_are_the_same_on_every_machine():
+def test_seeded_phrases_equal_on_every_machine():
     split = number_phrases(train=2, validation=1, test=2, seed=7)
     assert [row["translation"]["en"] for row in split.test] == FIRST_OF_SEED_7
 
 
-def test_more_training_rows_leave_the_test_rows_alone():
+def test_train_size_does_not_change_test_split():
+    """More training rows leave the validation and test rows alone."""
     few, many = number_phrases(train=10), number_phrases(train=30_000)
     assert (few.validation, few.test) == (many.validation, many.test)
 
 
-def test_the_most_phrases_can_be_drawn():
+def test_maximum_phrase_count():
     third = MOST_PHRASES // 3
     split = number_phrases(train=third, validation=third, test=third)
     assert len(split.test) == third
 
 
 @pytest.mark.parametrize("counts", [{"train": -1}, {"train": MOST_PHRASES + 1}, {"test": MOST_PHRASES}])
-def test_impossible_counts_are_refused(counts):
+def test_impossible_split_sizes_rejected(counts):
     with pytest.raises(UsageError, match="cannot draw"):
         number_phrases(**counts)
 
@@ -103,18 +106,19 @@ def test_no_module_is_in_two_splits(tmp_path, monkeypatch):
     assert sum(map(len, modules.values())) == len(set().union(*modules.values())) == 60
 
 
-def test_docs_are_the_same_twice(docs):
+def test_docs_are_deterministic(docs):
     assert docs == python_docs()
 
 
-def test_docs_come_from_this_python(docs):
+def test_docs_from_standard_library(docs):
+    """The texts come from this Python's own library, without its tests."""
     texts = {row["text"].partition("\n\n")[0] for split in SPLITS for row in getattr(docs, split)}
     assert {"json.dumps", "textwrap.wrap"} <= texts
     assert not any(title.startswith(("test.", "idlelib.", "lib2to3.")) for title in texts)
     assert len(docs.train) > 1000
 
 
-def test_skipped_folders_and_broken_files_are_left_out(tmp_path, monkeypatch):
+def test_docs_skip_test_folders_and_broken_files(tmp_path, monkeypatch):
     _write_library(tmp_path, modules=60, per_module=12)
     for folder in ("test", "site-packages"):
         (tmp_path / folder).mkdir()
@@ -126,7 +130,7 @@ def test_skipped_folders_and_broken_files_are_left_out(tmp_path, monkeypatch):
     assert not any("Must not" in row["text"] for split in SPLITS for row in getattr(splits, split))
 
 
-def test_a_repeated_docstring_is_kept_once(tmp_path, monkeypatch):
+def test_docs_keep_repeated_docstring_once(tmp_path, monkeypatch):
     _write_library(tmp_path, modules=60, per_module=12)
     for i in range(30):
         (tmp_path / f"copy{i}.py").write_text(f'"""{"The same words again. " * 10}"""\n')
@@ -135,14 +139,14 @@ def test_a_repeated_docstring_is_kept_once(tmp_path, monkeypatch):
     assert sum("same words" in row["text"] for split in SPLITS for row in getattr(splits, split)) == 1
 
 
-def test_long_texts_are_cut_at_blank_lines(docs):
+def test_long_docs_split_at_blank_lines(docs):
     texts = [row["text"] for row in docs.train]
     assert max(map(len, texts)) < 10_000
     pieces = corpus._passages("t", "\n\n".join(["x" * 1500] * 5))
     assert [len(piece) for piece in pieces] == [len("t\n\n") + 3002, len("t\n\n") + 3002, len("t\n\n") + 1500]
 
 
-def test_a_python_without_its_library_is_reported(tmp_path, monkeypatch):
+def test_missing_standard_library_reported(tmp_path, monkeypatch):
     _pretend_library(monkeypatch, tmp_path)
     with pytest.raises(MissingError, match="only 0 documentation texts"):
         python_docs()

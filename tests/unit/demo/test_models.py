@@ -46,16 +46,17 @@ def _rows(file):
 
 @settings(deadline=None)
 @given(numbers)
-def test_every_word_is_in_the_vocabulary(n):
+def test_every_number_word_in_t5_vocabulary(n):
     for phrase in (english(n), romanian(n)):
         assert all(word in VOCABULARY for word in t5_words(phrase))
 
 
-def test_the_vocabulary_is_numbered_without_gaps():
+def test_t5_vocabulary_ids_without_gaps():
     assert sorted(t5_vocabulary().values()) == list(range(len(t5_vocabulary())))
 
 
-def test_t5_tokenizer_cuts_by_the_rule(t5_tokenizer):
+def test_t5_tokenizer_splits_words(t5_tokenizer):
+    """The tokenizer cuts text by the rule of t5_words."""
     vocabulary = t5_vocabulary()
     assert len(t5_tokenizer) == len(vocabulary)
     for phrase in ("forty-five thousand nine", "o sută una mii", "translate english to romanian: ten"):
@@ -65,7 +66,7 @@ def test_t5_tokenizer_cuts_by_the_rule(t5_tokenizer):
 
 @settings(deadline=None)
 @given(n=numbers)
-def test_t5_round_trip(t5_tokenizer, n):
+def test_t5_tokenizer_round_trip(t5_tokenizer, n):
     for phrase in (english(n), romanian(n)):
         ids = t5_tokenizer(phrase)["input_ids"]
         assert t5_tokenizer.unk_token_id not in ids
@@ -73,13 +74,15 @@ def test_t5_round_trip(t5_tokenizer, n):
         assert t5_tokenizer.decode(ids, skip_special_tokens=True) == phrase
 
 
-def test_t5_round_trip_of_the_test_file(t5, t5_tokenizer):
+def test_t5_tokenizer_round_trip_of_test_split(t5, t5_tokenizer):
     phrases = [phrase for row in _rows(t5.test_file) for phrase in row["translation"].values()]
     ids = t5_tokenizer(phrases, padding=True)["input_ids"]
     assert t5_tokenizer.batch_decode(ids, skip_special_tokens=True) == phrases
 
 
-def test_t5_takes_capitals_prefixes_and_old_letters(t5_tokenizer):
+def test_t5_tokenizer_normalises_capitals_and_cedillas(t5_tokenizer):
+    """The tokenizer takes capitals, task prefixes and the old letters with a cedilla."""
+
     def tokens(text):
         return t5_tokenizer(text)["input_ids"]
 
@@ -129,13 +132,14 @@ def test_t5_trains_from_its_config(t5, t5_tokenizer, transformers, torch):
 
 @settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_llama_writes_any_text(llama_tokenizer, text):
+def test_llama_tokenizer_round_trip(llama_tokenizer, text):
+    """Any text comes back from its tokens."""
     ids = llama_tokenizer(text, add_special_tokens=False)["input_ids"]
     if not any(token in text for token in llama_tokenizer.all_special_tokens):
         assert llama_tokenizer.decode(ids) == text
 
 
-def test_llama_round_trip_of_the_test_file(llama, llama_tokenizer):
+def test_llama_tokenizer_round_trip_of_test_split(llama, llama_tokenizer):
     texts = [row["text"] for row in _rows(llama.test_file)]
     ids = llama_tokenizer(texts)["input_ids"]
     assert all(row[0] == llama_tokenizer.bos_token_id for row in ids)

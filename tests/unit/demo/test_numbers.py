@@ -73,17 +73,17 @@ numbers = st.integers(min_value=0, max_value=LIMIT - 1)
 
 
 @pytest.mark.parametrize(("n", "phrase"), ENGLISH.items())
-def test_english_table(n, phrase):
+def test_english_number_words(n, phrase):
     assert english(n) == phrase
 
 
 @pytest.mark.parametrize(("n", "phrase"), ROMANIAN.items())
-def test_romanian_table(n, phrase):
+def test_romanian_number_words(n, phrase):
     assert romanian(n) == phrase
 
 
 @pytest.mark.parametrize("spell", [english, romanian])
-def test_no_two_numbers_share_a_phrase(spell):
+def test_number_words_are_unique(spell):
     # Every tail, every count of thousands, and a walk over their combinations (7919 is prime).
     sample = {*range(3000), *range(0, LIMIT, 1000), *range(0, LIMIT, 7919)}
     assert len({spell(n) for n in sample}) == len(sample)
@@ -91,19 +91,19 @@ def test_no_two_numbers_share_a_phrase(spell):
 
 @settings(deadline=None)
 @given(numbers)
-def test_english_reads_back(n):
+def test_english_number_words_round_trip(n):
     assert _read_english(english(n)) == n
 
 
 @settings(deadline=None)
 @given(numbers)
-def test_romanian_reads_back(n):
+def test_romanian_number_words_round_trip(n):
     assert _read_romanian(romanian(n)) == n
 
 
 @settings(deadline=None)
 @given(numbers)
-def test_phrases_are_short_lower_case_words(n):
+def test_number_words_are_short_lower_case(n):
     for phrase, most in ((english(n), 8), (romanian(n), 12)):
         assert len(phrase.split(" ")) <= most
         assert re.fullmatch(r"[a-zășț]+([ -][a-zășț]+)*", phrase)
@@ -111,39 +111,42 @@ def test_phrases_are_short_lower_case_words(n):
 
 @settings(deadline=None)
 @given(st.integers(min_value=2, max_value=999), st.integers(min_value=0, max_value=999))
-def test_de_follows_the_last_two_digits(thousands, rest):
+def test_romanian_de_before_thousands(thousands, rest):
+    """Whether "de" stands before "mii" follows from the last two digits."""
     before_mii = romanian(thousands * 1000 + rest).split(" mii")[0].split(" ")
     assert (before_mii[-1] == "de") == (thousands % 100 == 0 or thousands % 100 >= 20)
 
 
 @settings(deadline=None)
 @given(st.integers(min_value=2, max_value=999))
-def test_what_counts_thousands_is_feminine(thousands):
+def test_romanian_thousands_count_is_feminine(thousands):
     words = romanian(thousands * 1000).split(" ")
     assert not {"unu", "doi", "doisprezece"} & set(words)
 
 
 @settings(deadline=None)
 @given(st.integers(min_value=0, max_value=999))
-def test_what_counts_nothing_is_masculine(n):
+def test_romanian_last_number_word_is_masculine(n):
+    """A number that counts nothing is masculine."""
     assert romanian(n).split(" ")[-1] not in {"una", "două", "douăsprezece"}
 
 
 @pytest.mark.parametrize("spell", [english, romanian])
 @pytest.mark.parametrize("bad", [-1, LIMIT, 1.0, "7", True, None])
-def test_what_cannot_be_spelled_is_refused(spell, bad):
+def test_number_that_cannot_be_spelled_rejected(spell, bad):
     with pytest.raises(UsageError) as caught:
         spell(bad)
     assert "999999" in caught.value.fix
 
 
-def test_english_agrees_with_num2words():
+def test_english_number_words_agree_with_num2words():
     num2words = pytest.importorskip("num2words").num2words
     for n in [*range(1200), *range(1200, LIMIT, 4999)]:
         assert english(n) == num2words(n).replace(" and ", " ").replace(",", "")
 
 
-def test_romanian_agrees_with_num2words_where_it_is_right():
+def test_romanian_number_words_agree_with_num2words():
+    """Romanian agrees with num2words where that is right."""
     num2words = pytest.importorskip("num2words").num2words
     # It counts thousands with masculine 1 and 2, and puts "de" after 101..119 as well.
     wrong = {0, 1, 2, *range(3, 20)}

@@ -56,7 +56,7 @@ def disturbed(whole, tmp_path):
     return run
 
 
-def test_a_run_that_lost_nothing(whole, disturbed):
+def test_oracle_finds_nothing_in_run_without_loss(whole, disturbed):
     assert findings(whole, whole, samples=6) == []
     assert findings(disturbed, whole, samples=6) == []
 
@@ -152,12 +152,14 @@ def half_written(run):
         (half_written, ["left behind: .saving/checkpoint-6", "left behind: model.partial"]),
     ],
 )
-def test_each_loss_is_named_and_nothing_else(whole, disturbed, damage, words):
+def test_oracle_names_each_loss_and_nothing_else(whole, disturbed, damage, words):
+    """Each thing that was lost is named, and nothing else."""
     damage(disturbed)
     assert sorted(findings(disturbed, whole, samples=6)) == sorted(words)
 
 
-def test_at_another_world_size_figures_may_differ_a_little_and_weights_at_all(whole, disturbed):
+def test_oracle_tolerances_at_other_world_size(whole, disturbed):
+    """At another world size metrics may differ a little, and weights in any way."""
     other_weights(disturbed)
     metrics(disturbed, [6], shift=1e-7)
     assert findings(disturbed, whole, samples=6, relative=1e-5) == []
@@ -165,7 +167,8 @@ def test_at_another_world_size_figures_may_differ_a_little_and_weights_at_all(wh
     assert findings(disturbed, whole, samples=6, relative=1e-5) != []
 
 
-def test_many_steps_that_differ_are_shown_in_part(whole, disturbed):
+def test_oracle_abbreviates_many_differing_steps(whole, disturbed):
+    """Of many differing steps only some are shown."""
     metrics(disturbed, range(1, 7), shift=1.0)
     found = findings(disturbed, whole, samples=6)
     assert "… and 3 more like these" in found

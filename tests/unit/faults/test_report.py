@@ -12,7 +12,7 @@ RESULTS = [
 ]
 
 
-def test_a_row_for_each_fault_and_a_column_for_each_phase():
+def test_fault_report_row_per_fault_and_column_per_phase():
     lines = [line for line in tables(RESULTS).splitlines() if line.startswith("|")]
     rows = [[field.strip() for field in line.strip("|").split("|")] for line in lines]
     head, _, killed, told = rows[:4]
@@ -24,5 +24,6 @@ def test_a_row_for_each_fault_and_a_column_for_each_phase():
     assert rows[-1] == ["full disk", "1 → 0", "disk_full"]
 
 
-def test_the_summary_counts_what_went_wrong():
+def test_fault_report_summary_counts_failed_cells():
+    """The summary counts the cells that went wrong."""
     assert summary(RESULTS) == "3 of 4 cells end as they have to; slowest to be noticed: 0.3 s"

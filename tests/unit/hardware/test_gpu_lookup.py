@@ -12,7 +12,7 @@ TABLE = gpu_table()
 rows = st.sampled_from(TABLE)
 
 
-def test_the_table_is_whole_and_its_names_are_unique():
+def test_gpu_table_is_complete_and_names_are_unique():
     assert len(TABLE) == 333
     assert len({row.name for row in TABLE}) == 333
     assert {row.confidence for row in TABLE} == {"A", "B", "C"}
@@ -22,13 +22,13 @@ def test_the_table_is_whole_and_its_names_are_unique():
         assert row.memory_gib > 0
 
 
-def test_no_peak_for_gpus_without_bf16_tensor_cores():
+def test_no_peak_tflops_without_bf16_tensor_cores():
     stated = [row for row in TABLE if row.bf16_tflops]
     assert len(stated) > 30
     assert [row.name for row in stated if not row.has_bf16] == []
 
 
-def test_peaks_are_dense_and_in_the_units_stated():
+def test_peak_tflops_and_bandwidth_units():
     # One figure with sparsity, or GB/s mistaken for TB/s, falls out of these ranges.
     for row in TABLE:
         if row.bf16_tflops:
@@ -39,7 +39,7 @@ def test_peaks_are_dense_and_in_the_units_stated():
     assert peak_bf16_tflops("NVIDIA GeForce RTX 4090") == pytest.approx(165.2)
 
 
-def test_every_alias_finds_its_row():
+def test_gpu_lookup_by_alias():
     for row in TABLE:
         for alias in row.aliases:
             assert lookup(alias) is row
@@ -47,7 +47,7 @@ def test_every_alias_finds_its_row():
 
 
 @given(rows)
-def test_every_row_finds_itself(row):
+def test_gpu_lookup_by_table_name(row):
     assert lookup(row.name) is row
 
 
@@ -58,19 +58,20 @@ def test_every_row_finds_itself(row):
     st.sampled_from([str.lower, str.upper, str.title, str]),
     st.sampled_from(["", " GPU", " "]),
 )
-def test_case_spacing_and_vendor_do_not_matter(row, vendor, gap, case, tail):
+def test_gpu_lookup_ignores_case_spacing_and_vendor(row, vendor, gap, case, tail):
     name = case(vendor + re.sub(r" ", gap, row.name) + tail)
     assert lookup(name) == row
 
 
 @given(rows)
-def test_a_name_without_its_brand_never_finds_another_capability(row):
+def test_gpu_lookup_without_brand_keeps_capability(row):
+    """A name without its brand never finds a GPU of another compute capability."""
     found = lookup(re.sub(r"^(Tesla|GeForce|Quadro) ", "", row.name))
     assert found is None or found.capability == row.capability
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_answered(text):
+def test_gpu_lookup_of_any_text(text):
     found = lookup(text)
     assert found is None or found.capability >= (3, 5)
 
@@ -148,7 +149,7 @@ def test_any_text_is_answered(text):
         ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super", "Jetson Orin Nano 8GB"),
     ],
 )
-def test_names_that_mean_one_row(printed, name):
+def test_gpu_lookup_of_driver_names(printed, name):
     found = lookup(printed)
     assert found
     assert found.name == name
@@ -171,7 +172,7 @@ def test_names_that_mean_one_row(printed, name):
         ("NVIDIA Thor", (11, 0), None, None),
     ],
 )
-def test_a_name_of_several_rows_gives_what_they_share(name, capability, memory, bf16):
+def test_gpu_lookup_of_several_rows_gives_common_values(name, capability, memory, bf16):
     found = lookup(name)
     assert found
     assert (found.capability, found.memory_gib, found.bf16_tflops) == (capability, memory, bf16)
@@ -207,7 +208,7 @@ def test_a_name_of_several_rows_gives_what_they_share(name, capability, memory, 
         ("NVIDIA RTX Pro 6000 Blackwell DC-4-24Q", (12, 0)),
     ],
 )
-def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name, capability):
+def test_mig_and_vgpu_have_capability_but_no_peak(name, capability):
     found = lookup(name)
     assert found
     assert found.capability == capability
@@ -244,12 +245,12 @@ def test_a_part_of_a_gpu_has_its_capability_but_no_peak(name, capability):
         "",
     ],
 )
-def test_the_unknown_and_the_ambiguous_stay_unknown(name):
+def test_gpu_lookup_unknown_or_ambiguous(name):
     assert lookup(name) is None
     assert peak_bf16_tflops(name) is None
 
 
-def test_what_an_ambiguous_name_may_mean_is_told():
+def test_gpu_meanings_of_ambiguous_name():
     assert [row.name for row in meanings("rtx 4000")] == ["Quadro RTX 4000", "RTX 4000 Ada"]
     assert meanings("MI300X") == ()
 
@@ -258,6 +259,6 @@ def test_what_an_ambiguous_name_may_mean_is_told():
     ("typed", "near"),
     [("h100 smx", "H100 PCIe 80GB"), ("rtx 409", "GeForce RTX 4090"), ("b20", "B200")],
 )
-def test_a_mistyped_name_is_answered_with_the_nearest(typed, near):
+def test_gpu_near_names_of_typo(typed, near):
     assert near_names(typed)[0] == near
     assert near_names("MI300X") == []

@@ -58,14 +58,14 @@ from dsrun.hardware.gres import parse_gres
         ("", []),
     ],
 )
-def test_every_form(text, found):
+def test_gres_forms(text, found):
     assert [(gpus.type, gpus.count, gpus.capability) for gpus in parse_gres(text)] == found
 
 
 @pytest.mark.parametrize(
     "text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many", "gpu:a100:" + "9" * 5000]
 )
-def test_no_form_at_all_is_an_error_that_shows_the_forms(text):
+def test_gres_malformed_gpu_shows_valid_forms(text):
     with pytest.raises(UsageError, match=r"is no GRES for GPUs.*gpu:a100:4"):
         parse_gres(text)
 
@@ -89,7 +89,7 @@ def test_no_form_at_all_is_an_error_that_shows_the_forms(text):
         "=",
     ],
 )
-def test_what_slurm_would_not_print_is_refused_and_named(text):
+def test_gres_that_slurm_would_not_print_is_refused(text):
     with pytest.raises(UsageError, match="is no GRES"):
         parse_gres(text)
 
@@ -99,7 +99,7 @@ remarks = st.sampled_from(["", "(S:0-1)", "(S:0,2-3)", "(IDX:0-3,5)"])
 
 
 @given(st.lists(st.tuples(kinds, st.integers(0, 64), remarks), max_size=5))
-def test_what_is_written_is_read(entries):
+def test_gres_round_trip(entries):
     text = ",".join(f"gpu:{kind}:{n}{r}" if kind else f"gpu:{n}{r}" for kind, n, r in entries)
     assert [(gpus.type, gpus.count) for gpus in parse_gres(text)] == [(kind, n) for kind, n, _ in entries]
     assert ",".join(map(str, parse_gres(text))) == ",".join(
@@ -108,6 +108,6 @@ def test_what_is_written_is_read(entries):
 
 
 @given(st.text(alphabet="gpu:a10,()=/ .-_k", max_size=30))
-def test_any_text_is_parsed_or_refused(text):
+def test_gres_of_any_text_parses_or_is_refused(text):
     with suppress(UsageError):
         assert all(gpus.count >= 0 for gpus in parse_gres(text))

@@ -39,8 +39,11 @@ class Starter:
         return set()
 
 
-def test_two_signals_end_the_wait_for_a_process_that_cannot_be_killed(tmp_path, monkeypatch):
-    """As one that waits for a file server; no test can make one."""
+def test_second_signal_ends_wait_for_unkillable_process(tmp_path, monkeypatch):
+    """A second signal ends the wait for a process that cannot be killed.
+
+    As one that waits for a file server; no test can make one.
+    """
     wishes = Wishes(tmp_path / "stop", lambda name: None)
     waits = []
 
@@ -99,18 +102,22 @@ def attempted(tmp_path, monkeypatch):
     return make
 
 
-def test_the_death_of_an_agent_is_no_death_of_its_ranks(attempted):
-    """However long its parent, which has forked it, takes to say so."""
+def test_killed_agent_is_not_a_rank_failure(attempted):
+    """A killed agent is not reported as the failure of a rank.
+
+    However long its parent, which has forked it, takes to say so.
+    """
     gone = subprocess.Popen(["true"])
     gone.wait()
     _, failure = attempted(SlowAgent(gone.pid, -signal.SIGKILL), gone.pid)
     assert (failure.cause, failure.rank, failure.exit_code) == ("agent_killed", None, -signal.SIGKILL)
 
 
-def test_a_rank_that_has_ended_well_has_not_failed_because_its_agent_is_slow_to_say_so(
-    attempted, monkeypatch
-):
-    """Half a second without the processor, at the end of a run, was a failure and a restart."""
+def test_rank_success_despite_slow_agent_exit(attempted, monkeypatch):
+    """A rank that exited with 0 has not failed because its agent is slow to say so.
+
+    Half a second without the processor, at the end of a run, was a failure and a restart.
+    """
     monkeypatch.setattr(attempt, "AGENT_S", 0.0)
     with subprocess.Popen(["true"]) as rank:
         until_zombie(rank.pid)
@@ -118,7 +125,8 @@ def test_a_rank_that_has_ended_well_has_not_failed_because_its_agent_is_slow_to_
         assert end.ok
 
 
-def test_how_a_rank_has_failed_is_known_without_its_agent(attempted):
+def test_rank_exit_code_known_without_agent(attempted):
+    """How a rank failed is known even if its agent never reports it."""
     with subprocess.Popen(["sh", "-c", "exit 3"]) as rank:
         until_zombie(rank.pid)
         _, failure = attempted(SlowAgent(os.getpid(), None), rank.pid)

@@ -41,41 +41,47 @@ def at(environ=None, **given):
     return found.node, found.nodes, found.host, found.port
 
 
-def test_nothing_said_is_this_machine_with_any_port():
+def test_topology_defaults_to_single_node_on_any_port():
+    """With neither flags nor variables the run is this machine alone, on any free port."""
     assert at() == (0, 1, "127.0.0.1", None)
     assert at(nodes=1) == at(nodes=1, node_rank=0) == (0, 1, "127.0.0.1", None)
     assert at(master_port=1234) == (0, 1, "127.0.0.1", 1234)
 
 
-def test_by_hand_with_torchs_own_port():
+def test_node_rank_flags_default_to_torch_master_port():
+    """With --nodes and --node-rank the port is torch's default unless --master-port is given."""
     assert at(nodes=3, node_rank=2, master_addr="gpu1") == (2, 3, "gpu1", 29500)
     assert at(nodes=3, node_rank=2, master_addr="gpu1", master_port=1234) == (2, 3, "gpu1", 1234)
     assert place(nodes=3, node_rank=2, master_addr="gpu1").own_terminal
 
 
-def test_by_hand_by_the_usual_variables():
+def test_node_rank_and_master_addr_from_environment():
+    """NODE_RANK, MASTER_ADDR and MASTER_PORT count as well; flags take precedence."""
     environ = {"NODE_RANK": "1", "MASTER_ADDR": "gpu1", "MASTER_PORT": "1234"}
     assert at(environ, nodes=2) == (1, 2, "gpu1", 1234)
     assert at(environ, nodes=2, master_addr="gpu2", master_port=99) == (1, 2, "gpu2", 99)
 
 
-def test_variables_alone_do_not_make_two_machines_of_one():
+def test_environment_alone_does_not_make_run_multi_node():
+    """Without --nodes, NODE_RANK and MASTER_ADDR do not make two nodes of one."""
     assert at({"NODE_RANK": "1", "MASTER_ADDR": "gpu1", "WORLD_SIZE": "8"}) == (0, 1, "127.0.0.1", None)
 
 
-def test_a_hostfile_means_ssh():
+def test_hostfile_selects_ssh_launcher():
+    """A hostfile means launching through ssh, also inside a SLURM job."""
     assert place(hostfile=True) == ThroughSsh()
     assert place(BATCH, hostfile=True, master_addr="gpu1", master_port=1) == ThroughSsh()
 
 
-def test_a_task_per_node_of_slurm():
+def test_slurm_step_with_one_task_per_node():
     assert at(STEP)[:3] == (1, 2, "gpu03")
     assert not place(STEP).returns
     assert at(STEP, master_port=99, master_addr="ib-gpu03") == (1, 2, "ib-gpu03", 99)
     assert not place(STEP).own_terminal
 
 
-def test_steps_and_jobs_on_one_node_keep_off_one_anothers_two_ports():
+def test_slurm_master_ports_do_not_collide():
+    """Steps and jobs on one node keep off one another's two ports."""
     jobs = [
         {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(70, 75) for step in range(5)
     ]
@@ -84,37 +90,42 @@ def test_steps_and_jobs_on_one_node_keep_off_one_anothers_two_ports():
     assert all(15000 <= port < 30000 for port in ports)
 
 
-def test_all_tasks_of_a_step_and_no_other_run_know_the_same():
+def test_run_id_shared_by_tasks_of_one_slurm_step():
+    """All tasks of a step get the same run id; other steps and requeued jobs get another."""
     other_node = {**STEP, "SLURM_NODEID": "0"}
     assert place(STEP).run == place(other_node).run
     requeued = {**STEP, "SLURM_RESTART_COUNT": "1"}
     assert len({place(each).run for each in (STEP, {**STEP, "SLURM_STEP_ID": "1"}, requeued)}) == 3
 
 
-def test_a_step_on_one_node_of_a_larger_job_is_one_machine():
+def test_single_node_slurm_step_in_multi_node_job():
+    """A step on one node of a larger job is a single-node run."""
     one = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
     assert at(one) == (0, 1, "127.0.0.1", None)
 
 
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}])
-def test_the_shell_of_a_job_starts_itself_on_all_nodes(step):
+def test_slurm_batch_shell_launches_through_srun(step):
+    """The batch shell of a job starts the run on all nodes through srun."""
     assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == ThroughSrun(
         2
     )
 
 
-def test_the_shell_of_a_job_on_one_node_is_on_it():
+def test_slurm_batch_shell_of_single_node_job():
+    """The batch shell of a single-node job already runs on its node."""
     assert at({**BATCH, "SLURM_JOB_NUM_NODES": "1"}) == (0, 1, "127.0.0.1", None)
     assert at(BATCH, nodes=1) == (0, 1, "127.0.0.1", None)
 
 
-def test_the_shell_of_salloc_may_be_on_the_login_node():
+def test_salloc_shell_on_login_node_launches_through_srun():
+    """The shell of salloc may be on the login node, so even one node is reached through srun."""
     login = {name: value for name, value in BATCH.items() if name != "SLURMD_NODENAME"}
     assert place(login) == ThroughSrun(2)
     assert place({**login, "SLURM_JOB_NUM_NODES": "1"}) == ThroughSrun(1)
 
 
-def test_a_process_per_machine_of_mpirun():
+def test_mpirun_with_one_process_per_node():
     assert at(OPEN_MPI) == (1, 2, "gpu03", 29500)
     assert at({"PMI_RANK": "0", "PMI_SIZE": "2"}, master_addr="gpu1") == (0, 2, "gpu1", 29500)
     # Open MPI starts its daemons as steps of SLURM.
@@ -164,7 +175,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_contradictions_are_refused_in_one_line(case):
+def test_contradictory_topology_refused_in_one_line(case):
+    """Contradictions between flags and environment are refused in one line, with a fix."""
     environ, given, says = REFUSED[case]
     with pytest.raises(UsageError, match=says) as refused:
         place(environ, **given)
@@ -172,5 +184,6 @@ def test_contradictions_are_refused_in_one_line(case):
     assert refused.value.fix
 
 
-def test_machines_that_are_counted_by_rank_can_be_said_so():
+def test_rank_variable_counting_nodes_needs_node_flags():
+    """Where RANK counts nodes, --nodes and --node-rank say so."""
     assert at({"RANK": "1", "WORLD_SIZE": "2"}, nodes=2, node_rank=1, master_addr="a") == (1, 2, "a", 29500)

@@ -16,7 +16,8 @@ from dsrun.launch.guard import state_and_parent
 from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, until
 
 
-def test_all_nodes_do_what_the_first_one_decides(town):
+def test_coordinator_decision_reaches_all_nodes(town):
+    """All nodes do what the first one decides."""
     councils = town.open(3)
     heard = []
     ends = [Ended(node=0, ok=True), Ended(node=1, ok=False, failure=FAILED), Ended(node=2, ok=True)]
@@ -29,7 +30,7 @@ def test_all_nodes_do_what_the_first_one_decides(town):
     assert decisions == [stop()] * 3
 
 
-def test_only_a_failure_elsewhere_ends_an_attempt(town):
+def test_coordinator_aborts_attempt_only_on_peer_failure(town):
     """A node whose ranks are done must not cut short the first one, which may still be writing the model."""
     leader, one, two = town.open(3)
     with ThreadPoolExecutor(3) as pool:
@@ -43,7 +44,8 @@ def test_only_a_failure_elsewhere_ends_an_attempt(town):
         assert first.result() == second.result() == stop()
 
 
-def test_a_failure_of_the_first_node_ends_the_others_attempt(town):
+def test_node_0_failure_aborts_attempt_on_other_nodes(town):
+    """A failure of the first node ends the attempt of the others."""
     leader, one = town.open(2)
     with ThreadPoolExecutor(1) as pool:
         decision = pool.submit(leader.settle, Ended(node=0, ok=False, failure=FAILED), lambda _: stop())
@@ -52,8 +54,11 @@ def test_a_failure_of_the_first_node_ends_the_others_attempt(town):
         assert decision.result() == stop()
 
 
-def test_a_failure_that_comes_with_the_decision_ends_the_next_attempt(town):
-    """As when a node is lost before it has heard that the run is started again."""
+def test_peer_failure_after_decision_aborts_next_attempt(town):
+    """A failure that arrives right after a decision ends the next attempt.
+
+    As when a node is lost before it has heard that the run is started again.
+    """
     _, one = town.open(2)
     for message in ({"decision": decision_as_dict(restart())}, {"over": 2}):
         one.heard(one._wire, message)
@@ -61,7 +66,8 @@ def test_a_failure_that_comes_with_the_decision_ends_the_next_attempt(town):
     assert one.check()
 
 
-def test_a_killed_node_is_lost_at_once_and_named(town):
+def test_killed_node_reported_lost_at_once(town):
+    """A killed node is lost at once, and named."""
     leader = town.leader(3)
     children = [town.process(1, 3), town.process(2, 3)]
     leader.gather()
@@ -77,7 +83,8 @@ def test_a_killed_node_is_lost_at_once_and_named(town):
     assert children[1].stdout.readline() == "stop 3 enough\n"
 
 
-def test_a_node_that_hangs_is_lost_by_its_silence(town, monkeypatch):
+def test_hung_node_lost_after_silence_timeout(town, monkeypatch):
+    """A node that hangs is lost once it has been silent for too long."""
     leader = town.leader(2)
     child = town.process(1, 2)
     leader.gather()
@@ -96,7 +103,8 @@ def test_a_node_that_hangs_is_lost_by_its_silence(town, monkeypatch):
     assert "did not answer" in seen[1].failure.message
 
 
-def test_without_the_first_node_the_run_is_over(town):
+def test_run_ends_when_node_0_is_lost(town):
+    """Without the first node the run is over."""
     leader, one = town.open(2)
     leader.end()  # no good-bye
     until(one.check)
@@ -105,7 +113,8 @@ def test_without_the_first_node_the_run_is_over(town):
     assert "the first node (127.0.0.1) is lost" in decision.why
 
 
-def test_a_node_that_was_ended_by_its_user_is_not_waited_for(town):
+def test_interrupted_node_is_not_awaited(town):
+    """A node that its user ended by a signal is not waited for."""
     leader, one = town.open(2)
     one.close()
     until(leader.check)
@@ -117,7 +126,8 @@ def test_a_node_that_was_ended_by_its_user_is_not_waited_for(town):
     )
 
 
-def test_a_first_node_that_was_ended_by_its_user_ends_the_run_for_now(town):
+def test_interrupted_node_0_ends_run_with_resume_code(town):
+    """A first node that its user ended stops the run with the exit code for resuming."""
     leader, one = town.open(2)
     leader.close()
     until(one.check)
@@ -126,7 +136,8 @@ def test_a_first_node_that_was_ended_by_its_user_ends_the_run_for_now(town):
     assert "ended by a signal" in decision.why
 
 
-def test_a_silent_first_node_is_lost(town, monkeypatch):
+def test_silent_node_0_lost_after_silence_timeout(town, monkeypatch):
+    """A first node that falls silent is lost."""
     leader, one = town.open(2)
     leader.tick = lambda: None
     # Not before they have met: a follower that a busy machine has held up for a second would be lost at once.
@@ -134,7 +145,8 @@ def test_a_silent_first_node_is_lost(town, monkeypatch):
     until(one.check)
 
 
-def test_a_lost_node_can_come_back_and_knows_the_attempt(town):
+def test_lost_node_rejoins_at_current_attempt(town):
+    """A lost node can come back, and is told the current attempt."""
     leader, one = town.open(2)
     one.end()  # no good-bye
     until(leader.check)
@@ -149,7 +161,8 @@ def test_a_lost_node_can_come_back_and_knows_the_attempt(town):
     assert decisions == [stop(0)] * 2
 
 
-def test_a_lost_node_that_stays_away_ends_the_run(town):
+def test_lost_node_rejoin_timeout_ends_run(town):
+    """A lost node that stays away ends the run."""
     leader, one = town.open(2, patience_s=1.0)
     one.end()
     until(leader.check)
@@ -158,7 +171,7 @@ def test_a_lost_node_that_stays_away_ends_the_run(town):
     assert "node 1 (machine-1) did not come back within 1 s" in decision.why
 
 
-def test_where_no_node_comes_back_none_is_waited_for(town):
+def test_no_wait_for_lost_node_that_cannot_rejoin(town):
     """SLURM does not start a lost task again within the job."""
     leader, one = town.open(2, returns=False, patience_s=NEVER)
     one.end()
@@ -167,7 +180,8 @@ def test_where_no_node_comes_back_none_is_waited_for(town):
     assert (decision.action, decision.why) == ("stop", "node 1 (machine-1) is lost")
 
 
-def test_a_node_that_cannot_end_its_attempt_does_not_hold_up_the_others(town, monkeypatch):
+def test_straggler_node_does_not_hold_up_others(town, monkeypatch):
+    """A node that cannot end its attempt does not hold up the others."""
     monkeypatch.setattr(leader_module, "STRAGGLE_S", 0.5)
     leader, one = town.open(2)
     seen = []
@@ -176,7 +190,8 @@ def test_a_node_that_cannot_end_its_attempt_does_not_hold_up_the_others(town, mo
     until(one.check)
 
 
-def test_a_signal_to_one_node_reaches_all_and_forbids_restarts(town):
+def test_stop_signal_on_one_node_stops_all_without_restart(town):
+    """A signal to one node reaches all of them and forbids restarts."""
     leader, one, two = town.open(3)
     one.announce_stop("SIGTERM")
     until(leader.stop_asked)
@@ -187,14 +202,16 @@ def test_a_signal_to_one_node_reaches_all_and_forbids_restarts(town):
     assert {(each.action, each.exit_code) for each in decisions} == {("stop", EXIT_RESUME)}
 
 
-def test_a_signal_to_the_first_node_reaches_all(town):
+def test_stop_signal_on_node_0_reaches_all_nodes(town):
+    """A signal to the first node reaches all of them."""
     leader, one = town.open(2)
     leader.announce_stop("SIGUSR1")
     until(one.stop_asked)
     assert leader.stop_asked() == "SIGUSR1"
 
 
-def test_alone_decides_for_itself():
+def test_single_node_coordinator_decides_locally():
+    """A single node decides for itself."""
     seen = []
     alone = Alone()
     ended = Ended(node=0, ok=False, failure=FAILED)
@@ -206,7 +223,8 @@ def test_alone_decides_for_itself():
     assert alone.settle(ended, lambda _: stop()) == stop()
 
 
-def test_what_is_said_survives_the_wire():
+def test_coordinator_messages_json_round_trip():
+    """Node results and decisions survive the way through JSON."""
     ended = Ended(node=2, ok=False, interrupted=True, failure=FAILED)
     assert Ended.from_dict(json.loads(json.dumps(ended.as_dict()))) == ended
     assert decision_from_dict(json.loads(json.dumps(decision_as_dict(stop())))) == stop()

@@ -32,7 +32,8 @@ def heeded():
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
-def test_a_signal_ends_what_has_not_begun(name):
+def test_signal_before_run_start_exits_with_resume_code(name):
+    """A signal before the run begins ends the command with the exit code for resuming."""
     with pytest.raises(Stopped, match=f"{name} came before the run began") as stopped, early_signals():
         signal.raise_signal(signal.Signals[name])
     assert stopped.value.exit_code == 75
@@ -48,7 +49,8 @@ def swallowed(signum):
 
 
 @pytest.mark.parametrize("told_first", [True, False])
-def test_a_signal_that_is_swallowed_still_reaches_the_council(told_first):
+def test_swallowed_signal_still_reaches_coordinator(told_first):
+    """A signal whose exception was swallowed still reaches the coordinator."""
     council = Alone()
     with early_signals() as early:
         if told_first:
@@ -71,7 +73,8 @@ def job(tmp_path):
     )
 
 
-def test_no_attempt_is_begun_once_the_council_was_told(job, tmp_path):
+def test_no_attempt_started_after_stop_request(job, tmp_path):
+    """No attempt begins once the coordinator was told to stop."""
     council = Alone()
     council.announce_stop("SIGTERM")
     outcome = supervise(job, council)
@@ -80,8 +83,11 @@ def test_no_attempt_is_begun_once_the_council_was_told(job, tmp_path):
     assert "told to stop by SIGTERM" in outcome.message
 
 
-def test_a_run_that_was_told_to_stop_says_how_to_go_on(job):
-    """The same command would begin in a new folder, where it names none, and with --resume of its own from there."""
+def test_stopped_run_prints_resume_command(job):
+    """A run that was told to stop says how to resume it.
+
+    The same command would begin in a new folder, where it names none, and with --resume of its own from there.
+    """
     run = RunFolder(job.run)
 
     class SavesFirst(Alone):
@@ -106,7 +112,8 @@ def test_a_run_that_was_told_to_stop_says_how_to_go_on(job):
     assert said(SavesFirst()).endswith("; the same command goes on from there")
 
 
-def test_a_run_that_failed_leaves_no_half_a_checkpoint(job):
+def test_failed_run_removes_partial_checkpoint(job):
+    """A run that failed leaves no partial checkpoint."""
     left = job.run / ".saving" / "checkpoint-10"
     left.mkdir(parents=True)
     outcome = supervise(replace(job, foreign=False, program=["--no-python", "sh", "-c", "exit 3"]), Alone())
@@ -114,7 +121,7 @@ def test_a_run_that_failed_leaves_no_half_a_checkpoint(job):
     assert not left.parent.exists()
 
 
-def test_the_folder_of_a_long_run_is_not_cleared_away(job, tmp_path, monkeypatch):
+def test_scratch_folder_locked_against_tmpfiles_cleanup(job, tmp_path, monkeypatch):
     """systemd-tmpfiles passes over what somebody has locked."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -138,7 +145,8 @@ def test_the_folder_of_a_long_run_is_not_cleared_away(job, tmp_path, monkeypatch
     assert not locked[0].exists()
 
 
-def test_what_comes_after_the_end_changes_nothing():
+def test_signal_after_run_end_is_ignored():
+    """A signal after the end of the run changes nothing."""
     with early_signals() as early:
         early.is_over = True
         signal.raise_signal(signal.SIGTERM)
@@ -155,6 +163,7 @@ with early_signals():
 """
 
 
-def test_the_second_one_ends_at_once():
+def test_second_signal_before_run_start_kills_at_once():
+    """The second signal before the run begins ends the process at once."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", SECOND], env=env, check=False).returncode == -signal.SIGTERM

@@ -20,7 +20,8 @@ def changes(topology=CPU, environ=None, **options):
     return launch_environment(topology, environ or {}, **options)
 
 
-def test_gloo_stays_on_this_machine_only_where_it_is_the_only_one():
+def test_gloo_uses_loopback_only_on_single_node():
+    """gloo stays on the loopback interface only where this machine is the only node."""
     assert changes()["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in changes(nodes=2)
     network = {"GLOO_SOCKET_IFNAME": "eth0"}
@@ -30,31 +31,36 @@ def test_gloo_stays_on_this_machine_only_where_it_is_the_only_one():
     )
 
 
-def test_nccls_last_collectives_are_kept_in_the_run_folder():
+def test_nccl_flight_recorder_dumps_into_run_folder():
+    """NCCL's last collectives are kept in the run folder."""
     assert changes(GPU)["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/runs/x/logs/flight-recorder-rank-"
     assert changes(GPU)["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert not [name for name in changes() if "NCCL" in name]
     assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in changes(GPU, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"})
 
 
-def test_libuv_is_refused_only_where_torch_has_none():
+def test_use_libuv_disabled_only_where_torch_lacks_it():
+    """USE_LIBUV=0 is set only where torch was built without libuv."""
     assert "USE_LIBUV" not in changes()
     assert changes(libuv=False)["USE_LIBUV"] == "0"
     assert "USE_LIBUV" not in changes(environ={"USE_LIBUV": "1"}, libuv=False)
 
 
-def test_what_would_mislead_dsruns_worker_may_be_meant_for_a_users_script():
+def test_accelerate_variables_dropped_for_own_worker_only():
+    """What would mislead dsrun's own worker may be meant for a user's script."""
     environ = {"ACCELERATE_USE_CPU": "true"}
     assert "ACCELERATE_USE_CPU" not in changes(environ=environ)
     assert changes(environ=environ, foreign=False)["ACCELERATE_USE_CPU"] is None
 
 
-def test_a_users_script_is_told_its_node_as_other_launchers_do():
+def test_node_rank_set_for_external_program():
+    """A user's script gets NODE_RANK, as other launchers set it."""
     assert changes(environ={"NODE_RANK": "7"}, nodes=3, node=2)["NODE_RANK"] == "2"
     assert "NODE_RANK" not in changes(foreign=False)
 
 
-def test_the_run_folder_is_told():
+def test_run_folder_passed_as_dsrun_output():
+    """Workers are told the run folder in DSRUN_OUTPUT."""
     assert changes()["DSRUN_OUTPUT"] == "/runs/x"
 
 
@@ -75,7 +81,8 @@ INTERFACES = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.5", "fe80::1"], "dock
         (None, ["127.0.1.1"], {}, {}),
     ],
 )
-def test_interfaces_are_named_only_where_another_would_be_taken(met_from, own_name, more, expected):
+def test_socket_ifname_set_only_where_default_is_wrong(met_from, own_name, more, expected):
+    """Interfaces are named only where another one would be taken."""
     assert network_variables(met_from, {**INTERFACES, **more}, own_name) == expected
 
 
@@ -87,7 +94,9 @@ def test_the_installed_torch_has_libuv():
 
 
 @pytest.mark.parametrize("style", ["gnu", "sysv"])
-def test_a_library_without_libuv_is_told_from_one_with_it(tmp_path, style):
+def test_libuv_detected_in_torch_library_symbols(tmp_path, style):
+    """A library without libuv is told from one that contains or links it."""
+
     def build(name, source, *options):
         file = tmp_path / name
         code = file.with_suffix(".cpp")
@@ -108,7 +117,8 @@ def test_a_library_without_libuv_is_told_from_one_with_it(tmp_path, style):
     assert library_has_libuv(linked)
 
 
-def test_what_cannot_be_read_counts_as_having_it(tmp_path):
+def test_libuv_assumed_for_unreadable_library(tmp_path):
+    """A library that cannot be read counts as having libuv."""
     assert library_has_libuv(tmp_path / "missing.so")
     (tmp_path / "text.so").write_text("no ELF")
     assert library_has_libuv(tmp_path / "text.so")

@@ -87,7 +87,8 @@ def blind(monkeypatch, tmp_path):
     monkeypatch.setattr("dsrun.launch.evidence.shutil.which", lambda name, path: str(spy))
 
 
-def test_stacks_of_a_stopped_rank_too(pids, tmp_path, monkeypatch):
+def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
+    """py-spy dumps the stack of a stopped rank too."""
     monkeypatch.setattr("dsrun.launch.evidence.PY_SPY_S", 60)
     collect(tmp_path / "evidence", pids, {}, {}, began=time.time())
     for rank in pids:
@@ -96,8 +97,8 @@ def test_stacks_of_a_stopped_rank_too(pids, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("blind")
-def test_stacks_of_those_that_answer_and_the_state_of_all(pids, tmp_path, monkeypatch):
-    """Who is stopped is not waited for."""
+def test_stack_dumps_of_responsive_ranks_and_state_of_all(pids, tmp_path, monkeypatch):
+    """Ranks that answer dump their stacks; the process state of all is kept. Who is stopped is not waited for."""
     monkeypatch.setattr("dsrun.launch.evidence.STACKS_S", 600)
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
     stacks = (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
@@ -110,7 +111,8 @@ def test_stacks_of_those_that_answer_and_the_state_of_all(pids, tmp_path, monkey
 
 
 @pytest.mark.usefixtures("blind")
-def test_an_answer_is_waited_for_until_it_is_whole(ranks, tmp_path, monkeypatch):
+def test_stack_dump_awaited_until_complete(ranks, tmp_path, monkeypatch):
+    """A stack dump is waited for until it is complete."""
     monkeypatch.setattr("dsrun.launch.evidence.STACKS_S", 600)
     pids = {0: ranks(0, SLOW)}
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
@@ -118,13 +120,15 @@ def test_an_answer_is_waited_for_until_it_is_whole(ranks, tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("blind")
-def test_nobody_is_signalled_who_would_die_of_it(ranks, tmp_path):
+def test_no_stack_dump_signal_without_faulthandler(ranks, tmp_path):
+    """A rank that the signal would kill is not asked for its stack."""
     pids = {0: ranks(0)}
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, False), {}, began=time.time())
     assert [each.name for each in (tmp_path / "evidence").iterdir()] == ["rank-0.proc.txt"]
 
 
-def test_dumps_of_the_flight_recorder_are_kept_those_of_earlier_runs_not(tmp_path):
+def test_flight_recorder_dumps_of_this_attempt_collected(tmp_path):
+    """Dumps of the flight recorder are kept, those of earlier runs are not."""
     prefix = tmp_path / "dump-"
     old, new = tmp_path / "dump-0", tmp_path / "dump-1"
     old.write_text("old")
@@ -135,6 +139,7 @@ def test_dumps_of_the_flight_recorder_are_kept_those_of_earlier_runs_not(tmp_pat
     assert [each.name for each in (tmp_path / "evidence").iterdir()] == ["dump-1"]
 
 
-def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path):
+def test_unwritable_evidence_folder_is_no_error(tmp_path):
+    """An evidence folder that cannot be written is no reason to fail."""
     (tmp_path / "file").touch()
     collect(tmp_path / "file" / "evidence", {0: os.getpid()}, {}, {}, began=0.0)

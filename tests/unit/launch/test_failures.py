@@ -57,7 +57,8 @@ def unknown(text: str, exit_code: int | None) -> str:
     return ""
 
 
-def test_a_rank_that_knows_why_comes_before_one_that_lost_its_peers(remains):
+def test_root_cause_rank_precedes_rank_that_lost_peers(remains):
+    """A rank that knows why it failed comes before one that lost its peers."""
     left = remains(
         {"rank": 0, "time": 1.0},
         {"rank": 1, "time": 2.0, "expected": True, "exit_code": 2, "message": "no such column", "step": 7},
@@ -70,7 +71,8 @@ def test_a_rank_that_knows_why_comes_before_one_that_lost_its_peers(remains):
 
 
 @pytest.mark.parametrize("cause", [None, "nccl_network", "nccl_timeout"])
-def test_a_killed_rank_comes_before_those_that_lost_it(remains, cause):
+def test_killed_rank_precedes_ranks_that_lost_it(remains, cause):
+    """A killed rank comes before those that lost it."""
     left = remains(
         {"rank": 0, "time": 1.0, "cause": cause}, ended={1: -9, 0: 1}, steps={0: 5, 1: 4}, noticed_s=0.1
     )
@@ -80,7 +82,7 @@ def test_a_killed_rank_comes_before_those_that_lost_it(remains, cause):
     assert failure.detected_s == 0.1
 
 
-def test_a_rank_that_crashed_comes_before_those_that_were_killed_for_it(remains):
+def test_crashed_rank_precedes_ranks_killed_by_agent(remains):
     """The agent's end takes its other ranks along by SIGKILL."""
     crash = {"rank": 1, "time": 1.0, "cause": None, "consequence": False, "message": "boom", "trace": "t"}
     lost = {"rank": 0, "time": 1.1, "cause": "nccl_network", "consequence": True}
@@ -90,35 +92,41 @@ def test_a_rank_that_crashed_comes_before_those_that_were_killed_for_it(remains)
     assert explain(remains(crash, ended={0: -9, 1: 1}), unknown).cause == "rank_killed"
 
 
-def test_a_rank_that_is_gone_is_asked_for_its_own_word(tmp_path, remains):
+def test_exit_code_from_rank_failure_file(tmp_path, remains):
+    """The exit code of a rank that is gone comes from the file it wrote."""
     remains({"rank": 0, "time": 1.0, "exit_code": 3})
     assert exit_code_of(tmp_path, 0) == 3
     assert exit_code_of(tmp_path, 1) is None
 
 
-def test_a_rank_that_ran_out_of_memory_comes_before_one_that_aborted_for_it(remains):
+def test_oom_rank_precedes_rank_that_aborted_for_it(remains):
+    """A rank that ran out of memory comes before one that aborted because of it."""
     left = remains({"rank": 0, "time": 1.0, "cause": "cuda_oom", "message": "oom"}, ended={1: -6, 0: 1})
     assert (explain(left, unknown).rank, explain(left, unknown).cause) == (0, "cuda_oom")
 
 
-def test_the_agents_sigterm_is_no_cause(remains):
+def test_agent_sigterm_is_not_the_root_cause(remains):
+    """The agent's SIGTERM is not why a rank failed."""
     left = remains({"rank": 1, "time": 1.0, "message": "boom"}, ended={0: -signal.SIGTERM, 1: 1})
     assert explain(left, unknown).message == "boom"
 
 
-def test_the_kernels_hand_is_told_from_anybody_elses(remains):
+def test_oom_killer_told_from_other_sigkill(remains):
+    """A kill by the kernel's OOM killer is told from anybody else's SIGKILL."""
     failure = explain(remains(ended={1: -9}, out_of_memory=True), unknown)
     assert failure.cause == "host_oom_killed"
     assert "out of host memory" in failure.message
 
 
-def test_a_cause_that_the_rank_knows_is_not_looked_for(remains):
+def test_cause_reported_by_rank_skips_log_search(remains):
+    """A cause that the rank itself reports is not looked for in its log."""
     left = remains({"rank": 0, "time": 1.0, "cause": "cuda_oom", "trace": "abc", "log": "/nowhere"})
     failure = explain(left, lambda text, code: pytest.fail("it was"))
     assert (failure.cause, failure.trace, failure.log) == ("cuda_oom", "abc", "/nowhere")
 
 
-def test_else_the_ranks_own_log_tells(remains, tmp_path):
+def test_cause_classified_from_rank_log(remains, tmp_path):
+    """Without a reported cause the rank's own log tells it."""
     log = tmp_path / "rank-0.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory")
     seen = []
@@ -131,7 +139,8 @@ def test_else_the_ranks_own_log_tells(remains, tmp_path):
     assert code == 1
 
 
-def test_a_hang_is_named_whoever_ended_since_and_its_evidence(remains, tmp_path):
+def test_hung_rank_precedes_later_exits_and_names_evidence(remains, tmp_path):
+    """A hang is named, whatever ended since, and so is its evidence."""
     hang = Hang(rank=1, silent_s=12.4, limit_s=10, stopped=True)
     found = {"hang": hang, "ended": {0: 1}, "steps": {1: 3}, "agent": None, "evidence": tmp_path / "seen"}
     failure = explain(remains(**found), unknown)
@@ -140,13 +149,13 @@ def test_a_hang_is_named_whoever_ended_since_and_its_evidence(remains, tmp_path)
     assert "stopped" in failure.message
 
 
-def test_signals_without_a_name_of_their_own(remains):
+def test_unnamed_realtime_signal_in_failure_message(remains):
     """Python names the first and the last of the real-time signals only."""
     assert explain(remains(ended={1: -40}), unknown).message == "rank 1 was killed (signal 40)"
     assert explain(remains(agent=-40), unknown).message == "the agent of the ranks was killed (signal 40)"
 
 
-def test_only_the_words_of_this_attempt_count(remains):
+def test_log_of_earlier_attempts_ignored(remains):
     """All attempts of a program of the user's own write into one log."""
     earlier = TRACEBACK.format(line=9, text="first of all") + AGENT
     left = remains(log=earlier + "bash: oops\n", log_begins=len(earlier), ended={0: 3})
@@ -163,14 +172,16 @@ def test_a_killed_agent(remains):
     assert (failure.cause, failure.rank, failure.exit_code, failure.step) == ("agent_killed", None, -9, 4)
 
 
-def test_an_agent_that_fails_by_itself_is_quoted(remains):
+def test_agent_own_failure_quoted_from_log(remains):
+    """An agent that fails by itself is quoted."""
     log = AGENT.replace("multiprocessing.errors.ChildFailedError:", "DistNetworkError: address in use")
     failure = explain(remains(log=log), lambda text, code: "address_in_use" if "in use" in text else "")
     assert failure.cause == "address_in_use"
     assert failure.message.endswith("DistNetworkError: address in use")
 
 
-def test_a_script_that_raises_is_known_by_the_place(remains):
+def test_script_error_identified_by_traceback_location(remains):
+    """A script that raises is identified by the place, not by the message."""
     log = TRACEBACK.format(line=9, text="once") + AGENT
     failure = explain(remains(log=log, ended={1: 1}), unknown)
     assert (failure.rank, failure.message) == (1, "rank 1 ended with exit code 1")
@@ -179,12 +190,14 @@ def test_a_script_that_raises_is_known_by_the_place(remains):
     assert trace_of(AGENT) is None
 
 
-def test_half_written_files_are_passed_over(tmp_path):
+def test_half_written_failure_file_ignored(tmp_path):
+    """Half-written failure files are passed over."""
     (tmp_path / "rank-0.json").write_text('{"rank": 0, "ti')
     assert first_failure(tmp_path) is None
 
 
-def test_ranks_that_left_as_told(tmp_path):
+def test_interruption_record_of_stopped_ranks(tmp_path):
+    """Ranks that saved and left when told to leave a record of it."""
     assert interruption(tmp_path) is None
     (tmp_path / "interrupted.json").write_text('{"step": 5, "path": "checkpoint-5"}')
     assert interruption(tmp_path) == {"step": 5, "path": "checkpoint-5"}
@@ -203,10 +216,14 @@ def test_ranks_that_left_as_told(tmp_path):
         (Failure(cause=""), Failure(cause="", node=1), 0),
     ],
 )
-def test_of_several_nodes_the_one_that_only_lost_its_peers_comes_last(first, second, begun):
-    """However early: its supervisor may be the first to look."""
+def test_first_failure_of_nodes_prefers_root_cause(first, second, begun):
+    """Of several nodes, one that only lost its peers comes last.
+
+    However early: its supervisor may be the first to look.
+    """
     assert first_of_nodes([first, second]) == (first, second)[begun]
 
 
-def test_without_a_failure_none_is_first():
+def test_first_failure_of_no_nodes_is_none():
+    """Without a failure there is no first one."""
     assert first_of_nodes([]) is None

@@ -44,14 +44,16 @@ def crew(tmp_path):
     return make
 
 
-def test_the_first_nodes_exit_code_counts_and_all_are_greeted(crew):
+def test_ssh_run_returns_exit_code_of_node_0(crew):
+    """The first node's exit code counts, and every supervisor gets its environment."""
     hear = "print(sys.stdin.readline().strip(), file=said)\n"
     crews = [crew("alpha", hear + "sys.exit(75)"), crew("beta", hear + "sys.exit(75)")]
     assert run_fleet(crews, max_restarts=0, say=pytest.fail) == 75
     assert crew.said() == ['{"env": {"A": "alpha"}}', '{"env": {"A": "beta"}}']
 
 
-def test_signals_go_to_all_of_them(crew):
+def test_ssh_run_forwards_signals_to_all_supervisors(crew):
+    """Signals go to all supervisors."""
     hear = "sys.stdin.readline(); print(sys.stdin.readline().strip(), file=said)\n"
     tell = f"os.kill({os.getpid()}, {int(signal.SIGUSR1)})\n"
     crews = [crew("alpha", hear), crew("beta", tell + hear)]
@@ -59,14 +61,16 @@ def test_signals_go_to_all_of_them(crew):
     assert crew.said() == ['{"signal": "SIGUSR1"}'] * 2
 
 
-def test_who_is_left_when_the_first_node_ends_sees_the_end_of_its_stdin(crew, monkeypatch):
+def test_ssh_run_closes_stdin_when_node_0_ends(crew, monkeypatch):
+    """Supervisors that are left when the first node ends see the end of their stdin."""
     monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
     stay = "sys.stdin.read(); print('untied', file=said)"
     assert run_fleet([crew("alpha", "sys.exit(1)"), crew("beta", stay)], max_restarts=0, say=pytest.fail) == 1
     assert crew.said() == ["untied"]
 
 
-def test_who_does_not_heed_that_is_killed(crew, monkeypatch):
+def test_ssh_run_kills_supervisor_that_ignores_stdin_eof(crew, monkeypatch):
+    """A supervisor that ignores the end of its stdin is killed."""
     monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
     monkeypatch.setattr(fleet, "_ENDING_S", 0.2)
     stuck = "print(os.getpid(), file=said); time.sleep(600)"
@@ -76,7 +80,7 @@ def test_who_does_not_heed_that_is_killed(crew, monkeypatch):
         os.kill(int(crew.said()[0]), 0)
 
 
-def test_one_that_fails_at_the_start_ends_all(crew, monkeypatch):
+def test_remote_supervisor_startup_failure_ends_run(crew, monkeypatch):
     """The first node would wait ten minutes for it."""
     monkeypatch.setattr(fleet, "_TOGETHER_S", 0.2)
     said = []
@@ -85,7 +89,8 @@ def test_one_that_fails_at_the_start_ends_all(crew, monkeypatch):
     assert said == ["beta: its supervisor ended with exit code 4; without it the run cannot go on"]
 
 
-def test_a_machine_that_cannot_be_reached_is_named(crew, monkeypatch):
+def test_unreachable_ssh_host_named(crew, monkeypatch):
+    """A machine that ssh cannot reach is named."""
     monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
     monkeypatch.setattr(fleet, "_TOGETHER_S", 0.2)
     said = []
@@ -94,7 +99,8 @@ def test_a_machine_that_cannot_be_reached_is_named(crew, monkeypatch):
     assert said == ["unreachable: ssh has lost it, or cannot reach it; without it the run cannot go on"]
 
 
-def test_one_that_is_lost_later_is_started_again(crew, monkeypatch):
+def test_lost_remote_supervisor_restarted(crew, monkeypatch):
+    """A supervisor that is lost later is started again."""
     monkeypatch.setattr(fleet, "_TOGETHER_S", 0.1)
     monkeypatch.setattr(fleet, "_SETTLED_S", 0.0)
     here = f"open({said_file(crew)!r}).read().count('here')"
@@ -107,8 +113,11 @@ def test_one_that_is_lost_later_is_started_again(crew, monkeypatch):
     assert said == ["beta: its supervisor ended with exit code 137; its supervisor is started again"]
 
 
-def test_a_machine_that_takes_its_time_to_come_back_is_waited_for(crew, tmp_path, monkeypatch):
-    """As one that starts up anew: ssh does not reach it for minutes."""
+def test_ssh_reconnect_retried_until_host_is_back(crew, tmp_path, monkeypatch):
+    """A machine that takes its time to come back is waited for.
+
+    As one that starts up anew: ssh does not reach it for minutes.
+    """
     for name in ("_TOGETHER_S", "_CALL_S", "_LEAVE_S"):
         monkeypatch.setattr(fleet, name, 0.1)
     # Only the first one has run for long, however slowly the calls after it fail.
@@ -132,12 +141,13 @@ def said_file(crew):
     return argv[2].split("open('")[1].split("'")[0]
 
 
-def test_a_missing_program_is_said(crew):
+def test_missing_launch_program_named(crew):
+    """A program that is missing is named."""
     with pytest.raises(MissingError, match="there is no program /no/such"):
         run_fleet([Crew(name="a", argv=("/no/such",), greeting=b"")], max_restarts=0, say=pytest.fail)
 
 
-def test_the_remote_command_survives_the_login_shell(tmp_path, monkeypatch):
+def test_ssh_command_quoting_survives_login_shell(tmp_path, monkeypatch):
     """Blanks, quotes and dollar signs in words and folders; secrets are not on the command line."""
     folder = tmp_path / "it's a $HOME folder"
     folder.mkdir()
@@ -184,7 +194,8 @@ def say(child, line):
     child.stdin.flush()
 
 
-def test_a_tied_supervisor_takes_environment_and_signals_from_stdin(tied):
+def test_control_stdin_delivers_environment_and_signals(tied):
+    """A supervisor with a control channel takes environment and signals from stdin."""
     say(tied, greeting({"WORD": "hello"}))
     # Its own stdin, which ranks inherit, is empty.
     assert tied.stdout.readline() == b"hello ''\n"
@@ -192,14 +203,15 @@ def test_a_tied_supervisor_takes_environment_and_signals_from_stdin(tied):
     assert tied.stdout.readline() == b"TERM\n"
 
 
-def test_the_end_of_stdin_ends_it(tied):
+def test_control_stdin_eof_kills_supervisor(tied):
+    """The end of the control channel ends the supervisor."""
     say(tied, greeting({"WORD": "hello"}))
     tied.stdout.readline()
     tied.stdin.close()
     assert tied.wait(60) == -signal.SIGKILL
 
 
-def test_a_broken_connection_ends_it_too():
+def test_control_stdin_reset_kills_supervisor():
     """sshd gives its programs a socket; where it dies with words of theirs unread, they are told of a reset."""
     ours, theirs = socket.socketpair()
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -219,6 +231,7 @@ def test_a_broken_connection_ends_it_too():
         child.wait()
 
 
-def test_what_is_no_greeting_is_refused(tied):
+def test_control_stdin_invalid_first_line_refused(tied):
+    """A first line without the environment is refused."""
     say(tied, b"hello\n")
     assert tied.wait(60) == 1  # the traceback of a UsageError, which the command line makes a line of

@@ -19,7 +19,8 @@ from dsrun.launch.wire import listen
 from tests.ports import free_ports
 
 
-def test_nodes_may_come_before_the_first_one(town):
+def test_rendezvous_nodes_may_come_before_node_0(town):
+    """Nodes may come before the first one."""
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(town.follower, 1, 2)
         time.sleep(0.5)  # refused once or twice by then
@@ -30,21 +31,24 @@ def test_nodes_may_come_before_the_first_one(town):
     assert one.facts == {"output": "runs/x"}
 
 
-def test_nodes_that_do_not_come_are_named(town):
+def test_rendezvous_timeout_names_missing_nodes(town):
+    """Nodes that do not come are named."""
     leader = town.leader(4, patience_s=1.0)
     town.follower(2, 4)
     with pytest.raises(RendezvousError, match=r"nodes 1, 3 did not come within 1 s"):
         leader.gather()
 
 
-def test_a_first_node_that_does_not_come_is_named(town):
+def test_rendezvous_timeout_names_unreachable_node_0(town):
+    """A first node that does not come is named."""
     with pytest.raises(
         RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{town.port} within 0 s"
     ):
         town.follower(1, 2, patience_s=0.0)
 
 
-def test_a_first_node_that_gives_up_says_so(town):
+def test_rendezvous_node_0_giving_up_is_reported(town):
+    """A first node that gives up says so."""
     leader = town.leader(3)
     one = town.follower(1, 3)
     leader.close()
@@ -52,7 +56,8 @@ def test_a_first_node_that_gives_up_says_so(town):
         one.gather()
 
 
-def test_a_signal_before_all_are_there_ends_the_wait_everywhere(town):
+def test_rendezvous_signal_ends_wait_on_all_nodes(town):
+    """A signal before all nodes are there ends the wait everywhere."""
     leader = town.leader(3)
     one = town.follower(1, 3)
     one.announce_stop("SIGTERM")
@@ -63,7 +68,7 @@ def test_a_signal_before_all_are_there_ends_the_wait_everywhere(town):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_who_was_signalled_before_all_are_there_may_leave_at_once(town, first):
+def test_rendezvous_signalled_node_may_leave_at_once(town, first):
     """As `convened` does; the others hear of the signal before they miss the one who leaves."""
     leader = town.leader(3)
     one = town.follower(1, 3)
@@ -74,8 +79,11 @@ def test_who_was_signalled_before_all_are_there_may_leave_at_once(town, first):
         other.gather()
 
 
-def test_what_a_first_node_says_as_it_leaves_comes_in_order(town, monkeypatch):
-    """Its main thread says good-bye, and may come between while the other one is about to tell of the signal."""
+def test_rendezvous_node_0_sends_stop_before_goodbye(town, monkeypatch):
+    """What a first node sends as it leaves comes in order.
+
+    Its main thread says good-bye, and may come between while the other one is about to tell of the signal.
+    """
     leader = town.leader(2)
     one = town.follower(1, 2)
     post, telling, said = leader.post, threading.Event(), []
@@ -96,7 +104,8 @@ def test_what_a_first_node_says_as_it_leaves_comes_in_order(town, monkeypatch):
         one.gather()
 
 
-def test_strangers_are_not_let_in(town):
+def test_rendezvous_rejects_foreign_connections(town):
+    """Neither a node of another run nor another program is let in."""
     leader = town.leader(2)
     with pytest.raises(UsageError, match="belongs to another run"):
         town.follower(1, 2, key=shared_key(run="test", secret="other"))
@@ -117,7 +126,7 @@ def test_strangers_are_not_let_in(town):
         b"\xff",
     ],
 )
-def test_nothing_that_a_stranger_says_disturbs_the_others(town, words):
+def test_rendezvous_survives_malformed_handshake(town, words):
     """A port scanner must not end the thread that carries all words of the run."""
     leader = town.leader(2)
     with socket.create_connection((town.host, town.port)) as stranger:
@@ -129,7 +138,8 @@ def test_nothing_that_a_stranger_says_disturbs_the_others(town, words):
     leader.gather()
 
 
-def test_a_connection_that_says_nothing_holds_nobody_up(town, monkeypatch):
+def test_rendezvous_silent_connection_times_out(town, monkeypatch):
+    """A connection that says nothing holds nobody up."""
     monkeypatch.setattr(leader_module, "PATIENCE_S", 0.5)
     leader = town.leader(2)
     with socket.create_connection((town.host, town.port)) as silent:
@@ -143,7 +153,7 @@ def test_a_connection_that_says_nothing_holds_nobody_up(town, monkeypatch):
 @pytest.mark.parametrize(
     "words", [[b"SSH-2.0-OpenSSH_9.6\r\n"], [b'{"challenge": 1}\n', b'{"proof": "\xc3\xa9"}\n']]
 )
-def test_the_follower_is_not_fooled_by_another_program_on_the_port(town, monkeypatch, words):
+def test_rendezvous_client_ignores_other_program_on_port(town, monkeypatch, words):
     """It goes on looking for the first node until its time is up."""
     monkeypatch.setattr(follower_module, "_CONNECT_S", 0.5)
     with listen(town.host, town.port) as other:
@@ -164,38 +174,42 @@ def _talk(server, words):
             sock.recv(4096)
 
 
-def test_two_machines_cannot_be_the_same_node(town):
+def test_rendezvous_duplicate_node_rank_refused(town):
+    """Two machines cannot be the same node."""
     town.leader(3)
     town.follower(1, 3)
     with pytest.raises(UsageError, match="machine-1 is node 1 already"):
         town.follower(1, 3)
 
 
-def test_all_nodes_must_be_told_the_same_number_of_nodes(town):
+def test_rendezvous_node_count_mismatch_refused(town):
+    """All nodes must be told the same number of nodes."""
     town.leader(3)
     with pytest.raises(UsageError, match="started for 2 nodes, the first one for 3"):
         town.follower(1, 2)
 
 
-def test_a_node_number_that_does_not_exist_is_refused(town):
+def test_rendezvous_node_rank_out_of_range_refused(town):
+    """A node rank that does not exist is refused."""
     town.leader(3)
     with pytest.raises(UsageError, match="there is no node 3"):
         town.follower(3, 3)
 
 
-def test_it_meets_over_ipv6_too(town):
+def test_rendezvous_over_ipv6(town):
     town.host = "::1"
     _, one = town.open(2)
     assert one.local_address == "::1"
 
 
-def test_all_addresses_take_ipv4_and_ipv6():
+def test_listen_on_all_addresses_takes_ipv4_and_ipv6():
     with listen("some-host", port := free_ports()):
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port)).close()
 
 
-def test_a_taken_port_is_a_usage_error(town):
+def test_master_port_in_use_is_usage_error(town):
+    """A port that is taken is a usage error."""
     with (
         listen(town.host, town.port),
         pytest.raises(UsageError, match=rf"port {town.port}, .* --master-port"),
@@ -203,6 +217,6 @@ def test_a_taken_port_is_a_usage_error(town):
         listen(town.host, town.port)
 
 
-def test_the_key_depends_on_the_run_and_on_the_secret():
+def test_handshake_key_depends_on_run_and_secret():
     keys = {shared_key(run=run, secret=secret) for run in "ab" for secret in (None, "x")}
     assert len(keys) == 4

@@ -50,7 +50,8 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-def test_members_are_those_with_the_mark_and_their_descendants(mark):
+def test_reaper_finds_marked_processes_and_descendants(mark):
+    """The run's processes are those that carry its mark, and their descendants."""
     stranger, child = start(None), start(mark, CHILD)
     assert child.stdout is not None
     grandchild = int(child.stdout.readline())
@@ -62,7 +63,8 @@ def test_members_are_those_with_the_mark_and_their_descendants(mark):
         psutil.Process(grandchild).kill()
 
 
-def test_it_ends_them_all_also_the_stopped_and_spares_whom_it_is_told_to(mark):
+def test_reaper_kills_stopped_processes_and_spares_given(mark):
+    """It ends them all, also the stopped ones, and spares those it is told to."""
     stopped, spared = start(mark), start(mark)
     wait_until(lambda: guard.members(mark) == {stopped.pid, spared.pid})
     psutil.Process(stopped.pid).suspend()
@@ -71,7 +73,8 @@ def test_it_ends_them_all_also_the_stopped_and_spares_whom_it_is_told_to(mark):
     assert spared.poll() is None
 
 
-def test_the_process_waits_for_the_pipe_ignores_signals_and_tidies_up(mark, tmp_path):
+def test_reaper_process_waits_for_pipe_end_then_cleans_up(mark, tmp_path):
+    """The process waits for its pipe to close, ignores signals, and tidies up."""
     scratch = tmp_path / "scratch"
     (scratch / "inner").mkdir(parents=True)
     stranger, child = start(None), start(mark)
@@ -94,15 +97,19 @@ def test_the_process_waits_for_the_pipe_ignores_signals_and_tidies_up(mark, tmp_
     stranger.kill()
 
 
-def test_a_process_that_is_gone_has_no_state():
+def test_process_state_of_exited_pid_is_empty():
+    """A process that is gone has no state."""
     done = subprocess.run([sys.executable, "-c", ""], check=True)
     assert done.returncode == 0
     assert guard.state_and_parent(2**22 - 1) == ("", 0)
     assert guard.state_and_parent(os.getpid())[1] == os.getppid()
 
 
-def test_a_zombie_whose_threads_go_on_has_not_ended_and_is_ended_too(mark):
-    """As a rank whose asynchronous I/O gives pinned buffers back: its main thread is gone, waitpid has no answer."""
+def test_reaper_kills_zombie_with_running_threads(mark):
+    """A zombie whose threads go on has not ended, and is ended too.
+
+    As a rank whose asynchronous I/O gives pinned buffers back: its main thread is gone, waitpid has no answer.
+    """
     code = (
         "import ctypes, os, threading, time\n"
         "threading.Thread(target=time.sleep, args=(600,)).start()\n"
@@ -119,8 +126,11 @@ def test_a_zombie_whose_threads_go_on_has_not_ended_and_is_ended_too(mark):
     assert not guard.lives(process.pid)
 
 
-def test_who_is_still_giving_memory_back_has_not_ended(mark, monkeypatch):
-    """Nothing in /proc tells any more that such a process is of the family."""
+def test_reaper_waits_for_process_freeing_memory(mark, monkeypatch):
+    """A process that is still giving memory back has not ended.
+
+    Nothing in /proc tells any more that such a process is of the family.
+    """
     monkeypatch.setattr(guard, "_QUIET_ROUNDS", 1)
     monkeypatch.setattr(guard, "_LOOK_S", 0.001)
     size, small_pages = 1 << 29, 15  # MADV_NOHUGEPAGE: many pages take their time

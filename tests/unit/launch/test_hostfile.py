@@ -25,12 +25,13 @@ def named(hosts):
     return {host.name: host.slots for host in hosts}
 
 
-def test_names_and_slots_with_remarks_and_empty_lines(hosts):
+def test_hostfile_slots_comments_and_blank_lines(hosts):
     assert named(hosts) == {"gpu1": (0, 1, 2, 3), "gpu2": (0, 1), "me@10.0.0.3": (0,)}
     assert not any(host.chosen for host in hosts)
 
 
-def test_the_address_is_the_name_without_the_user(hosts):
+def test_hostfile_address_is_name_without_user(hosts):
+    """The address of a machine is its name without the user."""
     assert [host.address for host in hosts] == ["gpu1", "gpu2", "10.0.0.3"]
 
 
@@ -50,31 +51,36 @@ def test_the_address_is_the_name_without_the_user(hosts):
         ("# only a remark\n", "hosts: names no machine"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text, says):
+def test_hostfile_error_names_line(text, says):
+    """An error in a hostfile names the line."""
     with pytest.raises(UsageError, match=says):
         parse_hostfile(text, "hosts")
 
 
-def test_include_keeps_what_it_names(hosts):
+def test_include_keeps_named_hosts_and_slots(hosts):
+    """--include keeps what it names."""
     assert included(hosts, "gpu1:2,0@gpu2") == (
         Host(name="gpu1", slots=(0, 2), chosen=True),
         Host(name="gpu2", slots=(0, 1)),
     )
 
 
-def test_a_machine_is_chosen_by_its_name_without_the_user(hosts):
+def test_include_and_exclude_match_host_without_user(hosts):
+    """A machine is chosen by its name without the user."""
     assert named(included(hosts, "10.0.0.3")) == {"me@10.0.0.3": (0,)}
     assert "me@10.0.0.3" not in named(excluded(hosts, "10.0.0.3"))
 
 
-def test_exclude_keeps_the_rest(hosts):
+def test_exclude_keeps_other_hosts_and_slots(hosts):
+    """--exclude keeps the rest."""
     assert excluded(hosts, "gpu1:0@gpu2") == (
         Host(name="gpu1", slots=(1, 2, 3), chosen=True),
         Host(name="me@10.0.0.3", slots=(0,)),
     )
 
 
-def test_a_machine_without_a_slot_left_is_left_out(hosts):
+def test_exclude_drops_host_without_slots_left(hosts):
+    """A machine without any slot left is left out."""
     assert "gpu2" not in named(excluded(hosts, "gpu2:0,1"))
 
 
@@ -89,11 +95,13 @@ def test_a_machine_without_a_slot_left_is_left_out(hosts):
         ("gpu1:0@gpu1:1", "gpu1 stands there twice"),
     ],
 )
-def test_choices_that_are_not_there_are_refused(hosts, choice, says):
+def test_include_unknown_host_or_slot_refused(hosts, choice, says):
+    """Choices that do not exist are refused."""
     with pytest.raises(UsageError, match=f"--include: .*{says}"):
         included(hosts, choice)
 
 
-def test_excluding_all_is_refused():
+def test_exclude_all_hosts_refused():
+    """Excluding all machines is refused."""
     with pytest.raises(UsageError, match="--exclude gpu1 leaves no machine"):
         excluded(parse_hostfile("gpu1 slots=1", "hosts"), "gpu1")

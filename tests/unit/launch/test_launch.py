@@ -34,7 +34,8 @@ def patient(monkeypatch):
         (2, 4, True, Topology(2, "cpu", 8)),
     ],
 )
-def test_one_worker_per_gpu_unless_told_otherwise(nproc, gpus, use_cpu, expected):
+def test_one_worker_per_gpu_by_default(nproc, gpus, use_cpu, expected):
+    """One worker per GPU, unless told otherwise."""
     assert decide(nproc=nproc, visible_gpus=gpus, cores=8, use_cpu=use_cpu) == expected
 
 
@@ -43,38 +44,44 @@ def test_more_workers_than_gpus_are_refused():
         decide(nproc=2, visible_gpus=1, cores=8, use_cpu=False)
 
 
-def test_the_modules_flags_stand_behind_two_dashes():
+def test_torchrun_argv_module_flags_after_dashes():
+    """The module's flags stand behind two dashes."""
     argv = agent_argv(Topology(2, "cpu", 2), port=29501, module="some.module", args=["--d", "3"])
     assert argv[: argv.index("--")].count("torch.distributed.run") == 1
     assert argv[argv.index("--") + 1 :] == ["some.module", "--d", "3"]
 
 
-def test_what_the_user_has_set_stays():
+def test_omp_num_threads_of_user_kept():
+    """OMP_NUM_THREADS stays what the user has set."""
     changes = worker_environment(Topology(2, "cpu", 8), {"OMP_NUM_THREADS": "3"}, debug=False)
     assert "OMP_NUM_THREADS" not in changes
     assert worker_environment(Topology(2, "cpu", 8), {}, debug=False)["OMP_NUM_THREADS"] == "4"
 
 
-def test_the_environments_own_tools_are_found_first():
+def test_venv_bin_first_in_worker_path():
+    """The environment's own tools come first in PATH."""
     own = str(Path(sys.executable).parent)
     topology = Topology(1, "cpu", 1)
     assert worker_environment(topology, {"PATH": "/usr/bin"}, debug=False)["PATH"] == f"{own}:/usr/bin"
     assert "PATH" not in worker_environment(topology, {"PATH": f"/usr/bin:{own}"}, debug=False)
 
 
-def test_variables_that_would_drop_deepspeed_are_removed():
+def test_accelerate_variables_removed_from_worker_env():
+    """Variables that would drop DeepSpeed are removed."""
     changes = worker_environment(Topology(1, "cpu", 1), {"ACCELERATE_USE_CPU": "true"}, debug=False)
     assert changes["ACCELERATE_USE_CPU"] is None
 
 
-def test_debug_turns_the_distributed_logs_on():
+def test_debug_enables_nccl_logs():
+    """--debug turns NCCL's logs on."""
     topology = Topology(1, "cuda", 1)
     assert worker_environment(topology, {}, debug=True)["NCCL_DEBUG"] == "INFO"
     assert "NCCL_DEBUG" not in worker_environment(topology, {}, debug=False)
 
 
 @pytest.mark.usefixtures("patient")
-def test_rank_0_speaks_to_the_user_through_a_pipe(tmp_path, capfd):
+def test_rank_0_output_relayed_to_user_through_pipe(tmp_path, capfd):
+    """Rank 0 speaks to the user through a pipe."""
     pipe = tmp_path / "console"
     os.mkfifo(pipe)
     with Relay(pipe):
@@ -84,7 +91,8 @@ def test_rank_0_speaks_to_the_user_through_a_pipe(tmp_path, capfd):
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("echo", [False, True])
-def test_the_agents_output_goes_to_the_log_and_with_debug_to_the_user_too(tmp_path, capfd, echo):
+def test_agent_output_logged_and_echoed_with_debug(tmp_path, capfd, echo):
+    """The agent's output goes to the log, and with --debug to the user too."""
     log = tmp_path / "agent.log"
     with log.open("ab") as file, echoed(file, tmp_path / "output", echo) as sink:
         subprocess.run([sys.executable, "-c", "print('noise of the agent')"], stdout=sink, check=True)
@@ -96,7 +104,8 @@ SHOUT = [sys.executable, "-c", "import os; os.write(1, b'x' * 4_000_000)"]
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_full_disk_holds_no_rank_up(tmp_path, capfd):
+def test_full_disk_does_not_block_ranks(tmp_path, capfd):
+    """A full disk holds no rank up."""
     with Path("/dev/full").open("ab", buffering=0) as file, echoed(file, tmp_path / "output", True) as sink:
         subprocess.run(SHOUT, stdout=sink, check=True, timeout=60)
     assert len(capfd.readouterr().err) == 4_000_000
@@ -115,7 +124,8 @@ print("done", flush=True)
 """
 
 
-def test_a_terminal_that_takes_nothing_holds_no_rank_up(tmp_path):
+def test_blocked_terminal_does_not_block_ranks(tmp_path):
+    """A terminal that takes nothing holds no rank up."""
     argv, env = [sys.executable, "-c", UNREAD], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -130,7 +140,8 @@ def test_a_terminal_that_takes_nothing_holds_no_rank_up(tmp_path):
     assert (tmp_path / "log").stat().st_size == 4_000_000
 
 
-def test_the_number_of_a_dead_warm_process_spares_nobody(tmp_path, monkeypatch):
+def test_pid_of_dead_zygote_is_not_spared(tmp_path, monkeypatch):
+    """The pid of a dead pre-forked process spares nobody from the reaper."""
     monkeypatch.setattr("dsrun.launch.agent.AGENT_IMPORTS", ())
     (tmp_path / "broken.py").write_text("raise ValueError")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
@@ -144,7 +155,8 @@ def job(*program: str, **more: Any) -> Job:
     return Job(topology=Topology(2, "cpu", 2), run=Path("run"), program=program, env={}, **more)
 
 
-def test_an_attempt_is_torchs_own_agent_without_restarts_of_its_own():
+def test_attempt_argv_is_torch_agent_without_restarts():
+    """An attempt is torch's own agent, without restarts of its own."""
     words = run_arguments(
         job("--module", "a.b", "--d", "$x", nnodes=3, node_rank=1, host="n0"), attempt=4, port=29501
     )
@@ -156,6 +168,7 @@ def test_an_attempt_is_torchs_own_agent_without_restarts_of_its_own():
     assert after == ["a.b", "--d", "$$x"]
 
 
-def test_dollars_are_doubled_in_what_torchrun_substitutes_only():
+def test_torchrun_argv_dollars_escaped_in_script_args_only():
+    """Dollar signs are doubled only in what torchrun substitutes."""
     words = run_arguments(job("--no-python", "./$prog", "$x"), attempt=0, port=1)
     assert words[words.index("--") + 1 :] == ["./$prog", "$$x"]

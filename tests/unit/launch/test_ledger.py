@@ -29,12 +29,13 @@ def restart(why: str, remedy: Remedy | None = None) -> Decision:
     return Decision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or Remedy())
 
 
-def test_a_folder_that_cannot_be_read_ends_no_run(said):
-    """As on a file server in trouble; here a name that is too long."""
+def test_unreadable_run_folder_has_no_newest_checkpoint(said):
+    """A folder that cannot be read ends no run. As on a file server in trouble; here a name that is too long."""
     assert Ledger(RunFolder(Path("x" * 300)), said.append).newest_checkpoint() is None
 
 
-def test_a_restart_is_recorded_and_said_in_one_line(ledger, said, tmp_path):
+def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path):
+    """A restart is recorded, and reported in one line."""
     failure = Failure(
         cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=12, detected_s=0.1
     )
@@ -51,14 +52,16 @@ def test_a_restart_is_recorded_and_said_in_one_line(ledger, said, tmp_path):
     assert said == ["rank 1 was killed: again from step 10 in 2 s"]
 
 
-def test_what_nobody_knows_is_said_once(ledger, said):
+def test_failure_of_unknown_cause_reported_once(ledger, said):
+    """A failure of unknown cause is reported once."""
     failure = Failure(cause="", rank=1, message="rank 1 ended with exit code 1")
     decision = decide([failure], Limits(), progress=[None, None], remedy=Remedy())
     ledger.failed(failure, decision, attempt=0)
     assert said == ["rank 1 ended with exit code 1: again in 1 s (restart 1 of at most 3)"]
 
 
-def test_a_remedy_is_recorded_and_put_where_the_ranks_find_it(ledger, tmp_path):
+def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
+    """A memory fallback is recorded, and put where the ranks find it."""
     decision = restart("GPU memory exhausted: again with half the micro batch", Remedy(halvings=1))
     ledger.failed(Failure(cause="cuda_oom"), decision, attempt=0)
     ledger.apply(decision)
@@ -71,7 +74,8 @@ def test_a_remedy_is_recorded_and_put_where_the_ranks_find_it(ledger, tmp_path):
     assert ledger.remedy() == Remedy(halvings=1)
 
 
-def test_somebody_elses_remedy_is_refused(ledger, tmp_path):
+def test_remedy_json_of_other_version_refused(ledger, tmp_path):
+    """A remedy.json of another version is refused."""
     (tmp_path / REMEDY_FILE).write_text('{"version": 99}')
     with pytest.raises(UsageError, match=r"remedy\.json"):
         ledger.remedy()
@@ -86,15 +90,15 @@ def test_only_complete_checkpoints_are_progress(ledger, tmp_path):
     assert ledger.newest_checkpoint() == 10
 
 
-def test_a_ledger_that_cannot_be_written_does_not_end_the_run(said, tmp_path):
+def test_unwritable_event_log_does_not_end_run(said, tmp_path):
+    """An event log that cannot be written does not end the run."""
     ledger = Ledger(RunFolder(tmp_path / "nowhere"), said.append)
     ledger.failed(Failure(cause="rank_killed", message="rank 0 was killed"), restart("again"), attempt=0)
     assert said == ["rank 0 was killed: again"]
 
 
-def test_a_run_that_was_refused_writes_nothing_into_the_ledger_of_the_one_that_has_the_folder(
-    ledger, tmp_path
-):
+def test_refused_run_writes_no_event_into_locked_folder(ledger, tmp_path):
+    """A run that was refused writes nothing into the event log of the one that has the folder."""
     refused = Failure(cause="", rank=0, exit_code=2, message="the folder is in use")
     decision = decide([refused], Limits(), progress=[0, 0], remedy=Remedy())
     with RunFolder(tmp_path).acquire():
@@ -104,7 +108,8 @@ def test_a_run_that_was_refused_writes_nothing_into_the_ledger_of_the_one_that_h
     assert len(read_records(tmp_path / "events.jsonl")) == 1
 
 
-def test_what_a_failed_save_left_is_deleted_unless_somebody_else_writes_there(ledger, said, tmp_path):
+def test_partial_checkpoint_deleted_unless_folder_locked(ledger, said, tmp_path):
+    """What a failed save left is deleted, unless somebody else writes there."""
     left = tmp_path / ".saving" / "checkpoint-10" / "latest"
     left.parent.mkdir(parents=True)
     left.touch()

@@ -8,7 +8,8 @@ from dsrun.errors import UsageError
 from dsrun.launch.passing import parse_environment_file, passed_on
 
 
-def test_what_matters_to_training_goes_along_and_nothing_else():
+def test_environment_forwarding_takes_training_variables_only():
+    """What matters to training is forwarded, and nothing else."""
     goes = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "PATH": "/bin", "OMP_NUM_THREADS": "2", "DSRUN_CACHE": "c"}
     stays = {
         "HOME": "/home/me",
@@ -20,21 +21,23 @@ def test_what_matters_to_training_goes_along_and_nothing_else():
     assert passed_on({**goes, **stays}, {}) == goes
 
 
-def test_what_a_supervisor_above_has_set_for_itself_stays():
+def test_environment_forwarding_skips_outer_supervisor():
+    """What an outer supervisor has set for itself is not forwarded."""
     assert (
         passed_on({"DSRUN_FAMILY": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {})
         == {}
     )
 
 
-def test_the_environment_file_wins():
+def test_environment_file_overrides_forwarded_variables():
+    """Variables of the environment file override forwarded ones."""
     assert passed_on({"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "WARN", "MINE": "1"}) == {
         "NCCL_DEBUG": "WARN",
         "MINE": "1",
     }
 
 
-def test_an_environment_file_is_names_and_values():
+def test_environment_file_names_and_values_parsed():
     text = (
         "# for all\nNCCL_DEBUG=INFO\n\nexport WORDS = 'a b'\n".replace(" = ", "=")
         + 'EMPTY=\nURL="http://x?a=b"\n'
@@ -47,6 +50,7 @@ def test_an_environment_file_is_names_and_values():
     }
 
 
-def test_a_line_that_is_none_is_named():
+def test_environment_file_error_names_line():
+    """A line that is not NAME=VALUE is named."""
     with pytest.raises(UsageError, match="file:2: 'NCCL_DEBUG INFO' is not NAME=VALUE"):
         parse_environment_file("A=1\nNCCL_DEBUG INFO\n", "file")

@@ -28,38 +28,44 @@ def answer(
     return decide(list(history), limits, progress=steps, remedy=remedy or Remedy(), micro_batch=micro)
 
 
-def test_a_killed_rank_is_started_again_from_the_newest_checkpoint() -> None:
+def test_restart_killed_rank_from_newest_checkpoint() -> None:
+    """A killed rank is started again from the newest checkpoint."""
     decision = answer(KILLED, progress=[0, 40])
     assert (decision.action, decision.wait_s) == ("restart", 1.0)
     assert decision.why == "a rank was killed: again from step 40 in 1 s (restart 1 of at most 100)"
     assert answer(KILLED).why.startswith("a rank was killed: again from its start in 1 s")
 
 
-def test_two_restarts_without_a_new_checkpoint_end_it() -> None:
+def test_restart_limit_without_new_checkpoint() -> None:
+    """Two restarts without a new checkpoint end the run."""
     assert answer(KILLED, KILLED).action == "restart"
     ended = answer(KILLED, KILLED, KILLED)
     assert (ended.action, ended.exit_code) == ("stop", 137)
     assert "2 restarts brought no new checkpoint" in ended.why
 
 
-def test_progress_allows_more_restarts_and_resets_the_wait() -> None:
+def test_restart_backoff_reset_by_progress() -> None:
+    """Progress allows more restarts and resets the wait."""
     assert answer(KILLED, KILLED, progress=[0, 0, 0]).wait_s == 2.0
     on = answer(*[KILLED] * 5, progress=[0, 10, 20, 30, 40, 50])
     assert (on.action, on.wait_s) == ("restart", 1.0)
 
 
-def test_an_older_checkpoint_than_before_is_no_progress() -> None:
+def test_older_checkpoint_is_no_progress() -> None:
+    """A checkpoint older than before is no progress."""
     assert answer(KILLED, KILLED, KILLED, progress=[30, 20, 10, 10]).action == "stop"
 
 
-def test_where_progress_cannot_be_known_only_max_restarts_ends_it_and_the_wait_grows_to_a_minute() -> None:
+def test_restart_backoff_without_known_progress() -> None:
+    """Where progress cannot be known only --max-restarts ends the run, and the wait grows to a minute."""
     waits = [answer(*[KILLED] * n, progress=[None] * (n + 1)).wait_s for n in range(1, 10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert answer(*[KILLED] * 4, progress=[None] * 5, limits=Limits(max_restarts=3)).action == "stop"
 
 
 @pytest.mark.parametrize(("allowed", "failures"), [(0, 1), (1, 2), (3, 4)])
-def test_no_more_restarts_than_max_restarts(allowed: int, failures: int) -> None:
+def test_max_restarts_limit(allowed: int, failures: int) -> None:
+    """No more restarts than --max-restarts."""
     steps: list[int | None] = list(range(0, 10 * failures + 1, 10))
     ended = answer(*[KILLED] * failures, limits=Limits(max_restarts=allowed), progress=steps)
     assert ended.action == "stop"
@@ -68,7 +74,8 @@ def test_no_more_restarts_than_max_restarts(allowed: int, failures: int) -> None
     assert one_less is None or one_less.action == "restart"
 
 
-def test_the_same_crash_twice_at_the_same_step_is_not_tried_again() -> None:
+def test_deterministic_crash_is_not_restarted() -> None:
+    """The same crash twice at the same step is not tried again."""
     first = answer(crash())
     assert first.action == "restart"
     assert first.why.startswith("the workers failed: KeyError: 'x': again from its start")
@@ -80,16 +87,19 @@ def test_the_same_crash_twice_at_the_same_step_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("other", [crash(step=8), crash(trace="u"), crash(step=None)])
-def test_another_place_or_step_is_another_crash(other: Failure) -> None:
+def test_crash_at_other_step_or_trace_is_restarted(other: Failure) -> None:
+    """A crash at another place or step is another crash."""
     assert answer(crash(), other).action == "restart"
 
 
-def test_a_crash_without_a_trace_is_never_the_same() -> None:
+def test_crash_without_trace_is_never_deterministic() -> None:
+    """Two crashes without a traceback are never the same crash."""
     nameless = Failure(cause="", exit_code=1)
     assert answer(nameless, nameless).action == "restart"
 
 
-def test_a_broken_network_may_break_twice_at_one_place() -> None:
+def test_repeated_nccl_network_failure_is_restarted() -> None:
+    """A broken network may fail twice at the same place."""
     broken = Failure(cause="nccl_network", trace="t", step=3)
     assert answer(broken, broken).action == "restart"
 
@@ -103,7 +113,8 @@ def test_a_configuration_error_is_not_restarted(code: int) -> None:
 
 
 @pytest.mark.parametrize("cause", ["disk_full", "nan_loss", "ds_config_invalid", "permission_denied"])
-def test_what_would_end_the_same_way_is_not_restarted_and_says_what_helps(cause: str) -> None:
+def test_permanent_failure_is_not_restarted_and_names_fix(cause: str) -> None:
+    """A failure that would repeat is not restarted, and the message says what helps."""
     decision = answer(Failure(cause=cause, exit_code=1))
     assert (decision.action, decision.exit_code) == ("stop", 1)
     assert causes()[cause].title in decision.why
@@ -111,16 +122,19 @@ def test_what_would_end_the_same_way_is_not_restarted_and_says_what_helps(cause:
 
 
 @pytest.mark.parametrize("cause", ["interrupted", "slurm_preempted", "slurm_time_limit"])
-def test_who_was_told_to_stop_ends_with_the_code_for_resuming(cause: str) -> None:
+def test_interrupted_run_stops_with_resume_exit_code(cause: str) -> None:
+    """A run that was told to stop ends with the exit code for resuming."""
     decision = answer(Failure(cause=cause, exit_code=143))
     assert (decision.action, decision.exit_code) == ("stop", EXIT_RESUME)
 
 
-def test_a_failure_classified_as_none_is_one_that_nobody_knows() -> None:
+def test_failure_classified_as_none_is_unknown() -> None:
+    """A failure classified as `none` is one of unknown cause."""
     assert answer(Failure(cause="none", exit_code=1, message="odd")).why.startswith("the workers failed: odd")
 
 
-def test_out_of_memory_halves_then_recomputes_then_offloads_then_stops() -> None:
+def test_oom_halves_micro_batch_then_recomputes_then_offloads() -> None:
+    """Out of memory halves the micro batch, then recomputes, then offloads, then stops."""
     remedy, micro, seen = Remedy(), 4, []
     while (
         decision := answer(OOM, remedy=remedy, micro=micro, limits=Limits(max_restarts=0))
@@ -136,7 +150,8 @@ def test_out_of_memory_halves_then_recomputes_then_offloads_then_stops() -> None
     assert "every remedy in force" in decision.why
 
 
-def test_the_remedy_says_what_it_changes() -> None:
+def test_memory_fallback_message_names_change() -> None:
+    """The message of a memory fallback says what it changes."""
     assert answer(OOM, micro=8).why == (
         "GPU memory exhausted: again with half the micro batch and more accumulation, the global batch stays"
     )
@@ -144,36 +159,42 @@ def test_the_remedy_says_what_it_changes() -> None:
     assert "offloaded" in answer(OOM, micro=1, remedy=Remedy(recompute=True)).why
 
 
-def test_a_micro_batch_that_nobody_knows_is_not_halved() -> None:
+def test_unknown_micro_batch_is_not_halved() -> None:
+    """A micro batch that nobody knows is not halved."""
     assert answer(OOM).remedy == Remedy(recompute=True)
 
 
-def test_host_memory_is_not_relieved_by_offloading_to_it() -> None:
+def test_host_oom_fallback_skips_cpu_offload() -> None:
+    """Offloading to host memory does not help when host memory ran out."""
     killed = Failure(cause="host_oom_killed", exit_code=-9)
     assert answer(killed, micro=2).remedy == Remedy(halvings=1)
     ended = answer(killed, micro=1, remedy=Remedy(recompute=True))
     assert (ended.action, ended.exit_code) == ("stop", 137)
 
 
-def test_no_remedy_is_respected() -> None:
+def test_no_remedy_flag_disables_memory_fallback() -> None:
+    """--no-remedy is respected."""
     decision = answer(OOM, micro=8, limits=Limits(remedy=False))
     assert decision.action == "stop"
     assert causes()["cuda_oom"].fix in decision.why
 
 
-def test_remedies_are_no_restarts_of_max_restarts() -> None:
+def test_memory_fallback_does_not_count_as_restart() -> None:
+    """Memory fallbacks do not count as restarts of --max-restarts."""
     after = answer(OOM, OOM, KILLED, limits=Limits(max_restarts=1))
     assert (after.action, after.wait_s) == ("restart", 1.0)
     assert "(restart 1 of at most 1)" in after.why
 
 
-def test_the_remedy_in_force_is_kept() -> None:
+def test_memory_fallback_in_force_is_kept() -> None:
+    """The memory fallback in force is kept."""
     remedy = Remedy(halvings=2, recompute=True, offload="cpu")
     assert answer(KILLED, remedy=remedy).remedy == remedy
     assert answer(Failure(cause="disk_full"), remedy=remedy).remedy == remedy
 
 
-def test_a_rank_that_asks_for_it_goes_back_and_no_restart_counts() -> None:
+def test_nan_rollback_does_not_count_as_restart() -> None:
+    """A rollback that a rank asks for does not count as a restart."""
     back = Failure(cause="nan_loss", exit_code=1, rollback=True)
     decision = answer(back, limits=Limits(max_restarts=0), progress=[0, 40])
     assert (decision.action, decision.wait_s, decision.cause) == ("restart", 0.0, "nan_loss")
@@ -181,22 +202,26 @@ def test_a_rank_that_asks_for_it_goes_back_and_no_restart_counts() -> None:
     assert "(restart 1 of at most 1)" in answer(back, back, KILLED, limits=Limits(max_restarts=1)).why
 
 
-def test_going_back_has_an_end() -> None:
+def test_nan_rollback_limit() -> None:
+    """The number of rollbacks is limited."""
     back = Failure(cause="nan_loss", exit_code=1, rollback=True)
     assert answer(*[back] * ROLLBACKS).action == "restart"
     assert answer(*[back] * (ROLLBACKS + 1)).action == "stop"
 
 
-def test_a_failure_never_ends_with_0() -> None:
+def test_failure_exit_code_is_never_0() -> None:
+    """A failure never ends with 0."""
     assert answer(Failure(cause="disk_full", exit_code=0)).exit_code == 1
 
 
-def test_no_failure_is_nothing_to_decide() -> None:
+def test_deciding_without_failure_is_an_error() -> None:
+    """Without a failure there is nothing to decide."""
     with pytest.raises(ValueError, match="no failure"):
         answer()
 
 
-def test_remedy_json_is_read_as_it_is_written() -> None:
+def test_remedy_json_round_trip() -> None:
+    """remedy.json is read as it is written."""
     remedy = Remedy(halvings=3, recompute=True, offload="cpu")
     assert remedy.as_dict() == {"version": 1, "halvings": 3, "recompute": True, "offload": "cpu"}
     assert Remedy.from_dict(remedy.as_dict()) == remedy
@@ -205,13 +230,15 @@ def test_remedy_json_is_read_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     "change", [{"version": 2}, {"halvings": "1"}, {"halvings": -1}, {"recompute": 1}, {"offload": "nvme"}]
 )
-def test_a_remedy_json_of_another_make_is_refused(change: dict[str, object]) -> None:
+def test_remedy_json_of_other_format_refused(change: dict[str, object]) -> None:
+    """A remedy.json of another format is refused."""
     with pytest.raises(UsageError, match=r"remedy\.json"):
         Remedy.from_dict({**Remedy().as_dict(), **change})
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(0, 12))
-def test_halving_keeps_the_global_batch_and_comes_down_to_one(micro: int, steps: int, halvings: int) -> None:
+def test_micro_batch_halving_keeps_global_batch(micro: int, steps: int, halvings: int) -> None:
+    """Halving keeps the global batch, and comes down to one."""
     rows, more = shrink(micro, steps, halvings)
     assert rows * more == micro * steps
     assert 1 <= rows <= max(1, micro >> halvings)
@@ -232,7 +259,7 @@ FAILURES = st.builds(
 # Drawing long lists takes seconds on a busy machine.
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(FAILURES, min_size=40, max_size=40), st.integers(0, 20), st.integers(1, 64))
-def test_without_progress_every_run_ends_within_its_limits(
+def test_restarts_without_progress_end_within_limits(
     failures: list[Failure], allowed: int, micro: int
 ) -> None:
     """A run that fails at every attempt and never saves: the supervisor's loop, with the policy's answers."""
@@ -255,9 +282,8 @@ def test_without_progress_every_run_ends_within_its_limits(
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=30), st.integers(0, 40))
-def test_restarts_in_a_row_without_progress_are_never_more_than_allowed(
-    steps: list[int], allowed: int
-) -> None:
+def test_restarts_in_a_row_without_progress_never_exceed_limit(steps: list[int], allowed: int) -> None:
+    """Restarts in a row without progress are never more than allowed."""
     stalled = 0
     for attempt in range(1, len(steps)):
         decision = answer(

@@ -93,7 +93,8 @@ def started(tmp_path):
     return json.loads((tmp_path / "cold.json").read_text())
 
 
-def test_a_forked_rank_is_like_one_that_was_started(tmp_path):
+def test_preforked_rank_is_like_spawned_rank(tmp_path):
+    """A forked rank is like one that was started."""
     codes, (first, second) = forked(tmp_path)
     assert codes == [0, 0]
     cold = started(tmp_path)
@@ -107,11 +108,13 @@ def test_a_forked_rank_is_like_one_that_was_started(tmp_path):
     assert str(tmp_path / "stderr.log") not in first["fds"]
 
 
-def test_its_exit_code_is_the_programs(tmp_path):
+def test_preforked_rank_returns_program_exit_code(tmp_path):
+    """A forked rank's exit code is the program's."""
     assert forked(tmp_path, codes=(3, 0))[0] == [3, 0]
 
 
-def test_the_news_are_read_line_by_line(tmp_path):
+def test_rank_status_read_line_by_line(tmp_path):
+    """The rank status is read line by line."""
     file = tmp_path / "ranks"
     assert read_news(file) == []
     recorder = Recorder(file)
@@ -131,7 +134,8 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_seeds_that_nobody_needs_end_with_the_agent():
+def test_unused_preforked_workers_exit_with_agent():
+    """Pre-forked workers that nobody needs end with the agent."""
     with subprocess.Popen([sys.executable, "-c", SOWER], stdout=subprocess.PIPE) as sower:
         assert sower.stdout is not None
         pids = json.loads(sower.stdout.readline())

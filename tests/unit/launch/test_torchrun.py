@@ -24,11 +24,12 @@ def parsed(line):
         ("my_train.py torchrun", None),
     ],
 )
-def test_it_is_known_by_its_names(line, after):
+def test_torchrun_command_recognized(line, after):
+    """torchrun is recognized by any of its names."""
     assert torchrun_words(line.split()) == after
 
 
-def test_what_it_says_of_the_machines():
+def test_torchrun_topology_flags_parsed():
     found = parsed(
         "--nnodes=2 --nproc_per_node 4 --node-rank=1 --master_addr gpu1 --master-port=3000 --max-restarts 2 x.py"
     )
@@ -46,7 +47,8 @@ def test_what_it_says_of_the_machines():
         ("gpu1", "gpu1", None),
     ],
 )
-def test_the_rendezvous_is_where_node_0_is(endpoint, host, port):
+def test_torchrun_rdzv_endpoint_is_master_addr(endpoint, host, port):
+    """The rendezvous endpoint is where node 0 listens."""
     found = parsed(f"--rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=job x.py")
     assert (found.master_addr, found.master_port, found.rdzv_id) == (host, port, "job")
 
@@ -64,17 +66,20 @@ def test_the_rendezvous_is_where_node_0_is(endpoint, host, port):
         ("--duplicate-stdout-filters a --duplicate-stderr-filters b x.py", (), ("x.py",)),
     ],
 )
-def test_the_program_begins_at_the_first_word_that_is_no_option(line, mode, words):
+def test_torchrun_program_starts_at_first_non_option(line, mode, words):
+    """The program begins at the first word that is no option."""
     found = parsed(line)
     assert (found.mode, found.words) == (mode, words)
 
 
-def test_two_dollars_are_one():
+def test_torchrun_double_dollar_unescaped():
+    """Two dollar signs stand for one."""
     assert parse_torchrun(["x.py", "$$HOME/a"]).words == ("x.py", "$HOME/a")
 
 
 @pytest.mark.parametrize("workers", ["auto", "gpu"])
-def test_a_worker_per_gpu_is_what_is_done_anyway(workers):
+def test_torchrun_nproc_per_node_auto_is_default(workers):
+    """`auto` and `gpu` mean one worker per GPU, which is the default."""
     assert parsed(f"--nproc-per-node={workers} x.py").nproc is None
 
 
@@ -91,6 +96,7 @@ def test_a_worker_per_gpu_is_what_is_done_anyway(workers):
         ("", "no program is named"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(line, says):
+def test_torchrun_unsupported_options_refused(line, says):
+    """Options that dsrun cannot honour are refused."""
     with pytest.raises(UsageError, match=f"torchrun.*{says}"):
         parsed(line)

@@ -5,7 +5,8 @@ import threading
 from dsrun.launch.voice import Voice
 
 
-def test_all_lines_are_said_in_their_order_before_the_end():
+def test_async_line_writer_flushes_all_lines_in_order():
+    """All lines are written in their order before the end."""
     said = []
     with Voice(said.append, patience_s=60) as voice:
         for number in range(100):
@@ -13,7 +14,8 @@ def test_all_lines_are_said_in_their_order_before_the_end():
     assert said == [str(number) for number in range(100)]
 
 
-def test_who_is_not_heard_goes_on():
+def test_async_line_writer_does_not_wait_for_blocked_output():
+    """A blocked output does not hold up the writer for long."""
     heard, said = threading.Event(), []
 
     def say(line):
@@ -30,7 +32,8 @@ def test_who_is_not_heard_goes_on():
     assert said == ["one", "two"]
 
 
-def test_a_listener_that_is_gone_is_no_error():
+def test_async_line_writer_ignores_broken_pipe():
+    """A reader that is gone is no error."""
     said = []
 
     def say(line):

@@ -44,46 +44,52 @@ def watched(*beats: Beat, timeout=None, states=None, until: float, every: float 
         (beat(0, phase="loading"), 0, math.inf),
     ],
 )
-def test_how_long_a_rank_may_be_silent(said, timeout, limit):
+def test_watchdog_silence_limit_by_phase_and_timeout(said, timeout, limit):
+    """How long a rank may be silent depends on its phase and the timeout."""
     assert limit_of(said, timeout) == limit
 
 
-def test_a_silent_rank_is_found_as_soon_as_its_limit_has_passed():
+def test_watchdog_reports_silent_rank_after_limit():
+    """A silent rank is found as soon as its limit has passed."""
     hang, when = watched(beat(0), beat(1), until=60)
     assert SHORTEST_S < when <= SHORTEST_S + 0.5
     assert hang.limit_s == SHORTEST_S
     assert not hang.stopped
 
 
-def test_the_rank_that_got_least_far_is_to_blame():
+def test_watchdog_blames_rank_with_lowest_step():
     """The others wait for it in the collective operation of the step after."""
     hang, _ = watched(beat(0, step=11), beat(1, step=10, at=0.1), until=60)
     assert hang.rank == 1
     assert "rank 1 hangs" in hang.message
 
 
-def test_a_stopped_rank_is_to_blame_whatever_its_step():
+def test_watchdog_blames_stopped_rank_at_any_step():
+    """A stopped rank is to blame, whatever its step."""
     hang, _ = watched(beat(0, step=10), beat(1, step=11), states={1: "T"}, until=60)
     assert hang.rank == 1
     assert "SIGSTOP" in hang.message
 
 
-def test_a_stopped_rank_is_found_also_where_silence_may_last():
+def test_watchdog_finds_stopped_rank_outside_training():
+    """A stopped rank is found also in phases that may be silent for long."""
     hang, when = watched(beat(0, phase="loading"), beat(1, phase="loading"), states={1: "T"}, until=60)
     assert hang.rank == 1
     assert when <= SHORTEST_S + 1
 
 
-def test_ranks_that_wait_for_one_that_saves_do_not_hang():
+def test_watchdog_ignores_ranks_waiting_for_checkpoint_save():
+    """Ranks that wait for one that saves do not hang."""
     hang, _ = watched(beat(0, phase="saving"), beat(1), until=600, every=1)
     assert hang is None
 
 
-def test_nothing_is_a_hang_without_a_timeout():
+def test_watchdog_disabled_by_zero_timeout():
+    """Nothing is a hang with a timeout of 0."""
     assert watched(beat(0), beat(1), states={1: "T"}, timeout=0, until=600, every=1)[0] is None
 
 
-def test_what_passed_while_nobody_looked_does_not_count():
+def test_watchdog_ignores_suspended_time():
     """The machine slept, or the scheduler suspended the whole job."""
     watch = Watch(None)
     said = {0: beat(0, at=0.0)}
@@ -94,7 +100,8 @@ def test_what_passed_while_nobody_looked_does_not_count():
     assert late[10] is not None
 
 
-def test_a_rank_that_goes_on_again_is_forgiven():
+def test_watchdog_forgives_resumed_rank():
+    """A rank that goes on again is forgiven."""
     watch = Watch(None)
     for second in range(9):
         assert watch.look({0: beat(0)}, {0: "T"}, second) is None

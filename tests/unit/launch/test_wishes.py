@@ -26,7 +26,8 @@ def wishes(tmp_path, announced):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_the_first_signal_asks_to_save(wishes, announced, signum):
+def test_first_stop_signal_requests_save(wishes, announced, signum):
+    """The first signal asks to save."""
     assert wishes.stop() is None
     wishes.heed(signum)
     name = signal.Signals(signum).name
@@ -48,13 +49,13 @@ def test_the_first_signal_asks_to_save(wishes, announced, signum):
         (["SIGINT"], None),
     ],
 )
-def test_what_ends_at_once(wishes, signals, at_once):
+def test_stop_signal_sequences_that_force_quit(wishes, signals, at_once):
     for name in signals:
         wishes.heed(signal.Signals[name])
     assert wishes.at_once == (signal.Signals[at_once] if at_once else None)
 
 
-def test_a_signal_that_came_another_way_before_is_not_the_first_of_two(wishes, announced):
+def test_stop_signal_already_in_stop_file_not_counted_twice(wishes, announced):
     """The scheduler signals all processes of a job: the agent's word may be here before the signal itself."""
     wishes.file.write_text("SIGTERM")
     assert wishes.stop() == "SIGTERM"
@@ -65,12 +66,14 @@ def test_a_signal_that_came_another_way_before_is_not_the_first_of_two(wishes, a
     assert wishes.at_once == signal.SIGTERM
 
 
-def test_a_file_without_a_word(wishes):
+def test_empty_stop_file_requests_stop(wishes):
+    """An empty stop file requests a stop all the same."""
     wishes.file.touch()
     assert wishes.stop() == SOMEBODY
 
 
-def test_the_file_of_whoever_started_it_is_looked_at_now_and_then(tmp_path, announced, monkeypatch):
+def test_outer_stop_file_polled(tmp_path, announced, monkeypatch):
+    """The stop file of an outer supervisor is polled now and then."""
     outer = tmp_path / "outer"
     wishes = Wishes(tmp_path / "stop", announced.append, outer=outer)
     clock = [100.0]
@@ -85,12 +88,12 @@ def test_the_file_of_whoever_started_it_is_looked_at_now_and_then(tmp_path, anno
 
 
 @pytest.mark.parametrize("outer", ["", "x" * 300])
-def test_a_file_that_cannot_be_looked_at_is_none(tmp_path, announced, outer):
+def test_unreadable_outer_stop_file_ignored(tmp_path, announced, outer):
     """As on a file server that does not answer; here a folder, and a name that is too long."""
     assert Wishes(tmp_path / "stop", announced.append, outer=tmp_path / outer).stop() is None
 
 
-def test_a_file_of_other_bytes(wishes):
+def test_stop_file_with_invalid_utf8(wishes):
     wishes.file.write_bytes(b"\xff")
     assert wishes.stop() == "\N{REPLACEMENT CHARACTER}"
 
@@ -108,7 +111,8 @@ print(wishes.stop(), wishes.file.exists())
 
 
 @pytest.mark.parametrize("name", ["stop", "no such folder/stop"])
-def test_a_wish_survives_a_full_disk(tmp_path, name):
+def test_stop_request_survives_full_disk(tmp_path, name):
+    """A stop request survives a full disk."""
     argv = [sys.executable, "-c", FULL, str(tmp_path / name)]
     done = subprocess.run(
         argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
@@ -116,14 +120,16 @@ def test_a_wish_survives_a_full_disk(tmp_path, name):
     assert done.stdout.splitlines() == ["SIGTERM", f"SIGTERM {name == 'stop'}"], done.stderr
 
 
-def test_what_another_node_announced_is_not_announced_again(wishes, announced):
+def test_stop_request_of_other_node_not_announced_again(wishes, announced):
+    """What another node has announced is not announced again."""
     wishes.ask("SIGUSR1", announce=False)
     assert wishes.stop() == "SIGUSR1"
     assert announced == []
     assert wishes.file.exists()
 
 
-def test_signals_are_heeded_inside_only_and_ignored_ones_stay_ignored(wishes):
+def test_signal_handlers_restored_and_ignored_signals_kept(wishes):
+    """Signals are handled inside the context only, and ignored ones stay ignored."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

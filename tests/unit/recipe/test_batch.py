@@ -34,11 +34,13 @@ def plan(world, *, total=None, micro=None, steps=None, default=8):
         ({}, "64 = 8 × 8 GPUs × 1 step"),
     ],
 )
-def test_what_is_not_given_follows(arguments, sentence):
+def test_batch_plan_derives_missing_sizes(arguments, sentence):
+    """What is not given follows from what is."""
     assert str(plan(8, **arguments)) == sentence
 
 
-def test_one_rank_and_other_devices():
+def test_batch_plan_sentence_names_devices():
+    """The sentence for one rank, and for devices other than GPUs."""
     assert plan(1, total=8).sentence() == "8 = 8 × 1 GPU × 1 step"
     assert plan(2, total=8, micro=2).sentence("CPU rank") == "8 = 2 × 2 CPU ranks × 2 steps"
 
@@ -72,7 +74,8 @@ def test_one_rank_and_other_devices():
         ),
     ],
 )
-def test_what_does_not_divide_names_what_does(world, arguments, message):
+def test_indivisible_global_batch_error_suggests_sizes(world, arguments, message):
+    """An error about sizes that do not divide names those that do."""
     with pytest.raises(UsageError) as caught:
         plan(world, **arguments)
     assert str(caught.value) == message
@@ -85,7 +88,8 @@ maybe = st.none() | st.integers(1, 40)
 @given(
     total=st.none() | sizes, micro=maybe, steps=maybe, world=st.integers(1, 16), default=st.integers(1, 16)
 )
-def test_a_plan_multiplies_out_and_keeps_what_was_given(total, micro, steps, world, default):
+def test_batch_plan_multiplies_out_to_global_batch(total, micro, steps, world, default):
+    """A plan multiplies out and keeps what was given."""
     try:
         found = plan(world, total=total, micro=micro, steps=steps, default=default)
     except UsageError:
@@ -101,7 +105,8 @@ def test_a_plan_multiplies_out_and_keeps_what_was_given(total, micro, steps, wor
 
 
 @given(total=sizes, micro=st.integers(1, 40), world=st.integers(1, 16))
-def test_the_sizes_an_error_names_do_divide(total, micro, world):
+def test_suggested_batch_sizes_divide(total, micro, world):
+    """The sizes that an error names do divide."""
     try:
         plan(world, total=total, micro=micro)
     except UsageError as error:

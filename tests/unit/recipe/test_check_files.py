@@ -12,7 +12,7 @@ from dsrun.recipe.spec import TrainSpec
 
 
 @pytest.mark.parametrize("flag", ["train_file", "validation_file", "test_file", "dataset"])
-def test_every_file_that_is_named_is_looked_into(flag, tmp_path):
+def test_check_files_reads_every_named_file(flag, tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text('{"text": "x"}')
     check_files(TrainSpec(**{flag: str(file)}))
@@ -21,7 +21,8 @@ def test_every_file_that_is_named_is_looked_into(flag, tmp_path):
         check_files(TrainSpec(**{flag: str(file)}))
 
 
-def test_a_missing_file_names_its_flag_and_the_one_meant(tmp_path):
+def test_missing_file_error_names_flag_and_near_file(tmp_path):
+    """The error for a missing file names its flag, and the file that may be meant."""
     (tmp_path / "train.jsonl").write_text("{}")
     with pytest.raises(
         UsageError, match=r"--test-file .*tran.jsonl does not exist.*did you mean .*train.jsonl"
@@ -29,7 +30,7 @@ def test_a_missing_file_names_its_flag_and_the_one_meant(tmp_path):
         check_files(TrainSpec(test_file=str(tmp_path / "tran.jsonl")))
 
 
-def test_what_generation_is_to_be_like_is_there(tmp_path):
+def test_generation_config_must_exist(tmp_path):
     spec = TrainSpec(model="org/model")
     check_files(spec, generation_config=str(tmp_path))
     check_files(spec, generation_config="org/model")
@@ -38,23 +39,24 @@ def test_what_generation_is_to_be_like_is_there(tmp_path):
             check_files(spec, generation_config=name)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_folder_as_train_file_rejected(tmp_path):
     with pytest.raises(UsageError, match="is a folder"):
         check_files(TrainSpec(train_file=str(tmp_path)))
 
 
-def test_a_dataset_folder_must_exist_and_hold_something(tmp_path):
+def test_missing_or_empty_dataset_folder_rejected(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         check_files(TrainSpec(dataset=str(tmp_path / "nowhere")))
     with pytest.raises(UsageError, match="empty folder"):
         check_files(TrainSpec(dataset=str(tmp_path)))
 
 
-def test_hub_names_are_left_to_the_worker():
+def test_hub_names_not_checked_by_launcher():
+    """Hub names are left to the worker."""
     check_files(TrainSpec(dataset="org/data", model="org/model"))
 
 
-def test_models(tmp_path):
+def test_model_folder_checks(tmp_path):
     folder = tmp_path / "model"
     with pytest.raises(UsageError, match="does not exist"):
         check_files(TrainSpec(model=str(folder)))
@@ -72,7 +74,7 @@ def test_models(tmp_path):
     check_files(TrainSpec(model=str(folder)))
 
 
-def test_nothing_heavy_is_imported():
+def test_check_files_imports_no_heavy_package():
     code = (
         "import sys, dsrun.recipe.files; "
         "print([m for m in ('torch','transformers','datasets','numpy','pyarrow','pydantic') if m in sys.modules])"
@@ -82,17 +84,20 @@ def test_nothing_heavy_is_imported():
 
 
 @pytest.mark.parametrize("flag", ["model", "train_file", "dataset", "tokenizer"])
-def test_a_name_too_long_for_a_file_system_is_one_line_and_no_traceback(flag, tmp_path):
+def test_path_too_long_for_file_system_rejected(flag, tmp_path):
+    """A path too long for a file system gives one line and no traceback."""
     spec = {"model": "demo-t5"} | {flag: f"{tmp_path}/{'a' * 300}.json"}
     with pytest.raises(UsageError, match="does not exist"):
         check_files(TrainSpec(**spec))
 
 
-def test_a_hub_name_too_long_for_a_file_system_is_left_to_the_hub():
+def test_hub_name_too_long_for_file_system_accepted():
+    """A Hub name too long for a file system is left to the Hub."""
     check_files(TrainSpec(model="a" * 300, dataset="b" * 300))
 
 
-def test_an_nvme_path_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path):
+def test_nvme_offload_path_must_be_writable(tmp_path):
+    """An NVMe path that cannot be written is refused, and the check leaves nothing behind."""
     (tmp_path / "file").write_text("x")
     # Nobody may write to /proc/1, root included.
     for path in (tmp_path / "file" / "swap", Path("/proc/1/swap")):

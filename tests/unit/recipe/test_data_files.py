@@ -46,13 +46,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_sound_files_pass(tmp_path, name):
+def test_valid_data_files_accepted(tmp_path, name):
     (tmp_path / name).write_bytes(GOOD[name])
     check_data_file(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_said_in_one_line(tmp_path, name):
+def test_invalid_data_file_error_is_one_line(tmp_path, name):
     content, expected = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError) as error:
@@ -62,6 +62,6 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-def test_an_unfinished_last_line_is_not_judged():
+def test_json_error_ignores_unfinished_last_line():
     assert json_error('{"a": 1}\n{"a": ', complete=False) is None
     assert json_error('{"a": ', complete=True) == (1, "Expecting value")

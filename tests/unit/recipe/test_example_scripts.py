@@ -164,7 +164,8 @@ DECLARED = tuple(
 
 
 @pytest.mark.parametrize("line", ALL)
-def test_the_readmes_command_lines_are_understood(line, tmp_path):
+def test_example_script_command_lines_resolve(line, tmp_path):
+    """The command lines in the scripts' READMEs are understood."""
     argv = shlex.split(line.replace("\\\n", " "))
     recipe = resolve(argv, tmp_path)
     notices = ("--overwrite_output_dir is no longer a flag: taken as --resume never",)
@@ -173,7 +174,7 @@ def test_the_readmes_command_lines_are_understood(line, tmp_path):
     assert sum(recipe.given(name) for name in recipe.sources) == len(flags)
 
 
-def test_a_readme_command_line_in_full(tmp_path):
+def test_example_script_command_line_values(tmp_path):
     argv = shlex.split(TRANSLATION["t5"].replace("\\\n", " "))
     recipe = resolve(argv, tmp_path)
     spec = recipe.spec
@@ -190,5 +191,5 @@ def test_a_readme_command_line_in_full(tmp_path):
     }
 
 
-def test_every_argument_of_the_scripts_is_known():
+def test_example_script_arguments_are_known():
     assert set(DECLARED) <= set(vocabulary())

@@ -20,11 +20,12 @@ def harvester():
     return module
 
 
-def test_the_harvest_is_that_of_the_installed_transformers(harvester):
+def test_hf_flags_match_installed_transformers(harvester):
     assert harvester.main(["--check"]) == 0
 
 
-def test_the_check_notices_a_difference_and_the_harvest_mends_it(harvester, tmp_path, monkeypatch):
+def test_hf_flags_check_notices_difference(harvester, tmp_path, monkeypatch):
+    """The check notices a difference, and the harvest mends it."""
     target = tmp_path / "hf_flags.json"
     monkeypatch.setattr(harvester, "TARGET", target)
     target.write_text("{}")
@@ -33,7 +34,8 @@ def test_the_check_notices_a_difference_and_the_harvest_mends_it(harvester, tmp_
     assert harvester.main(["--check"]) == 0
 
 
-def test_the_harvest_holds_no_sentences_of_transformers(harvester):
+def test_hf_flags_hold_no_help_texts(harvester):
+    """The harvest holds no sentences of Transformers."""
     content = json.loads(harvester.TARGET.read_text(encoding="utf-8"))
     assert {key for flag in content["flags"].values() for key in flag} == {
         "type",
@@ -62,16 +64,16 @@ def test_the_harvest_holds_no_sentences_of_transformers(harvester):
         ("generation_config", "str"),
     ],
 )
-def test_kinds_of_training_arguments(name, kind):
+def test_training_argument_kinds(name, kind):
     assert hf_flags()[name].kind == kind
 
 
-def test_enums_become_choices():
+def test_enum_arguments_become_choices():
     assert hf_flags()["eval_strategy"].choices == ("no", "steps", "epoch")
     assert "cosine" in hf_flags()["lr_scheduler_type"].choices
 
 
-def test_our_flags_follow_the_spec():
+def test_own_flags_follow_train_spec():
     assert list(own_flags()) == [field.name for field in fields(TrainSpec)]
     assert own_flags()["zero"].choices == ("0", "1", "2", "3", "auto")
     assert own_flags()["zero"].optional
@@ -81,7 +83,7 @@ def test_our_flags_follow_the_spec():
     assert {flag.group for flag in own_flags().values()} == set(GROUPS)
 
 
-def test_names_of_ours_and_of_transformers_meet_in_one_flag():
+def test_own_and_hf_spellings_share_one_flag():
     table = by_spelling()
     assert table["output_dir"] is table["output"]
     assert table["resume_from_checkpoint"] is table["resume"]
@@ -92,7 +94,7 @@ def test_names_of_ours_and_of_transformers_meet_in_one_flag():
     assert len(table) == sum(len(flag.spellings) for flag in all_flags().values())
 
 
-def test_every_training_argument_can_be_reached():
+def test_every_training_argument_has_a_flag():
     content = json.loads((TOOL.parents[1] / "dsrun/recipe/hf_flags.json").read_text(encoding="utf-8"))
     assert set(content["flags"]) <= set(by_spelling())
 
@@ -100,5 +102,5 @@ def test_every_training_argument_can_be_reached():
 @pytest.mark.parametrize(
     ("typed", "meant"), [("--modle", "model"), ("--learning-rat", "learning_rate"), ("qqqqqq", None)]
 )
-def test_nearest(typed, meant):
+def test_nearest_flag_suggestion(typed, meant):
     assert nearest(typed, by_spelling()) == meant

@@ -32,14 +32,15 @@ def both(theirs, flag, words):
 
 
 @pytest.mark.parametrize("flag", COMPARED)
-def test_a_value_has_the_same_type(flag, theirs):
+def test_parsed_value_equals_hf_argument_parser(flag, theirs):
+    """A value is, in type too, what HfArgumentParser makes of it."""
     words = ["True"] if flag.kind == "bool" else SAMPLES[flag.kind]
     ours, expected = both(theirs, flag, list(flag.choices[-1:]) if flag.choices else words)
     assert ours == expected
     assert type(ours[0]) is type(expected[0])
 
 
-def test_every_spelling_of_theirs_is_one_of_ours(theirs):
+def test_hf_argument_spellings_are_known(theirs):
     spellings = {option for action in theirs._actions for option in action.option_strings}
     assert len(spellings) > 200
     assert [option for option in sorted(spellings - {"-h", "--help"}) if not known(option)] == []
@@ -53,7 +54,7 @@ def known(option):
     return True
 
 
-def test_what_is_resolved_makes_training_arguments(tmp_path):
+def test_resolved_flags_make_training_arguments(tmp_path):
     (tmp_path / "accelerator.json").write_text(json.dumps({"split_batches": False}))
     (tmp_path / "run.yaml").write_text(
         "train:\n  model: m\n  lr_scheduler_kwargs: {min_lr_rate: 0.1}\n  learning_rate: 1e-4\n"

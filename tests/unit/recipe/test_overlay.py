@@ -10,7 +10,7 @@ def values(*argv, world_size=None, folder=None, run_file=None):
     return trainer_values(flags_in_force(argv, run_file, folder), world_size)
 
 
-def test_defaults_are_the_trainers():
+def test_default_flags_in_force_are_trainer_defaults():
     found = values()
     assert (found["learning_rate"], found["per_device_train_batch_size"], found["max_grad_norm"]) == (
         5e-5,
@@ -20,7 +20,8 @@ def test_defaults_are_the_trainers():
     assert "train_batch_size" not in found
 
 
-def test_the_command_line_wins_over_the_run_file_and_old_flags_count(tmp_path):
+def test_flags_in_force_command_line_over_run_file(tmp_path):
+    """The command line wins over the run file, and removed flags count."""
     (tmp_path / "run.yaml").write_text("train:\n  learning_rate: 1e-4\n  warmup_ratio: 0.1\n")
     found = values("--learning_rate", "2e-4", folder=tmp_path, run_file="run.yaml")
     assert (found["learning_rate"], found["warmup_steps"]) == (2e-4, 0.1)
@@ -36,12 +37,12 @@ def test_the_command_line_wins_over_the_run_file_and_old_flags_count(tmp_path):
         (("--global-batch-size", "64", "--per_device_train_batch_size", "4"), 8, (4, 2, 64)),
     ],
 )
-def test_batch_sizes(argv, world, sizes):
+def test_batch_sizes_in_force(argv, world, sizes):
     found = values(*argv, world_size=world)
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "train_batch_size")
     assert tuple(found.get(name) for name in names) == sizes
 
 
-def test_batch_sizes_that_do_not_divide_are_refused():
+def test_indivisible_batch_sizes_rejected():
     with pytest.raises(UsageError, match="does not divide"):
         values("--global-batch-size", "10", world_size=4)

@@ -17,7 +17,7 @@ def complaint(*argv):
     return str(caught.value)
 
 
-def test_only_given_flags_appear():
+def test_parse_returns_only_flags_of_command_line():
     assert values() == {}
     assert values("--zero", "2") == {"zero": "2"}
 
@@ -25,7 +25,8 @@ def test_only_given_flags_appear():
 @pytest.mark.parametrize(
     "spelling", ["--dataset-config", "--dataset_config", "--dataset_config_name", "--dataset-config-name"]
 )
-def test_hyphens_underscores_and_aliases_are_the_same(spelling):
+def test_flag_spelling_hyphens_underscores_aliases(spelling):
+    """Hyphens, underscores and aliases name the same flag."""
     assert values(spelling, "ro-en") == {"dataset_config": "ro-en"}
 
 
@@ -42,65 +43,68 @@ def test_hyphens_underscores_and_aliases_are_the_same(spelling):
         (["--do_train", "--no-do-train"], False),
     ],
 )
-def test_switches(argv, value):
+def test_boolean_flags(argv, value):
     found = parse(argv).given
     assert found[-1].name == "do_train"
     assert found[-1].value is value
 
 
-def test_a_switch_without_default_is_on_by_itself():
+def test_boolean_flag_without_default():
     assert values("--tf32", "--gradient_checkpointing") == {"tf32": True, "gradient_checkpointing": True}
 
 
 @pytest.mark.parametrize(
     "flag", [flag for flag in all_flags().values() if flag.kind == "bool"], ids=lambda flag: flag.name
 )
-def test_every_switch_has_its_opposite(flag):
+def test_every_boolean_flag_can_be_negated(flag):
+    """Every boolean flag has its opposite, --no_…."""
     assert values(f"--no_{flag.name}") == {flag.name: False}
 
 
 @pytest.mark.parametrize("number", ["-1", "-0.5", "-.5", "-1e-4", "-1.5E+3", "3e-5"])
-def test_numbers(number):
+def test_float_values(number):
     assert values("--weight_decay", number, "--bf16") == {"weight_decay": float(number), "bf16": True}
     assert values(f"--weight_decay={number}") == {"weight_decay": float(number)}
 
 
 @pytest.mark.parametrize(("text", "number"), [("1000", 1000), ("1_000", 1000), ("1e3", 1000), ("-1", -1)])
-def test_whole_numbers(text, number):
+def test_integer_values(text, number):
     assert values("--max_steps", text) == {"max_steps": number}
 
 
-def test_values_with_equals_spaces_and_nothing_in_them():
+def test_values_with_equals_sign_spaces_or_empty():
     assert values("--source_prefix=translate a=b: ") == {"source_prefix": "translate a=b: "}
     assert values("--source_prefix", "--x y") == {"source_prefix": "--x y"}
     assert values("--source_prefix", "") == {"source_prefix": ""}
     assert values("--source_prefix=-x") == {"source_prefix": "-x"}
 
 
-def test_lists():
+def test_list_values():
     assert values("--report_to", "wandb", "tensorboard", "--bf16")["report_to"] == ["wandb", "tensorboard"]
     assert values("--report_to", "none")["report_to"] == ["none"]
     assert values("--lora-targets", "q", "v")["lora_targets"] == ["q", "v"]
 
 
-def test_one_word_of_a_list_or_word_flag_stays_a_word():
+def test_list_or_string_flag_values():
+    """One word stays a string, several are a list."""
     assert values("--optim_target_modules", "all-linear") == {"optim_target_modules": "all-linear"}
     assert values("--optim_target_modules", "a", "b") == {"optim_target_modules": ["a", "b"]}
 
 
-def test_json_and_paths():
+def test_json_and_path_values():
     assert values("--lr_scheduler_kwargs", '{"a": 1}') == {"lr_scheduler_kwargs": {"a": 1}}
     assert values("--deepspeed", "ds.json") == {"deepspeed": "ds.json"}
     assert values("--deepspeed", '{"fp16": {}}') == {"deepspeed": {"fp16": {}}}
 
 
-def test_switches_that_take_words():
+def test_boolean_or_string_flag_values():
     assert values("--fsdp") == {"fsdp": True}
     assert values("--fsdp", "full_shard auto_wrap") == {"fsdp": "full_shard auto_wrap"}
     assert values("--include_num_input_tokens_seen", "no") == {"include_num_input_tokens_seen": "no"}
 
 
-def test_debug_is_ours_unless_it_names_a_debug_option():
+def test_debug_flag_or_trainer_debug_option():
+    """--debug is dsrun's own unless it names a debug option of the Trainer."""
     assert values("--debug") == {"debug": True}
     assert values("--debug", "false") == {"debug": False}
     assert values("--debug", "underflow_overflow") == {"trainer_debug": "underflow_overflow"}
@@ -109,7 +113,7 @@ def test_debug_is_ours_unless_it_names_a_debug_option():
 @pytest.mark.parametrize(
     ("word", "meaning"), [("True", "auto"), ("false", "never"), ("out/ckpt", "out/ckpt")]
 )
-def test_resume_takes_the_booleans_of_the_trainer(word, meaning):
+def test_resume_from_checkpoint_takes_booleans(word, meaning):
     assert values("--resume_from_checkpoint", word) == {"resume": meaning}
 
 
@@ -147,26 +151,26 @@ def test_resume_takes_the_booleans_of_the_trainer(word, meaning):
         ),
     ],
 )
-def test_complaints(argv, message, capsys):
+def test_parser_error_messages(argv, message, capsys):
     assert complaint(*argv) == message
     assert capsys.readouterr() == ("", "")
 
 
-def test_invalid_json_says_where():
+def test_invalid_json_value_error_names_column():
     assert complaint("--lr_scheduler_kwargs", '{"a":}').startswith(
         "--lr_scheduler_kwargs: not valid JSON: Expecting value at column 6"
     )
 
 
-def test_a_double_dash_in_front_changes_nothing():
+def test_leading_double_dash_ignored():
     assert values("--", "--zero", "2") == {"zero": "2"}
 
 
-def test_flags_are_never_shortened():
+def test_abbreviated_flags_rejected():
     assert "unknown flag --zer " in complaint("--zer", "2")
 
 
-def test_a_flag_given_twice_stays_visible():
+def test_repeated_flag_keeps_both_values():
     found = parse(["--model", "a", "--model_name_or_path", "b"]).given
     assert [(each.spelling, each.value, each.where) for each in found] == [
         ("model", "a", "--model"),
@@ -174,13 +178,14 @@ def test_a_flag_given_twice_stays_visible():
     ]
 
 
-def test_a_json_file_stands_alone():
+def test_args_json_as_positional_argument():
+    """One word that belongs to no flag is a JSON file; a second one is an error."""
     assert parse(["args.json"]).json_file == "args.json"
     assert parse(["--zero", "2", "args.json"]).json_file == "args.json"
     assert "'b.json' belongs to no flag" in complaint("--zero", "2", "b.json", "c.json")
 
 
-def test_reading_a_json_file(tmp_path):
+def test_args_json_values(tmp_path):
     path = tmp_path / "args.json"
     content = {
         "model-name-or-path": "t5-small",
@@ -219,7 +224,7 @@ def test_reading_a_json_file(tmp_path):
         ('{"zero": 4}', "args.json: zero: '4' is not one of 0, 1, 2, 3, auto"),
     ],
 )
-def test_a_wrong_json_file(tmp_path, text, message):
+def test_args_json_error_messages(tmp_path, text, message):
     path = tmp_path / "args.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -227,6 +232,6 @@ def test_a_wrong_json_file(tmp_path, text, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_json_file_that_is_not_there(tmp_path):
+def test_args_json_missing(tmp_path):
     with pytest.raises(UsageError, match=r"args\.json: cannot be read: No such file"):
         read_json(tmp_path / "args.json", "args.json")

@@ -21,16 +21,17 @@ from dsrun.recipe.resolve import resolve
         ("--do_eval false --early-stopping 2", {"train", "validation"}),
     ],
 )
-def test_phases(tmp_path, flags, expected):
+def test_phases_from_flags(tmp_path, flags, expected):
     assert phases(resolve(["--model", "demo-t5", *flags.split()], tmp_path)) == expected
 
 
-def test_nothing_to_do_is_refused(tmp_path):
+def test_run_without_phases_rejected(tmp_path):
     with pytest.raises(UsageError, match="there is nothing to do"):
         resolve(["--model", "demo-t5", "--do_train", "false", "--do_eval", "false"], tmp_path)
 
 
-def test_a_stream_needs_no_end_where_nothing_is_trained(tmp_path):
+def test_streaming_evaluation_needs_no_max_steps(tmp_path):
+    """A stream needs no end where nothing is trained."""
     resolve(["--model", "demo-t5", "--streaming", "--do_train", "false"], tmp_path)
     with pytest.raises(UsageError, match="--streaming needs to know when to stop"):
         resolve(["--model", "demo-t5", "--streaming", "--do_eval", "false"], tmp_path)

@@ -14,13 +14,13 @@ from dsrun.recipe.removed import table
 PAGE = Path(__file__).parents[3] / "docs" / "train.md"
 
 
-def test_the_page_is_up_to_date():
+def test_flag_reference_page_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
     assert text.partition(PART.begin)[2].partition(END)[0].strip() == markdown().strip()
     assert PART.inserted(text) == text
 
 
-def test_every_flag_is_in_the_reference():
+def test_flag_reference_lists_every_flag():
     text = markdown()
     for flag in own_flags().values():
         assert f"| `{flag.shown}` | " in text
@@ -32,7 +32,8 @@ def test_every_flag_is_in_the_reference():
         assert f"| `--{name}` | " in text
 
 
-def test_every_row_of_a_table_has_the_columns_of_its_head():
+def test_flag_reference_table_columns():
+    """Every row of a table has the columns of its head."""
     columns = None
     for line in markdown().splitlines():
         cells = line.replace("\\|", "").count("|") if line.startswith("|") else None
@@ -49,14 +50,15 @@ def test_help_names_every_flag_within_its_width(width):
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_the_command_prints_without_a_page():
+def test_flag_reference_command_prints_without_page():
     command = [sys.executable, "-m", "dsrun.recipe.reference"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert found.stdout == markdown()
 
 
-def test_defaults_that_are_chosen_when_a_run_starts_are_told_in_words():
+def test_flag_reference_words_for_run_time_defaults():
+    """Defaults that are chosen when a run starts are told in words."""
     assert default_text(own_flags()["zero"]).startswith("2, unless")
     assert "[runs/<model>-<time>]" in help_text()
     assert all(default_text(own_flags()[name]) for name in CHOSEN if name in own_flags())

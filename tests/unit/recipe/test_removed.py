@@ -30,16 +30,17 @@ def now(*argv):
     return (current and (current.name, current.value)), notice
 
 
-def test_every_removed_flag_has_a_row_and_every_row_is_tested_here():
+def test_removed_flag_table_complete():
+    """Every removed flag has a row, and every row is tested here."""
     assert sorted(table()) == sorted(GONE)
 
 
-def test_no_row_hides_a_flag_of_today():
+def test_removed_flags_hide_no_current_flag():
     assert not set(table()) & set(by_spelling())
     assert set(vocabulary()) == set(table()) | set(by_spelling())
 
 
-def test_every_translation_ends_in_a_flag_of_today():
+def test_removed_flags_translate_to_current_flags():
     targets = [outcome.flag for row in ROWS for _, outcome in row.cases if isinstance(outcome, Becomes)]
     assert set(targets) <= set(by_spelling())
 
@@ -74,7 +75,7 @@ def test_every_translation_ends_in_a_flag_of_today():
         (["--eval_data_file", "b.txt"], "validation_file", "b.txt"),
     ],
 )
-def test_translations(argv, flag, value):
+def test_removed_flag_translations(argv, flag, value):
     current, notice = now(*argv)
     assert current == (flag, value)
     assert notice.startswith(f"{argv[0]} is no longer a flag: taken as {by_spelling()[flag].shown}")
@@ -107,7 +108,7 @@ def test_translations(argv, flag, value):
         ["--mp_parameters", ""],
     ],
 )
-def test_flags_without_an_effect_are_ignored_with_a_reason(argv):
+def test_removed_flag_without_effect_ignored_with_notice(argv):
     current, notice = now(*argv)
     assert current is None
     assert notice.startswith(f"{argv[0]} is no longer a flag: ignored, ")
@@ -134,14 +135,16 @@ def test_flags_without_an_effect_are_ignored_with_a_reason(argv):
         (["--split_batches"], "--accelerator_config '{\"split_batches\": true}'"),
     ],
 )
-def test_flags_without_an_equivalent_name_what_to_write(argv, replacement):
+def test_removed_flag_without_equivalent_rejected(argv, replacement):
+    """The error names what to write instead."""
     with pytest.raises(UsageError) as caught:
         now(*argv)
     assert caught.value.message.startswith(f"{argv[0]} is no longer a flag: ")
     assert replacement in caught.value.fix
 
 
-def test_the_flag_itself_wins_over_a_weak_translation():
+def test_current_flag_wins_over_removed_flag():
+    """A flag itself wins over a weak translation into it."""
     assert now("--warmup_ratio", "0.1", "--warmup_steps", "50") == (
         None,
         "--warmup_ratio is no longer a flag: gives way to --warmup_steps",
@@ -149,14 +152,14 @@ def test_the_flag_itself_wins_over_a_weak_translation():
     assert now("--overwrite_output_dir", "--resume_from_checkpoint", "ckpt")[0] is None
 
 
-def test_a_translated_value_is_judged_by_the_new_flag():
+def test_removed_flag_value_validated_by_new_flag():
     with pytest.raises(UsageError, match="--evaluation_strategy: 'never' is not one of no, steps, epoch"):
         now("--evaluation_strategy", "never")
 
 
-def test_a_secret_stays_out_of_the_notice():
+def test_removed_flag_notice_hides_secret():
     assert "hunter2" not in now("--push_to_hub_token", "hunter2")[1]
 
 
-def test_flags_of_today_come_back_as_they_are():
+def test_current_flags_not_translated():
     assert now("--zero", "2") == (("zero", "2"), None)

@@ -20,7 +20,7 @@ def run_yaml(tmp_path):
     return write
 
 
-def test_values_types_and_sources(tmp_path):
+def test_resolve_values_types_and_sources(tmp_path):
     recipe = resolve(["--model", "m", "--zero", "2", "--learning_rate", "1e-4"], tmp_path)
     assert recipe.spec == TrainSpec(model="m", zero="2")
     assert recipe.hf == {"learning_rate": 1e-4}
@@ -30,7 +30,8 @@ def test_values_types_and_sources(tmp_path):
     assert recipe.notices == ()
 
 
-def test_the_command_line_wins_over_json_over_yaml(tmp_path):
+def test_precedence_command_line_json_yaml(tmp_path):
+    """The command line wins over JSON, and JSON over YAML."""
     (tmp_path / "args.json").write_text(json.dumps({"seed": 2, "max_steps": 2, "config": "run.yaml"}))
     (tmp_path / "run.yaml").write_text("train: {model: m, seed: 3, max_steps: 3, save_steps: 3}\n")
     recipe = resolve(["args.json", "--seed", "1"], tmp_path)
@@ -39,13 +40,13 @@ def test_the_command_line_wins_over_json_over_yaml(tmp_path):
     assert recipe.sources["save_steps"] == "run.yaml:1"
 
 
-def test_a_run_file_is_named_as_the_user_names_it(tmp_path):
+def test_source_names_run_file_as_given(tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/run.yaml").write_text("train:\n  model: m\n")
     assert resolve(["--config=conf/run.yaml"], tmp_path).sources["model"] == "conf/run.yaml:2"
 
 
-def test_the_same_flag_under_two_names(tmp_path):
+def test_same_flag_under_two_spellings(tmp_path):
     assert resolve(["--model", "m", "--model_name_or_path", "m"], tmp_path).spec.model == "m"
     assert resolve(["--model", "m", "--model", "n"], tmp_path).spec.model == "n"
     with pytest.raises(UsageError) as caught:
@@ -53,7 +54,7 @@ def test_the_same_flag_under_two_names(tmp_path):
     assert caught.value.message == "--model m and --model_name_or_path n contradict each other"
 
 
-def test_a_removed_flag_that_contradicts_its_successor(tmp_path):
+def test_removed_flag_contradicting_its_successor(tmp_path):
     with pytest.raises(UsageError) as caught:
         resolve(["--model", "m", "--evaluation_strategy", "epoch", "--eval_strategy", "steps"], tmp_path)
     assert caught.value.message == (
@@ -62,19 +63,19 @@ def test_a_removed_flag_that_contradicts_its_successor(tmp_path):
     )
 
 
-def test_a_contradiction_hides_secrets(tmp_path):
+def test_contradiction_error_hides_secrets(tmp_path):
     with pytest.raises(UsageError) as caught:
         resolve(["--model", "m", "--hub_token", "hunter2", "--push_to_hub_token", "swordfish"], tmp_path)
     assert "hunter2" not in str(caught.value)
     assert "swordfish" not in str(caught.value)
 
 
-def test_one_option_in_two_sections(run_yaml):
+def test_option_in_two_run_file_sections(run_yaml):
     with pytest.raises(UsageError, match=r"yaml:1: train\.zero 2 and run\.yaml:2: zero\.stage 3"):
         run_yaml("train: {model: m, zero: 2}\nzero: {stage: 3}\n")
 
 
-def test_lists_of_overrides_add_up(tmp_path):
+def test_model_config_overrides_add_up(tmp_path):
     argv = ["--model", "m", "--from-scratch", "--model-config", "a=1", "b=2", "--model_config", "c=3"]
     assert resolve(argv, tmp_path).spec.model_config == ["a=1", "b=2", "c=3"]
 
@@ -92,13 +93,15 @@ def test_lists_of_overrides_add_up(tmp_path):
         ("dataset: wmt16, dataset_config: ro-en", ["--train-file", "a.json"], ["dataset", "dataset_config"]),
     ],
 )
-def test_the_command_line_sets_aside_what_answers_the_same_question(run_yaml, in_file, argv, gone):
+def test_command_line_overrides_related_run_file_flags(run_yaml, in_file, argv, gone):
+    """The command line overrides what answers the same question in the run file."""
     recipe = run_yaml(f"train: {{model: m, {in_file}}}\n", *argv)
     assert not any(recipe.given(name) for name in gone)
     assert recipe.notices == tuple(f"run.yaml:1: train.{name} gives way to {argv[0]}" for name in gone)
 
 
-def test_the_steps_to_evaluate_after_ask_for_evaluation(run_yaml, tmp_path):
+def test_eval_steps_turns_evaluation_on(run_yaml, tmp_path):
+    """--eval-steps asks for evaluation unless the strategy is `no` in so many words."""
     recipe = resolve(["--model", "m", "--eval-steps", "50"], tmp_path)
     assert recipe.hf == {"eval_steps": 50, "eval_strategy": "steps"}
     assert evaluates_while_training(recipe)
@@ -112,7 +115,7 @@ def test_the_steps_to_evaluate_after_ask_for_evaluation(run_yaml, tmp_path):
         assert recipe.hf["eval_strategy"] == "no", "what is said in words holds, wherever it stands"
 
 
-def test_switching_off_sets_nothing_aside(run_yaml):
+def test_flag_switched_off_overrides_nothing(run_yaml):
     recipe = run_yaml(
         "train: {model: m, bf16: true, num_train_epochs: 2}\n", "--no-fp16", "--max_steps", "-1"
     )
@@ -120,12 +123,13 @@ def test_switching_off_sets_nothing_aside(run_yaml):
     assert recipe.hf["num_train_epochs"] == 2.0
 
 
-def test_validation_speaks_of_the_file(run_yaml):
+def test_validation_error_names_run_file_line(run_yaml):
     with pytest.raises(UsageError, match=r"run\.yaml:2: zero\.stage: '4' is not one of 0, 1, 2, 3, auto"):
         run_yaml("train: {model: m}\nzero: {stage: 4}\n")
 
 
-def test_defaults_go_under_everything_given(tmp_path):
+def test_with_defaults_fills_only_missing_flags(tmp_path):
+    """Defaults go under everything that was given."""
     recipe = resolve(["--model", "demo-t5", "--learning_rate", "1", "--global-batch-size", "8"], tmp_path)
     filled = with_defaults(
         recipe,
@@ -139,7 +143,8 @@ def test_defaults_go_under_everything_given(tmp_path):
     assert recipe.hf == {"learning_rate": 1.0}
 
 
-def test_defaults_give_way_to_what_answers_the_same_question(tmp_path):
+def test_with_defaults_yields_to_related_flags(tmp_path):
+    """Defaults give way to what answers the same question."""
     recipe = resolve(["--model", "demo-t5", "--num_train_epochs", "1", "--micro-batch-size", "2"], tmp_path)
     filled = with_defaults(recipe, {"max_steps": 100, "per_device_train_batch_size": 64}, "demo-t5")
     assert filled.hf == {"num_train_epochs": 1.0}
@@ -147,18 +152,19 @@ def test_defaults_give_way_to_what_answers_the_same_question(tmp_path):
     assert (again.hf["seed"], again.sources["seed"]) == (1, "first")
 
 
-def test_defaults_say_nothing_twice(tmp_path):
+def test_with_defaults_repeats_no_notice(tmp_path):
     recipe = resolve(["--model", "m", "--lora", "4", "--from-scratch"], tmp_path)
     assert len(recipe.notices) == 1
     assert with_defaults(recipe, {"seed": 1}, "x").notices == recipe.notices
 
 
-def test_defaults_must_name_flags(tmp_path):
+def test_with_defaults_rejects_unknown_flag(tmp_path):
     with pytest.raises(KeyError):
         with_defaults(resolve(["--model", "m"], tmp_path), {"modle": 1}, "demo")
 
 
-def test_explain_shows_dsruns_defaults_and_not_those_it_overrules(tmp_path):
+def test_explain_shows_dsrun_defaults(tmp_path):
+    """explain shows dsrun's defaults, and not those of the Trainer that it overrules."""
     rows = {name: value for name, value, _ in explain(resolve(["--model", "m", "--bf16", "false"], tmp_path))}
     assert rows["keep"] == 3
     assert rows["zero"].startswith("2")
@@ -166,7 +172,7 @@ def test_explain_shows_dsruns_defaults_and_not_those_it_overrules(tmp_path):
     assert rows["bf16"] is False
 
 
-def test_explain_lists_everything_with_its_source(tmp_path):
+def test_explain_lists_every_flag_with_its_source(tmp_path):
     rows = explain(resolve(["--model", "m", "--seed", "1", "--token", "hunter2", "--debug", "x"], tmp_path))
     found = {name: (value, source) for name, value, source in rows}
     assert found["model"] == ("m", "command line")
@@ -180,7 +186,7 @@ def test_explain_lists_everything_with_its_source(tmp_path):
     assert names.index("debug") < names.index("seed") < names.index("max_steps")
 
 
-def test_a_plain_command_line_loads_nothing_heavy(tmp_path):
+def test_resolve_imports_no_heavy_package(tmp_path):
     program = (
         "import sys; from pathlib import Path; from dsrun.recipe.resolve import resolve;"
         "resolve(['--model', 'm'], Path('.'));"

@@ -27,7 +27,7 @@ def complaint(read):
     return complaint
 
 
-def test_sections_and_lines(read):
+def test_run_file_sections_and_line_numbers(read):
     assert read(
         """\
         # a comment
@@ -82,11 +82,12 @@ def test_sections_and_lines(read):
         ("evaluation_strategy: epoch", "evaluation_strategy", "epoch"),
     ],
 )
-def test_values_mean_what_they_look_like(read, line, name, value):
+def test_run_file_value_types(read, line, name, value):
+    """Values mean what they look like."""
     assert read(f"train:\n  {line}\n") == {name: (value, "run.yaml:2")}
 
 
-def test_an_inline_deepspeed_config(read):
+def test_run_file_inline_deepspeed_config(read):
     found = read(
         """\
         train:
@@ -103,7 +104,7 @@ def test_an_inline_deepspeed_config(read):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "train:\n", "train:\n  model:\n  zero: null\nslurm:\n"])
-def test_empty_values_give_nothing(read, text):
+def test_run_file_empty_values(read, text):
     assert read(text) == {}
 
 
@@ -143,11 +144,11 @@ def test_empty_values_give_nothing(read, text):
         ("a: 1\n---\nb: 2\n", "run.yaml:2:1: not YAML: but found another document"),
     ],
 )
-def test_complaints_name_file_and_line(complaint, text, message):
+def test_run_file_errors_name_file_and_line(complaint, text, message):
     assert complaint(text).startswith(message)
 
 
-def test_a_file_that_is_no_text(tmp_path):
+def test_run_file_missing_or_binary(tmp_path):
     path = tmp_path / "run.yaml"
     with pytest.raises(UsageError, match=r"run\.yaml: cannot be read: No such file or directory"):
         read_run_file(path, "run.yaml")
@@ -156,7 +157,7 @@ def test_a_file_that_is_no_text(tmp_path):
         read_run_file(path, "run.yaml")
 
 
-def test_removed_flags_are_translated_there_too(tmp_path):
+def test_run_file_removed_flags_translated(tmp_path):
     (tmp_path / "run.yaml").write_text("train:\n  model: x\n  warmup_ratio: 0.1\n")
     recipe = resolve(["--config", "run.yaml"], tmp_path)
     assert recipe.hf == {"warmup_steps": 0.1}
@@ -166,7 +167,8 @@ def test_removed_flags_are_translated_there_too(tmp_path):
     )
 
 
-def test_restarts_of_the_launch_section_are_an_option_of_training(tmp_path):
+def test_run_file_launch_section_max_restarts(tmp_path):
+    """Restarts of the launch section are an option of training."""
     (tmp_path / "run.yaml").write_text("train: {model: x}\nlaunch: {max_restarts: 5, hang_timeout: 30}\n")
     recipe = resolve(["--config", "run.yaml"], tmp_path)
     assert (recipe.spec.max_restarts, recipe.spec.hang_timeout) == (5, 30.0)

@@ -14,7 +14,8 @@ def ask(*flags, cwd=Path()):
     return resolve(["--model", "m", *flags], cwd)
 
 
-def test_auto_is_a_switch_and_the_micro_batch_stays_a_number():
+def test_micro_batch_size_auto_or_number():
+    """auto is a switch of its own, and the micro batch stays a number."""
     spec = ask("--micro-batch-size", "auto").spec
     assert (spec.micro_batch_size, spec.auto_micro_batch) == (None, True)
     spec = ask("--micro-batch-size", "4").spec
@@ -24,19 +25,20 @@ def test_auto_is_a_switch_and_the_micro_batch_stays_a_number():
 @pytest.mark.parametrize(
     "text", ["train: {model: m, micro_batch_size: auto}", "train: {model: m, micro-batch-size: auto}"]
 )
-def test_auto_in_run_yaml_gives_way_to_a_number_on_the_command_line(text, tmp_path):
+def test_micro_batch_size_auto_in_run_yaml(text, tmp_path):
+    """auto in run.yaml gives way to a number on the command line."""
     (tmp_path / "run.yaml").write_text(text)
     assert resolve(["--config", "run.yaml"], tmp_path).spec.auto_micro_batch is True
     stronger = resolve(["--config", "run.yaml", "--micro-batch-size", "4"], tmp_path)
     assert (stronger.spec.micro_batch_size, stronger.spec.auto_micro_batch) == (4, False)
 
 
-def test_auto_in_args_json(tmp_path):
+def test_micro_batch_size_auto_in_args_json(tmp_path):
     (tmp_path / "args.json").write_text('{"model": "m", "micro_batch_size": "auto"}')
     assert resolve(["args.json"], tmp_path).spec.auto_micro_batch is True
 
 
-def test_auto_and_a_number_contradict_each_other():
+def test_micro_batch_size_auto_contradicts_number():
     with pytest.raises(UsageError, match="contradict"):
         ask("--auto-micro-batch", "--per_device_train_batch_size", "4")
 
@@ -49,18 +51,20 @@ def test_save_every_takes_steps_or_auto(value):
 
 
 @pytest.mark.parametrize("other", [("--save_strategy", "epoch"), ("--save_steps", "10")])
-def test_one_flag_says_when_to_save(other):
+def test_save_every_contradicts_save_strategy(other):
+    """One flag says when to save."""
     with pytest.raises(UsageError, match="both say when to save"):
         ask("--save-every", "5", *other)
 
 
-def test_auto_needs_the_remedy():
+def test_micro_batch_size_auto_contradicts_no_remedy():
+    """auto needs the memory fallback."""
     with pytest.raises(UsageError, match="remedy"):
         ask("--micro-batch-size", "auto", "--no-remedy")
 
 
 @pytest.mark.parametrize("flag", ["enable_jit_checkpoint", "restore_callback_states_from_checkpoint"])
-def test_what_would_disturb_resuming_is_refused(flag):
+def test_flags_that_disturb_resume_rejected(flag):
     with pytest.raises(UsageError, match=flag):
         ask(f"--{flag}")
     assert ask(f"--{flag}", "false").hf[flag] is False

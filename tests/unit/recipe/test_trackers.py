@@ -27,7 +27,8 @@ def test_wandb_project_alone_turns_wandb_on(tmp_path):
     assert variables(tmp_path, "--wandb-project", "p")[0]["WANDB_PROJECT"] == "p"
 
 
-def test_wandb_without_a_key_goes_offline_without_asking_the_network(tmp_path):
+def test_wandb_offline_without_api_key(tmp_path):
+    """Without a key, wandb goes offline without asking the network."""
     wanted, notice, asked = variables(tmp_path, "--report-to", "wandb")
     assert wanted["WANDB_MODE"] == "offline"
     assert "no API key" in notice
@@ -35,7 +36,7 @@ def test_wandb_without_a_key_goes_offline_without_asking_the_network(tmp_path):
 
 
 @pytest.mark.parametrize(("online", "mode"), [(True, None), (False, "offline")])
-def test_wandb_with_a_key_goes_offline_only_without_network(tmp_path, online, mode):
+def test_wandb_with_api_key_offline_only_without_network(tmp_path, online, mode):
     wanted, _, asked = variables(
         tmp_path, "--report-to", "wandb", environ={"WANDB_API_KEY": "k"}, online=online
     )
@@ -43,13 +44,13 @@ def test_wandb_with_a_key_goes_offline_only_without_network(tmp_path, online, mo
     assert asked == ["api.wandb.ai"]
 
 
-def test_a_key_in_netrc_counts(tmp_path):
+def test_wandb_api_key_from_netrc(tmp_path):
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
     wanted, _, _ = variables(tmp_path, "--report-to", "wandb", online=True)
     assert "WANDB_MODE" not in wanted
 
 
-def test_the_users_own_wandb_mode_stays(tmp_path):
+def test_wandb_mode_of_user_kept(tmp_path):
     wanted, notice, _ = variables(tmp_path, "--report-to", "wandb", environ={"WANDB_MODE": "disabled"})
     assert "WANDB_MODE" not in wanted
     assert notice is None
@@ -62,19 +63,19 @@ def test_tensorboard_writes_into_the_run_folder(tmp_path):
     assert variables(tmp_path, "--report-to", "none")[0] == {}
 
 
-def test_a_tracker_that_is_not_installed_is_named(tmp_path):
+def test_tracker_not_installed_error(tmp_path):
     recipe = resolve(["--model", "m", "--report-to", "clearml"], tmp_path)
     with pytest.raises(MissingError, match=r"clearml.*pip install clearml"):
         check_packages(recipe)
 
 
-def test_a_misspelt_tracker_is_refused_with_the_right_name(tmp_path):
+def test_misspelt_tracker_suggestion(tmp_path):
     recipe = resolve(["--model", "m", "--report-to", "wanbd"], tmp_path)
     with pytest.raises(UsageError, match=r"wanbd.*did you mean wandb"):
         check_packages(recipe)
 
 
-def test_the_known_trackers_are_those_of_transformers():
+def test_known_trackers_match_transformers():
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     assert set(KNOWN) == {*INTEGRATION_TO_CALLBACK, "all"}

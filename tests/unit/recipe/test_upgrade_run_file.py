@@ -27,7 +27,7 @@ def upgraded(folder, lines, ends="\n"):
 
 
 @pytest.mark.parametrize(("old", "new"), CASES, ids=lambda text: text.split(":")[0].strip())
-def test_flags_of_yesterday(tmp_path, old, new):
+def test_upgrade_run_file_replaces_removed_flags(tmp_path, old, new):
     found = upgraded(tmp_path, old)
     assert found.text == f"# mine\ntrain:\n  model: m\n{new}"
     assert bool(found.changes) is (old != new)
@@ -35,7 +35,8 @@ def test_flags_of_yesterday(tmp_path, old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), CASES, ids=lambda text: text.split(":")[0].strip())
-def test_the_new_file_means_the_same_and_needs_no_upgrade(tmp_path, old, new):
+def test_upgraded_run_file_is_equivalent(tmp_path, old, new):
+    """The new file means the same and needs no upgrade."""
     before = upgraded(tmp_path, old)
     theirs = resolve(["--config", "run.yaml"], tmp_path)
     again = upgraded(tmp_path, new)
@@ -45,26 +46,27 @@ def test_the_new_file_means_the_same_and_needs_no_upgrade(tmp_path, old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), CASES, ids=lambda text: text.split(":")[0].strip())
-def test_lines_end_as_they_did(tmp_path, old, new):
+def test_upgrade_run_file_keeps_line_endings(tmp_path, old, new):
     found = upgraded(tmp_path, old, ends="\r\n")
     assert found.text == f"# mine\ntrain:\n  model: m\n{new}".replace("\n", "\r\n")
 
 
-def test_a_flag_without_an_equivalent_is_left_and_reported(tmp_path):
+def test_upgrade_run_file_reports_flag_without_equivalent(tmp_path):
+    """A flag without an equivalent is left as it is and reported."""
     found = upgraded(tmp_path, "  tpu_num_cores: 8\n")
     assert "tpu_num_cores: 8" in found.text
     assert found.changes == ()
     assert found.left[0].startswith("run.yaml:4: train.tpu_num_cores is no longer a flag")
 
 
-def test_braces_are_refused(tmp_path):
+def test_upgrade_run_file_rejects_braces(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("train: {model: m, no_cuda: true}\n")
     with pytest.raises(UsageError, match="stands in braces"):
         upgrade_run_file(path, "run.yaml")
 
 
-def test_a_file_without_a_train_section_comes_back(tmp_path):
+def test_upgrade_run_file_without_train_section(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("zero:\n  stage: 2\n")
     assert upgrade_run_file(path, "run.yaml").text == "zero:\n  stage: 2\n"

@@ -10,7 +10,7 @@ def notices(tmp_path):
     return lambda *argv: resolve(argv, tmp_path).notices
 
 
-def test_no_model_names_the_flag_and_the_demos(notices):
+def test_missing_model_error_names_flag_and_demos(notices):
     with pytest.raises(UsageError) as caught:
         notices("--zero", "2")
     assert caught.value.message == "no model to train"
@@ -18,7 +18,7 @@ def test_no_model_names_the_flag_and_the_demos(notices):
     assert "demo-t5" in caught.value.fix
 
 
-def test_a_model_may_be_described_instead_of_named(notices):
+def test_model_type_or_config_name_instead_of_model(notices):
     assert notices("--model_type", "gpt2") == notices("--config_name", "gpt2") == ()
 
 
@@ -49,7 +49,7 @@ def test_a_model_may_be_described_instead_of_named(notices):
         ("--task causal-lm --predict_with_generate", "--predict_with_generate is for seq2seq"),
     ],
 )
-def test_what_cannot_work(notices, argv, message):
+def test_invalid_flag_combinations_rejected(notices, argv, message):
     with pytest.raises(UsageError) as caught:
         notices("--model", "m", *argv.split())
     assert str(caught.value).startswith(message)
@@ -74,11 +74,11 @@ def test_what_cannot_work(notices, argv, message):
         "--lora 4 --lora_dropout 0.5",
     ],
 )
-def test_what_does_work(notices, argv):
+def test_valid_flag_combinations_accepted(notices, argv):
     assert notices("--model", "m", *argv.split()) == ()
 
 
-def test_overrides_of_a_described_model(notices):
+def test_model_config_overrides_with_model_type(notices):
     assert (
         notices("--model_type", "gpt2", "--config_overrides", "n_embd=8", "--model-config", "n_head=2") == ()
     )
@@ -104,7 +104,7 @@ def test_overrides_of_a_described_model(notices):
         ("data_seed", 0, None),
     ],
 )
-def test_ranges(notices, name, low, high):
+def test_flag_value_ranges(notices, name, low, high):
     argv = ("--model", "m", f"--{name}")
     assert notices(*argv, str(low)) == ()
     with pytest.raises(UsageError, match=f": -?{low - 1}(\\.0)? is not "):
@@ -116,18 +116,19 @@ def test_ranges(notices, name, low, high):
 
 
 @pytest.mark.parametrize("flags", ["num_train_epochs inf", "label_smoothing_factor 1", "adam_beta2 1.0"])
-def test_what_the_worker_would_end_on_is_out_of_range(notices, flags):
+def test_values_that_fail_in_worker_out_of_range(notices, flags):
+    """Values that would fail in the worker are out of range."""
     with pytest.raises(UsageError, match="is not from 0 to "):
         notices("--model", "m", *f"--{flags}".split())
 
 
 @pytest.mark.parametrize("dropout", ["1", "-0.1"])
-def test_dropout_stays_below_one(notices, dropout):
+def test_lora_dropout_below_one(notices, dropout):
     with pytest.raises(UsageError, match=r"--lora-dropout: .* is not from 0 to below 1"):
         notices("--model", "m", "--lora", "4", "--lora_dropout", dropout)
 
 
-def test_no_default_is_out_of_its_own_range(tmp_path):
+def test_flag_defaults_within_ranges(tmp_path):
     recipe = resolve(["--model", "m"], tmp_path)
     for name, limits in RANGES.items():
         assert recipe.value(name) is None or limits.holds(recipe.value(name)), name
@@ -151,5 +152,5 @@ def test_no_default_is_out_of_its_own_range(tmp_path):
         ("--zero 2 --nvme-path /d", "--nvme-path has no effect without --offload nvme"),
     ],
 )
-def test_notices(notices, argv, notice):
+def test_flag_notices(notices, argv, notice):
     assert notices("--model", "m", *argv.split()) == (notice,)

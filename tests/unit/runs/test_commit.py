@@ -29,7 +29,8 @@ def mark(folder):
     return (folder / "model.safetensors").read_text()
 
 
-def test_nothing_is_visible_before_the_commit(run):
+def test_checkpoint_invisible_before_commit(run):
+    """No checkpoint is visible before the commit."""
     written(run, 5)
     assert run.checkpoints() == []
     assert commit.commit(run, 5) == run.checkpoint(5)
@@ -38,7 +39,8 @@ def test_nothing_is_visible_before_the_commit(run):
 
 
 @pytest.mark.parametrize("can_swap", [True, False])
-def test_the_same_step_again_replaces_the_old_one(run, can_swap, monkeypatch):
+def test_checkpoint_of_same_step_replaced(run, can_swap, monkeypatch):
+    """A second checkpoint of the same step replaces the first."""
     if not can_swap:
         monkeypatch.setattr(commit, "exchange", lambda one, other: False)
     for name in ("old", "new"):
@@ -49,14 +51,15 @@ def test_the_same_step_again_replaces_the_old_one(run, can_swap, monkeypatch):
     assert list((run.path / commit.HIDDEN).iterdir()) == []
 
 
-def test_a_file_in_the_way_is_replaced(run):
+def test_file_in_place_of_checkpoint_replaced(run):
+    """A file in place of the checkpoint folder is replaced."""
     run.checkpoint(5).write_text("no folder")
     written(run, 5)
     commit.commit(run, 5)
     assert mark(run.checkpoint(5)) == "new"
 
 
-def test_every_moment_of_replacing_without_a_swap_leaves_one_whole(run, monkeypatch):
+def test_checkpoint_replacement_without_swap_is_crash_safe(run, monkeypatch):
     """Dies before each rename in turn; the next start finds a whole checkpoint, old or new."""
     monkeypatch.setattr(commit, "exchange", lambda one, other: False)
     rename, outcomes = Path.rename, []
@@ -85,7 +88,8 @@ def test_every_moment_of_replacing_without_a_swap_leaves_one_whole(run, monkeypa
     assert outcomes == [1, 2, 3]
 
 
-def test_a_rename_that_nfs_repeats_counts(run, monkeypatch):
+def test_checkpoint_rename_repeated_by_nfs(run, monkeypatch):
+    """A rename that NFS repeats counts as done."""
     written(run, 5)
     rename = Path.rename
 
@@ -97,7 +101,8 @@ def test_a_rename_that_nfs_repeats_counts(run, monkeypatch):
     assert commit.commit(run, 5) == run.checkpoint(5)
 
 
-def test_another_error_of_the_rename_is_passed_on(run, monkeypatch):
+def test_checkpoint_rename_error_is_raised(run, monkeypatch):
+    """Any other error of the rename is raised."""
     written(run, 5)
 
     def fails(self, target):
@@ -108,13 +113,15 @@ def test_another_error_of_the_rename_is_passed_on(run, monkeypatch):
         commit.commit(run, 5)
 
 
-def test_begin_starts_with_nothing_of_an_earlier_try(run):
+def test_checkpoint_begin_clears_earlier_try(run):
+    """A save begins without anything of an earlier try."""
     written(run, 5)
     assert list(commit.begin(run, 5).iterdir()) == []
     assert [each.name for each in (run.path / commit.HIDDEN).iterdir()] == ["checkpoint-5"]
 
 
-def test_tidy_shows_what_was_whole_and_removes_the_rest(run):
+def test_tidy_commits_complete_and_removes_partial_checkpoint(run):
+    """Complete checkpoints become visible, partial ones are removed."""
     written(run, 5)
     written(run, 10, manifest=False)
     (run.path / commit.HIDDEN / "deleted-3").mkdir()
@@ -127,7 +134,8 @@ def test_tidy_shows_what_was_whole_and_removes_the_rest(run):
     assert commit.tidy(run) == []
 
 
-def test_a_whole_hidden_one_replaces_a_damaged_one_of_the_same_step(run):
+def test_complete_hidden_checkpoint_replaces_damaged_one(run):
+    """A complete hidden checkpoint replaces a damaged one of the same step."""
     written(run, 5, "old")
     commit.commit(run, 5)
     (run.checkpoint(5) / "model.safetensors").unlink()
@@ -136,7 +144,8 @@ def test_a_whole_hidden_one_replaces_a_damaged_one_of_the_same_step(run):
     assert mark(run.checkpoint(5)) == "new"
 
 
-def test_hidden_ones_are_out_of_sight_in_one_step(run):
+def test_hidden_checkpoint_is_not_listed(run):
+    """A checkpoint is hidden in one step."""
     written(run, 5)
     commit.commit(run, 5)
     assert mark(commit.hide(run, 5)) == "new"
@@ -145,7 +154,8 @@ def test_hidden_ones_are_out_of_sight_in_one_step(run):
     assert run.checkpoints() == []
 
 
-def test_set_aside_keeps_one_of_each_step(run):
+def test_set_aside_keeps_one_checkpoint_per_step(run):
+    """One checkpoint of each step is kept aside."""
     for name in ("old", "new"):
         written(run, 5, name)
         commit.commit(run, 5)
@@ -165,5 +175,6 @@ def test_set_aside_keeps_one_of_each_step(run):
         ([], 1, set(), []),
     ],
 )
-def test_rotation_keeps_the_newest_and_the_protected(steps, keep, protected, gone):
+def test_checkpoint_rotation_keeps_newest_and_protected(steps, keep, protected, gone):
+    """Rotation keeps the newest and the protected checkpoints."""
     assert commit.superfluous(steps, keep=keep, protected=protected) == gone

@@ -23,11 +23,11 @@ NOW = datetime(2026, 11, 21, 4, 48, 0)
         ("x" * 200, "x" * 60),
     ],
 )
-def test_default_name(model, slug):
+def test_default_run_folder_name(model, slug):
     assert default_name(model, NOW) == f"runs/{slug}-20261121-044800"
 
 
-def test_paths():
+def test_run_folder_paths():
     run = RunFolder(Path("runs/a"))
     assert [
         path.relative_to("runs/a").as_posix()
@@ -53,7 +53,8 @@ def test_paths():
     ]
 
 
-def test_create_makes_the_folder_and_takes_over_a_former_run(tmp_path):
+def test_create_run_folder_or_take_over_former_run(tmp_path):
+    """The folder is made, or taken over from a former run."""
     run = RunFolder.create(tmp_path / "deep" / "run with 'quotes'\nand lines")
     assert run.logs.is_dir()
     assert RunFolder.create(run.path) == run  # died before run.json
@@ -62,12 +63,14 @@ def test_create_makes_the_folder_and_takes_over_a_former_run(tmp_path):
     assert RunFolder.create(run.path) == run
 
 
-def test_a_folder_that_only_holds_the_batch_systems_output_is_fit(tmp_path):
+def test_folder_with_only_slurm_output_accepted(tmp_path):
+    """A folder that only holds the batch system's output is accepted."""
     (tmp_path / "slurm-4711.out").touch()
     refuse_unfit(tmp_path)
 
 
-def test_a_folder_with_other_things_is_refused_unless_forced(tmp_path):
+def test_folder_with_other_files_refused_unless_forced(tmp_path):
+    """A folder with other files is refused unless forced."""
     for name in "dbca":
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match=r"is no run folder and holds a, b, c and 1 more"):
@@ -77,19 +80,21 @@ def test_a_folder_with_other_things_is_refused_unless_forced(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["", "below", "far/below"])
-def test_a_file_is_refused(tmp_path, below):
+def test_file_as_output_folder_refused(tmp_path, below):
+    """A file as the output folder, or above it, is refused."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file"):
         RunFolder.create(tmp_path / "file" / below, force=True)
 
 
-def test_a_place_that_cannot_be_written_is_refused():
+def test_unwritable_output_folder_refused():
+    """An output folder that cannot be written is refused."""
     # Even root cannot write there.
     with pytest.raises(UsageError, match="cannot write to output folder /proc"):
         RunFolder.create("/proc/self/runs/a")
 
 
-def test_open(tmp_path):
+def test_open_run_folder(tmp_path):
     with pytest.raises(UsageError, match=r"has no run\.json"):
         RunFolder.open(tmp_path)
     with pytest.raises(UsageError, match="does not exist"):
@@ -107,21 +112,28 @@ def test_checkpoints_are_sorted_by_number(tmp_path):
     assert run.checkpoints() == [(10, run.checkpoint(10)), (9, run.checkpoint(9))]
 
 
-def test_an_output_name_too_long_for_the_file_system_is_refused_in_one_line(tmp_path):
+def test_output_folder_name_too_long_refused(tmp_path):
+    """A name too long for the file system is refused in one line."""
     with pytest.raises(UsageError, match=r"cannot write to output folder.*File name too long"):
         refuse_unfit(tmp_path / ("a" * 300))
 
 
-def test_a_run_that_ran_out_of_memory_while_loading_may_start_again(tmp_path):
-    """The supervisor has written the remedy, and nobody run.json yet."""
+def test_run_folder_after_oom_while_loading_accepted(tmp_path):
+    """A run that ran out of memory while loading may start again.
+
+    The supervisor has written the remedy, and nobody run.json yet.
+    """
     RunFolder.create(tmp_path / "run")
     for name in ("remedy.json", "skip-steps.json", ".remedy.json.12.tmp"):
         (tmp_path / "run" / name).touch()
     refuse_unfit(tmp_path / "run")
 
 
-def test_a_checkpoint_has_its_step_as_its_name_and_no_other(tmp_path):
-    """What is moved or deleted by its step has to be what was found."""
+def test_checkpoint_folder_name_is_its_step(tmp_path):
+    """A checkpoint has its step as its name, and no other.
+
+    What is moved or deleted by its step has to be what was found.
+    """
     run = RunFolder(tmp_path)
     for name in ("checkpoint-0", "checkpoint-20", "checkpoint-0030", "checkpoint-", "checkpoint-٣"):
         (tmp_path / name).mkdir()

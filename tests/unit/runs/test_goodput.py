@@ -24,7 +24,7 @@ def seconds(events: list[dict[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in goodput(events).as_dict().items() if value and name != "goodput"}
 
 
-def test_an_undisturbed_run() -> None:
+def test_goodput_of_undisturbed_run() -> None:
     events = [
         at(0, "start", attempt=0),
         at(10, "training", step=0),
@@ -39,12 +39,14 @@ def test_an_undisturbed_run() -> None:
     assert ledger.share == pytest.approx(100 / 120)
 
 
-def test_a_run_that_only_evaluates_does_not_train() -> None:
+def test_goodput_of_evaluation_only_run() -> None:
+    """A run that only evaluates has no training time."""
     events = [at(0, "start"), at(50, "evaluate", step=0, seconds=42.0), at(51, "end", step=0)]
     assert seconds(events) == {"restart": 9.0, "evaluating": 42.0, "total": 51.0}
 
 
-def test_an_evaluation_before_the_first_step_is_no_start() -> None:
+def test_goodput_evaluation_before_first_step() -> None:
+    """An evaluation before the first step is not counted as starting."""
     events = [
         at(0, "start"),
         at(9, "evaluate", step=0, seconds=4.0),
@@ -54,7 +56,8 @@ def test_an_evaluation_before_the_first_step_is_no_start() -> None:
     assert seconds(events) == {"productive": 20.0, "restart": 6.0, "evaluating": 4.0, "total": 30.0}
 
 
-def test_work_that_was_done_again_is_lost() -> None:
+def test_goodput_repeated_steps_are_lost() -> None:
+    """Steps that were done again count as lost."""
     events = [
         at(0, "start"),
         at(10, "training", step=0),
@@ -72,7 +75,8 @@ def test_work_that_was_done_again_is_lost() -> None:
     }  # fmt: skip
 
 
-def test_only_the_steps_beyond_the_checkpoint_are_lost_of_a_stretch_without_events() -> None:
+def test_goodput_lost_steps_without_events() -> None:
+    """Of a stretch without events only the steps beyond the checkpoint are lost."""
     events = [
         at(0, "start"),
         at(0, "training", step=0),
@@ -85,7 +89,8 @@ def test_only_the_steps_beyond_the_checkpoint_are_lost_of_a_stretch_without_even
     assert seconds(events) == {"productive": 36.0, "restart": 4.0, "lost": 10.0, "total": 50.0}
 
 
-def test_going_back_twice_loses_the_same_work_once() -> None:
+def test_goodput_repeated_restart_at_same_step() -> None:
+    """Going back twice loses the same work only once."""
     events = [at(0, "start"), at(0, "training", step=0), at(10, "failure", step=10)]
     for again in (20, 40):
         events += [
@@ -103,7 +108,8 @@ def test_going_back_twice_loses_the_same_work_once() -> None:
     assert seconds(events) == {"productive": 10.0, "restart": 30.0, "lost": 30.0, "total": 70.0}
 
 
-def test_what_a_run_that_was_given_up_did_after_its_last_checkpoint_is_lost() -> None:
+def test_goodput_steps_after_last_checkpoint_are_lost() -> None:
+    """What an abandoned run did after its last checkpoint is lost."""
     events = [
         at(0, "start"),
         at(0, "training", step=0),
@@ -114,12 +120,14 @@ def test_what_a_run_that_was_given_up_did_after_its_last_checkpoint_is_lost() ->
     assert seconds(events) == {"productive": 10.0, "lost": 5.0, "total": 15.0}
 
 
-def test_a_step_that_was_never_finished_is_lost() -> None:
+def test_goodput_unfinished_step_is_lost() -> None:
+    """A step that was never finished is lost."""
     events = [at(0, "start"), at(10, "training", step=0), at(14, "failure", step=0, cause="host_oom_killed")]
     assert seconds(events) == {"restart": 10.0, "lost": 4.0, "total": 14.0}
 
 
-def test_hours_between_the_parts_of_a_requeued_job_are_idle() -> None:
+def test_goodput_time_between_requeues_is_idle() -> None:
+    """Hours between the parts of a requeued job are idle."""
     events = [
         at(0, "start"),
         at(5, "training", step=0),
@@ -136,7 +144,8 @@ def test_hours_between_the_parts_of_a_requeued_job_are_idle() -> None:
     }  # fmt: skip
 
 
-def test_after_an_end_without_a_word_only_what_was_told_of_is_known() -> None:
+def test_goodput_after_unrecorded_end_is_idle() -> None:
+    """When a run ends without an event, the time since the last event is idle."""
     events = [
         at(0, "start"),
         at(0, "training", step=0),
@@ -150,24 +159,28 @@ def test_after_an_end_without_a_word_only_what_was_told_of_is_known() -> None:
     }  # fmt: skip
 
 
-def test_an_attempt_of_the_same_launcher_is_a_restart_and_no_idle_time() -> None:
+def test_goodput_restart_by_same_launcher_is_not_idle() -> None:
+    """The time before another attempt of the same launcher is restart time, not idle time."""
     events = [at(0, "start"), at(0, "training", step=0), at(60, "progress", step=60)]
     events += [at(70, "start", attempt=1), at(80, "training", step=60), at(90, "end", step=70)]
     assert seconds(events) == {"productive": 70.0, "restart": 20.0, "total": 90.0}
 
 
-def test_dying_while_loading_without_a_word_is_idle_until_the_next_start() -> None:
+def test_goodput_unrecorded_death_while_loading_is_idle() -> None:
+    """After dying unnoticed while loading, a run is idle until the next start."""
     assert seconds([at(0, "start"), at(100, "start"), at(110, "training", step=0)]) == {
         "idle": 100.0, "restart": 10.0, "total": 110.0
     }  # fmt: skip
 
 
-def test_a_run_that_was_given_up_is_idle_until_it_is_started_again() -> None:
+def test_goodput_abandoned_run_is_idle_until_next_start() -> None:
+    """A run that was given up is idle until it is started again."""
     events = [at(0, "start"), at(1, "failure"), at(1000, "start"), at(1002, "end", step=0)]
     assert seconds(events) == {"idle": 999.0, "restart": 3.0, "total": 1002.0}
 
 
-def test_a_save_in_the_background_costs_what_training_waited_for_it() -> None:
+def test_goodput_background_save_costs_only_waiting() -> None:
+    """A background save costs only what training waited for it."""
     events = [
         at(0, "start"),
         at(0, "training", step=0),
@@ -179,7 +192,8 @@ def test_a_save_in_the_background_costs_what_training_waited_for_it() -> None:
     assert seconds(events) == {"productive": 29.5, "saving": 0.5, "total": 30.0}
 
 
-def test_a_save_that_was_cut_off_was_saving() -> None:
+def test_goodput_interrupted_save_counts_as_saving() -> None:
+    """A save that was cut off counts as saving."""
     events = [
         at(0, "start"),
         at(0, "training", step=0),
@@ -189,7 +203,8 @@ def test_a_save_that_was_cut_off_was_saving() -> None:
     assert seconds(events) == {"lost": 10.0, "saving": 3.0, "total": 13.0}
 
 
-def test_a_torn_ledger_is_read_as_far_as_it_goes() -> None:
+def test_goodput_of_torn_event_log() -> None:
+    """A torn event log is read as far as it goes."""
     events = [
         {"kind": "start"},
         at(0, "start"),
@@ -204,7 +219,8 @@ def test_a_torn_ledger_is_read_as_far_as_it_goes() -> None:
 
 
 @pytest.mark.parametrize("events", [[], [at(3, "start")], [{}]])
-def test_a_ledger_without_time_has_no_goodput(events: list[dict[str, Any]]) -> None:
+def test_goodput_without_elapsed_time_is_zero(events: list[dict[str, Any]]) -> None:
+    """An event log that spans no time has no goodput."""
     ledger = goodput(events)
     assert (ledger.total, ledger.share) == (0.0, 0.0)
     assert words(ledger) == "goodput 0.0%: 0 s training"
@@ -232,9 +248,10 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_every_ledger_adds_up_to_the_time_between_its_first_and_last_event(
+def test_goodput_parts_add_up_to_total_time(
     steps: list[tuple[int, str, dict[str, Any]]],
 ) -> None:
+    """Every event log adds up to the time between its first and last event."""
     now, events = 0, []
     for delta, kind, details in steps:
         now += delta
@@ -247,13 +264,15 @@ def test_every_ledger_adds_up_to_the_time_between_its_first_and_last_event(
 
 
 @given(EVENTS)
-def test_a_clock_that_goes_back_never_makes_time(steps: list[tuple[int, str, dict[str, Any]]]) -> None:
+def test_goodput_clock_going_back_adds_no_time(steps: list[tuple[int, str, dict[str, Any]]]) -> None:
+    """A clock that goes back never adds time."""
     events = [at(second, kind, **details) for second, kind, details in steps]
     times = [second for second, _, _ in steps]
     assert goodput(events).total == pytest.approx(max(times) - times[0] if times else 0)
 
 
-def test_the_words_name_what_counts() -> None:
+def test_goodput_summary_names_what_counts() -> None:
+    """The summary names only parts that matter."""
     ledger = Goodput(productive=2460, restart=62, lost=95, saving=20, evaluating=0.4, idle=0)
     assert words(ledger) == "goodput 93.3%: 41 min training, 62 s starting, 95 s lost work, 20 s saving"
 
@@ -262,5 +281,5 @@ def test_the_words_name_what_counts() -> None:
     ("value", "text"),
     [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5900, "98 min"), (6000, "1.7 h"), (2e5, "2.3 days")],
 )
-def test_durations(value: float, text: str) -> None:
+def test_duration_format(value: float, text: str) -> None:
     assert duration(value) == text

@@ -6,7 +6,8 @@ import time
 from dsrun.runs.heartbeat import Heart, read_beats
 
 
-def test_a_beat_says_who_and_where(tmp_path):
+def test_heartbeat_has_rank_pid_phase_and_step(tmp_path):
+    """A heartbeat tells which rank is where."""
     heart = Heart.from_environment({"DSRUN_HEARTBEAT": str(tmp_path)}, 3, answers=True)
     heart.enter("tokenising")
     (beat,) = read_beats(tmp_path).values()
@@ -20,7 +21,8 @@ def test_a_beat_says_who_and_where(tmp_path):
     assert abs(beat.time - time.monotonic()) < 60
 
 
-def test_every_sign_of_life_counts_up(tmp_path):
+def test_heartbeat_counter_increases(tmp_path):
+    """Every sign of life increases the counter."""
     heart = Heart(tmp_path, 0)
     before = read_beats(tmp_path)[0].beats
     heart.beat()
@@ -28,7 +30,8 @@ def test_every_sign_of_life_counts_up(tmp_path):
     assert read_beats(tmp_path)[0].beats == before + 2
 
 
-def test_the_slowest_step_leaves_out_what_lies_between_phases(tmp_path):
+def test_heartbeat_slowest_step_excludes_phase_changes(tmp_path):
+    """The slowest step does not include the time between phases."""
     heart = Heart(tmp_path, 0)
     heart.step(1)
     time.sleep(0.03)
@@ -41,13 +44,15 @@ def test_the_slowest_step_leaves_out_what_lies_between_phases(tmp_path):
     assert read_beats(tmp_path)[0].slowest_step == slowest
 
 
-def test_without_a_supervisor_nothing_is_written(tmp_path, monkeypatch):
+def test_heartbeat_not_written_without_supervisor(tmp_path, monkeypatch):
+    """Without a supervisor no heartbeat is written."""
     monkeypatch.chdir(tmp_path)
     Heart.from_environment({}, 0).step(1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_read_is_left_out(tmp_path):
+def test_unreadable_heartbeats_ignored(tmp_path):
+    """Heartbeats that cannot be read are left out."""
     Heart(tmp_path, 1)
     (tmp_path / "rank-2").write_text("{")
     (tmp_path / "rank-4").write_text('{"rank": 4}')

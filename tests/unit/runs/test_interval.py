@@ -11,11 +11,11 @@ from dsrun.runs.interval import HOUR, failures, mean_time_between_failures, save
 from tests.unit.runs.test_goodput import at
 
 
-def test_youngs_formula_where_saves_are_short() -> None:
+def test_save_interval_young_formula_for_short_saves() -> None:
     assert save_interval(1, 200_000) == pytest.approx(math.sqrt(2 * 200_000), rel=0.002)
 
 
-def test_dalys_correction_where_they_are_not() -> None:
+def test_save_interval_daly_correction_for_long_saves() -> None:
     """Daly 2006, eq. 37, worked by hand for δ = 300 s and M = 6 h."""
     ratio = 300 / (2 * 6 * HOUR)
     assert save_interval(300, 6 * HOUR) == pytest.approx(3600 * (1 + ratio**0.5 / 3 + ratio / 9) - 300)
@@ -23,12 +23,14 @@ def test_dalys_correction_where_they_are_not() -> None:
 
 
 @pytest.mark.parametrize("save", [20.0, 100.0])
-def test_where_saving_takes_longer_than_running_the_mean_time_is_the_interval(save: float) -> None:
+def test_save_interval_longer_than_mtbf_is_mtbf(save: float) -> None:
+    """Where saving takes longer than running, the mean time between failures is the interval."""
     assert save_interval(save, 10) == 10
 
 
 @pytest.mark.parametrize(("save", "mtbf"), [(-1, 10), (1, 0), (float("nan"), 10)])
-def test_nonsense_is_refused(save: float, mtbf: float) -> None:
+def test_save_interval_nonsense_refused(save: float, mtbf: float) -> None:
+    """Negative, zero and NaN times are refused."""
     with pytest.raises(ValueError, match="failures come every"):
         save_interval(save, mtbf)
 
@@ -39,13 +41,14 @@ def overhead(interval: float, save: float, mtbf: float) -> float:
 
 
 @given(st.floats(0.1, 600), st.floats(HOUR, 1000 * HOUR), st.floats(1.1, 5))
-def test_no_other_interval_is_better_than_a_little(save: float, mtbf: float, factor: float) -> None:
+def test_save_interval_is_near_optimal(save: float, mtbf: float, factor: float) -> None:
+    """No other interval is better by more than a little."""
     best = overhead(save_interval(save, mtbf), save, mtbf)
     for other in (factor, 1 / factor):
         assert best <= overhead(save_interval(save, mtbf) * other, save, mtbf) * 1.0005
 
 
-def test_a_new_run_takes_the_published_rate() -> None:
+def test_mtbf_of_new_run_is_published_rate() -> None:
     """16,384 GPUs failed 419 times in 54 days: every 3.1 hours; eight GPUs then fail every 264 days."""
     assert mean_time_between_failures([], 16_384) == pytest.approx(54 * 24 / 419 * HOUR)
     assert mean_time_between_failures([], 8) == pytest.approx(264 * 24 * HOUR, rel=0.01)
@@ -60,22 +63,26 @@ def run(minutes: float, restarts: int) -> list[dict[str, Any]]:
     return [*events, at(minutes * 60, "progress", step=99)]
 
 
-def test_a_run_that_fails_every_minute_learns_it() -> None:
+def test_mtbf_learned_from_frequent_failures() -> None:
+    """A run that fails every minute soon expects that."""
     assert mean_time_between_failures(run(10, 10), 2) == pytest.approx(7 * 60, rel=0.01)
     assert mean_time_between_failures(run(6000, 6000), 2) == pytest.approx(60, rel=0.02)
 
 
-def test_one_failure_at_the_beginning_is_forgotten_with_time() -> None:
+def test_mtbf_forgets_early_failure_with_time() -> None:
+    """One failure at the beginning is forgotten with time."""
     early, late = (mean_time_between_failures(run(minutes, 1), 8) for minutes in (10, 60_000))
     assert early == pytest.approx(70 * 60, rel=0.01)
     assert late == pytest.approx(1001 * HOUR, rel=0.2)
 
 
-def test_a_run_without_failures_is_not_taken_for_better_than_others() -> None:
+def test_mtbf_without_failures_is_published_rate() -> None:
+    """A run without failures is not expected to fail less than others."""
     assert mean_time_between_failures(run(60_000, 0), 8) == pytest.approx(mean_time_between_failures([], 8))
 
 
-def test_idle_time_is_no_time_without_failures() -> None:
+def test_mtbf_excludes_idle_time() -> None:
+    """Idle time does not count as time without failures."""
     waiting = [*run(10, 2), at(600, "signal"), at(600 + 9000 * HOUR, "start"), at(600 + 9000 * HOUR, "end")]
     assert mean_time_between_failures(waiting, 8) == pytest.approx(mean_time_between_failures(run(10, 2), 8))
 
@@ -92,5 +99,5 @@ def test_idle_time_is_no_time_without_failures() -> None:
         ("", 0),
     ],
 )
-def test_which_ends_are_failures(kinds: str, count: int) -> None:
+def test_run_ends_that_count_as_failures(kinds: str, count: int) -> None:
     assert failures([{"kind": kind} for kind in kinds.split()]) == count

@@ -53,7 +53,8 @@ def holder(path, mode="plain"):
                 psutil.Process(child).kill()
 
 
-def test_a_second_run_is_refused_with_the_first_ones_name(tmp_path):
+def test_run_lock_refusal_names_holder(tmp_path):
+    """A second run is refused, and the message names the first one."""
     with holder(tmp_path) as (process, _):
         expected = rf"output folder {re.escape(str(tmp_path))} is in use by process {process.pid} on host "
         with pytest.raises(UsageError, match=expected) as caught:
@@ -67,7 +68,8 @@ def test_a_second_run_is_refused_with_the_first_ones_name(tmp_path):
         assert (found.pid, found.host) == (process.pid, host.hostname())
 
 
-def test_a_dead_run_blocks_nobody(tmp_path):
+def test_run_lock_of_dead_process_is_free(tmp_path):
+    """A dead run blocks no other."""
     with holder(tmp_path) as (process, _):
         process.kill()
         process.wait()
@@ -76,7 +78,8 @@ def test_a_dead_run_blocks_nobody(tmp_path):
         RunFolder(tmp_path).acquire().release()
 
 
-def test_an_orphaned_data_loader_worker_does_not_keep_the_lock(tmp_path):
+def test_run_lock_not_kept_by_orphaned_data_loader_worker(tmp_path):
+    """An orphaned data loader worker does not keep the lock."""
     with holder(tmp_path, "fork") as (process, child):
         process.kill()
         process.wait()
@@ -85,13 +88,15 @@ def test_an_orphaned_data_loader_worker_does_not_keep_the_lock(tmp_path):
         RunFolder(tmp_path).acquire().release()
 
 
-def test_a_forked_child_does_not_free_the_lock(tmp_path):
+def test_run_lock_not_freed_by_forked_child(tmp_path):
+    """A forked child does not free the lock."""
     with holder(tmp_path, "fork") as (_, child):
         psutil.Process(child).kill()
         assert is_in_use(tmp_path)
 
 
-def test_the_same_process_cannot_take_it_twice(tmp_path):
+def test_run_lock_cannot_be_taken_twice_by_one_process(tmp_path):
+    """The same process cannot take the lock twice."""
     run = RunFolder.create(tmp_path)
     with run.acquire():
         assert is_in_use(tmp_path)
@@ -103,19 +108,22 @@ def test_the_same_process_cannot_take_it_twice(tmp_path):
     lock.release()
 
 
-def test_nothing_there_is_not_in_use(tmp_path):
+def test_run_lock_of_missing_folder_is_free(tmp_path):
+    """A missing or empty folder is not in use."""
     assert is_in_use(tmp_path / "missing") is None
     assert is_in_use(tmp_path) is None
 
 
-def test_the_lock_tells_pid_host_and_start(tmp_path):
+def test_run_lock_file_has_pid_host_and_start(tmp_path):
+    """The lock file tells the holder's pid, host and start."""
     with RunFolder.create(tmp_path).acquire():
         said = json.loads((tmp_path / ".lock").read_text())
     assert (said["pid"], said["host"]) == (os.getpid(), host.hostname())
     assert said["began"] == pytest.approx(psutil.Process().create_time(), abs=1)
 
 
-def test_where_there_are_no_locks_the_process_decides(tmp_path):
+def test_run_lock_holder_checked_by_process_without_flock(tmp_path):
+    """Where files cannot be locked, the process named in the file decides."""
     other = psutil.Process(os.getppid())
 
     def claim(**changes):

@@ -54,7 +54,8 @@ def test_manifest_lists_every_file(run):
     assert verify(checkpoint) == []
 
 
-def test_a_manifest_can_be_written_again(run):
+def test_manifest_can_be_rewritten(run):
+    """A manifest can be written again."""
     checkpoint = save(run, 5)
     write_manifest(checkpoint, {})
     (checkpoint / "latest_universal").write_text("global_step5_universal")
@@ -70,8 +71,11 @@ def test_a_manifest_can_be_written_again(run):
     }
 
 
-def test_no_name_in_a_checkpoint_is_left_to_a_power_cut(run, monkeypatch):
-    """The swap files of NVMe offload lie in a folder of each rank, in a folder without files of its own."""
+def test_manifest_fsyncs_every_checkpoint_folder(run, monkeypatch):
+    """A power cut must not lose any name in a checkpoint.
+
+    The swap files of NVMe offload lie in a folder of each rank, in a folder without files of its own.
+    """
     checkpoint = save(run, 5)
     (checkpoint / "global_step5" / "offloaded_tensors" / "rank0").mkdir(parents=True)
     (checkpoint / "global_step5" / "offloaded_tensors" / "rank0" / "0.swp").write_bytes(bytes(8))
@@ -81,7 +85,7 @@ def test_no_name_in_a_checkpoint_is_left_to_a_power_cut(run, monkeypatch):
     assert set(synced) == {checkpoint, *(path for path in checkpoint.rglob("*") if path.is_dir())}
 
 
-def test_a_file_larger_than_one_chunk(run, monkeypatch):
+def test_manifest_checksum_of_file_larger_than_chunk(run, monkeypatch):
     monkeypatch.setattr("dsrun.runs.sealing._CHUNK", 1000)
     checkpoint = save(run, 5)
     write_manifest(checkpoint, {})
@@ -121,7 +125,8 @@ def empty_manifest(checkpoint):
         (empty_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
     ],
 )
-def test_a_torn_checkpoint_is_passed_over_and_named(run, damage, code, said):
+def test_torn_checkpoint_passed_over_and_named(run, damage, code, said):
+    """A torn checkpoint is passed over, and named."""
     for step in (7, 9):
         write_manifest(save(run, step), {})
     torn = run.checkpoint(9)
@@ -138,7 +143,8 @@ def test_a_torn_checkpoint_is_passed_over_and_named(run, damage, code, said):
 
 @settings(max_examples=30)
 @given(place=st.integers(0, len(WEIGHTS) - 1), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_found_by_verify(tmp_path_factory, place, bit):
+def test_verify_finds_flipped_bit_in_checkpoint(tmp_path_factory, place, bit):
+    """verify() finds a flipped bit."""
     checkpoint = save(RunFolder(tmp_path_factory.mktemp("run")), 5)
     write_manifest(checkpoint, {}, durable=False)
     damaged = bytearray(WEIGHTS)
@@ -150,7 +156,8 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path_factory, place, bit):
     assert (finding.code, finding.where) == (CORRUPT, str(shard))
 
 
-def test_newest_first_by_number(run):
+def test_complete_checkpoints_newest_first(run):
+    """Checkpoints are sorted by number, the newest first."""
     for step in (9, 100, 20):
         write_manifest(save(run, step), {}, durable=False)
     assert [step for step, _ in complete_checkpoints(run)] == [100, 20, 9]

@@ -34,7 +34,8 @@ def same(left: object, right: object) -> bool:
     return both_nan or (left == right and type(left) is type(right))
 
 
-def test_records_come_back_with_stamps(tmp_path):
+def test_jsonl_records_round_trip_with_time_stamps(tmp_path):
+    """Records come back with time stamps."""
     path = tmp_path / "metrics.jsonl"
     with Appender(path) as metrics:
         metrics.append({"step": 1, "loss": 2.5, "name": "schön\nzwei"})
@@ -47,21 +48,24 @@ def test_records_come_back_with_stamps(tmp_path):
     assert path.read_text().count("\n") == 2
 
 
-def test_time_is_utc_in_milliseconds():
+def test_time_stamp_is_utc_in_milliseconds():
+    """Time is UTC in milliseconds."""
     text = utc_now()
     assert text.endswith("Z")
     assert len(text) == len("2026-11-21T04:48:00.123Z")
 
 
 @given(st.dictionaries(keys, numbers))
-def test_every_record_is_valid_json_and_can_be_revived(record):
+def test_json_record_round_trip_with_nonfinite_numbers(record):
+    """Every record is valid JSON, and reads back as it was."""
     written = json.loads(json.dumps(plain(record), allow_nan=False))
     back = revive(written)
     assert back.keys() == record.keys()
     assert all(same(back[key], record[key]) for key in record)
 
 
-def test_what_is_not_finite_is_named():
+def test_nonfinite_numbers_named_in_json_record():
+    """Numbers that are not finite become null and are named."""
     record = plain({"loss": math.nan, "eval": {"ppl": math.inf}, "list": [1.0, -math.inf]})
     assert record == {
         "loss": None,
@@ -71,7 +75,7 @@ def test_what_is_not_finite_is_named():
     }
 
 
-def test_values_of_other_types():
+def test_json_record_values_of_other_types():
     class Scalar:
         def tolist(self):
             return 1.5
@@ -83,7 +87,8 @@ def test_values_of_other_types():
     }
 
 
-def test_an_undecodable_file_name_can_be_written(tmp_path):
+def test_undecodable_file_name_in_json_record(tmp_path):
+    """An undecodable file name can be written."""
     path = tmp_path / "events.jsonl"
     with Appender(path) as events:
         events.append({"path": Path(os.fsdecode(b"caf\xe9"))})
@@ -91,7 +96,8 @@ def test_an_undecodable_file_name_can_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3}\n{"st', "\x00\x00", "[1, 2]\n", "\n\n"])
-def test_a_torn_line_costs_only_itself(tmp_path, torn):
+def test_jsonl_torn_line_costs_only_itself(tmp_path, torn):
+    """A torn line costs only itself."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + torn)
     before = [record["step"] for record in iter_records(path)]
@@ -101,11 +107,13 @@ def test_a_torn_line_costs_only_itself(tmp_path, torn):
     assert [record["step"] for record in read_records(path)] == [*before, 4]
 
 
-def test_a_file_that_is_not_there_has_no_records(tmp_path):
+def test_jsonl_missing_file_has_no_records(tmp_path):
+    """A missing file has no records."""
     assert read_records(tmp_path / "metrics.jsonl") == []
 
 
-def test_two_writers_do_not_mix_their_lines(tmp_path):
+def test_jsonl_concurrent_writers_do_not_mix_lines(tmp_path):
+    """Two writers do not mix their lines."""
     path = tmp_path / "events.jsonl"
     code = """
 import sys; from pathlib import Path; from dsrun.runs.records import Appender
@@ -120,7 +128,8 @@ with Appender(Path(sys.argv[1])) as out:
         assert [record["n"] for record in records if record["who"] == who] == list(range(200))
 
 
-def test_after_a_full_disk_the_next_line_is_whole(tmp_path):
+def test_jsonl_line_after_full_disk_is_whole(tmp_path):
+    """After a full disk the next line is whole."""
     path = tmp_path / "metrics.jsonl"
     code = """
 import resource, signal, sys; from pathlib import Path; from dsrun.runs.records import Appender
@@ -143,7 +152,8 @@ out.append({"step": 3})
     assert [record["step"] for record in read_records(path)] == [1, 3]
 
 
-def test_events_say_who_wrote_them(tmp_path):
+def test_event_log_names_writing_process(tmp_path):
+    """Events name the process and the host that wrote them."""
     with EventLog(tmp_path / "events.jsonl") as events:
         written = events.write("checkpoint_end", step=5, seconds=1.5, path=tmp_path)
     assert read_records(tmp_path / "events.jsonl") == [written]
@@ -151,13 +161,15 @@ def test_events_say_who_wrote_them(tmp_path):
     assert {"time", "elapsed", "host"} <= written.keys()
 
 
-def test_closing_twice_is_fine(tmp_path):
+def test_jsonl_appender_may_be_closed_twice(tmp_path):
+    """Closing twice is fine."""
     out = Appender(tmp_path / "a.jsonl")
     out.close()
     out.close()
 
 
-def test_write_json_atomic_replaces_and_leaves_nothing_else(tmp_path):
+def test_write_json_atomic_replaces_file_and_leaves_no_other(tmp_path):
+    """An atomic write replaces the file and leaves nothing else behind."""
     path = tmp_path / "run.json"
     write_json_atomic(path, {"version": 1, "loss": math.nan})
     assert json.loads(path.read_text()) == {"version": 1, "loss": None, "nonfinite": {"loss": "nan"}}
@@ -169,7 +181,8 @@ def test_write_json_atomic_replaces_and_leaves_nothing_else(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path):
+def test_failed_write_json_atomic_keeps_old_file(tmp_path):
+    """A failed write keeps the old file."""
     path = tmp_path / "run.json"
     write_json_atomic(path, {"version": 1})
     loop: dict = {}
@@ -180,7 +193,8 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_the_page_about_the_run_folder_names_every_key():
+def test_run_folder_docs_page_names_every_key():
+    """docs/run-folder.md names every key."""
     page = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text()
     types = (schema.Metric, schema.Event, schema.Run, schema.Manifest, schema.ManifestFile)
     keys = {key for record in types for key in get_type_hints(record)} | set(get_args(schema.EventKind))

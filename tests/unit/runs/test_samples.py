@@ -28,7 +28,8 @@ FIRST = [(0, [0, 1]), (0, [4, 5]), (1, [3, 2])]
 SECOND = [(0, [2, 3]), (0, []), (1, [0, 4])]
 
 
-def test_an_undisturbed_run_saw_every_sample_once(tmp_path):
+def test_every_sample_seen_once_in_undisturbed_run(tmp_path):
+    """An undisturbed run saw every sample once."""
     attempt(tmp_path, 0, 0, FIRST, SECOND)
     found = ledgers(tmp_path)
     assert not_once(found) == not_once(found, samples=6) == []
@@ -38,8 +39,11 @@ def test_an_undisturbed_run_saw_every_sample_once(tmp_path):
     assert next_attempt(tmp_path) == 1
 
 
-def test_work_that_was_lost_and_done_again_counts_once(tmp_path):
-    """Killed in step 3, of which only rank 0 could tell; gone on from a checkpoint after step 1."""
+def test_samples_of_repeated_steps_count_once(tmp_path):
+    """Samples of steps that were lost and done again count once.
+
+    Killed in step 3, of which only rank 0 could tell; gone on from a checkpoint after step 1.
+    """
     attempt(tmp_path, 0, 0, FIRST, SECOND[:2])
     attempt(tmp_path, 1, 1, FIRST[1:], SECOND[1:])
     found = ledgers(tmp_path)
@@ -48,15 +52,16 @@ def test_work_that_was_lost_and_done_again_counts_once(tmp_path):
     assert next_attempt(tmp_path) == 2
 
 
-def test_fewer_ranks_go_on_with_what_more_had_begun(tmp_path):
+def test_samples_after_resume_at_smaller_world_size(tmp_path):
+    """Fewer ranks go on with the samples that more ranks had begun."""
     attempt(tmp_path, 0, 0, FIRST, SECOND)
     attempt(tmp_path, 1, 1, [(0, [4, 5]), (1, [3, 2, 0, 4])])
     assert not_once(ledgers(tmp_path), samples=6) == []
     assert [each.ranks for each in steps(ledgers(tmp_path)).values()] == [2, 1, 1]
 
 
-def test_a_data_position_that_was_lost_shows(tmp_path):
-    """Gone on at step 2 with the samples of step 1 again."""
+def test_lost_data_position_shows_as_repeated_samples(tmp_path):
+    """A lost data position shows in the samples. Gone on at step 2 with the samples of step 1 again."""
     attempt(tmp_path, 0, 0, [(0, [0, 1]), (0, [2, 3])])
     attempt(tmp_path, 1, 1, [(0, [0, 1]), (1, [0, 1])])
     assert not_once(ledgers(tmp_path), samples=4) == [
@@ -65,7 +70,8 @@ def test_a_data_position_that_was_lost_shows(tmp_path):
     ]
 
 
-def test_steps_and_ranks_that_are_missing_are_named(tmp_path):
+def test_missing_steps_and_ranks_of_sample_log_named(tmp_path):
+    """Steps and ranks that are missing are named."""
     attempt(tmp_path, 0, 0, FIRST, SECOND[:2])
     attempt(tmp_path, 1, 4, [(1, [1])])
     words = not_once(ledgers(tmp_path))
@@ -73,7 +79,8 @@ def test_steps_and_ranks_that_are_missing_are_named(tmp_path):
     assert "step 4 is in no ledger" in words
 
 
-def test_a_ledger_switched_on_later_is_judged_from_there_on(tmp_path):
+def test_sample_log_checked_from_its_first_step(tmp_path):
+    """A sample log that was switched on later is checked from there on."""
     attempt(tmp_path, 0, 7, [(2, [5, 6]), (3, [1, 2])])
     assert not_once(ledgers(tmp_path), samples=100) == []
     assert not_once(ledgers(tmp_path), samples=2) == [
@@ -82,13 +89,15 @@ def test_a_ledger_switched_on_later_is_judged_from_there_on(tmp_path):
     ]
 
 
-def test_without_a_ledger_nothing_is_proved(tmp_path):
+def test_missing_sample_log_proves_nothing(tmp_path):
+    """Without a sample log nothing is proved."""
     assert not_once(ledgers(tmp_path)) == ["there is no sample ledger"]
     attempt(tmp_path, 0, 0, [])
     assert not_once(ledgers(tmp_path)) == ["the sample ledger holds no step"]
 
 
-def test_a_torn_line_is_passed_over(tmp_path):
+def test_torn_line_of_sample_log_skipped(tmp_path):
+    """A torn line is skipped."""
     attempt(tmp_path, 0, 0, FIRST[:1])
     with ledger_of(tmp_path, 0).open("a") as file:
         file.write('{"attempt": 0, "step": 2, "ids": [')

@@ -5,7 +5,8 @@ import pytest
 from dsrun.runs.sealing import Sealer, sum_of, threads
 
 
-def test_files_are_summed_as_they_come(tmp_path):
+def test_checksum_pool_sums_files_as_they_come(tmp_path):
+    """Checksums are computed as files are added."""
     sealer = Sealer(tmp_path)
     contents = {"a": b"x" * 100_000, "deep/b": b"", "c": bytes(range(256))}
     for name, content in contents.items():
@@ -22,7 +23,8 @@ def test_files_are_summed_as_they_come(tmp_path):
     }
 
 
-def test_a_file_that_cannot_be_read_fails_the_result(tmp_path):
+def test_checksum_pool_fails_for_unreadable_file(tmp_path):
+    """A file that cannot be read makes the result fail."""
     sealer = Sealer(tmp_path)
     sealer.add(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
@@ -30,12 +32,13 @@ def test_a_file_that_cannot_be_read_fails_the_result(tmp_path):
     sealer.close()
 
 
-def test_a_file_of_several_chunks(tmp_path, monkeypatch):
+def test_checksum_of_file_of_several_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr("dsrun.runs.sealing._CHUNK", 1000)
     (tmp_path / "a").write_bytes(bytes(range(250)) * 10)
     assert sum_of(tmp_path / "a") == {"size": 2500, "crc32": f"{zlib.crc32(bytes(range(250)) * 10):08x}"}
 
 
-def test_processes_divide_the_cores(monkeypatch):
+def test_checksum_threads_divided_between_processes(monkeypatch):
+    """Processes divide the cores among themselves."""
     monkeypatch.setattr("dsrun.runs.sealing.cores", lambda: 8)
     assert [threads(100), threads(100, 4), threads(100, 16), threads(3)] == [8, 2, 1, 3]

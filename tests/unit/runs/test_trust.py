@@ -19,30 +19,34 @@ def checkpoint(tmp_path):
     return folder
 
 
-def test_ones_own_files_are_trusted(checkpoint):
+def test_checkpoint_of_same_user_trusted(checkpoint):
+    """The user's own files are trusted."""
     refuse_untrusted(checkpoint)
 
 
-def test_a_group_may_write(checkpoint):
+def test_group_writable_checkpoint_trusted(checkpoint):
+    """The group may have write permission."""
     (checkpoint / "latest").chmod(0o664)
     refuse_untrusted(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["latest", "global_step5", "global_step5/shard.pt", ".", ".."])
-def test_what_everybody_may_write_is_refused(checkpoint, name):
+def test_world_writable_checkpoint_refused(checkpoint, name):
+    """Nothing of a checkpoint may be writable by everybody."""
     path = checkpoint / name
     path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWOTH)
     with pytest.raises(UsageError, match=r"everybody may write to .*--trust"):
         refuse_untrusted(checkpoint)
 
 
-def test_a_sticky_folder_above_is_fine(checkpoint):
+def test_sticky_folder_above_checkpoint_trusted(checkpoint):
+    """A sticky folder above may be writable by everybody."""
     checkpoint.parent.chmod(0o1777)
     refuse_untrusted(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["latest", "global_step5/shard.pt", "."])
-def test_another_users_file_is_refused(checkpoint, name, monkeypatch):
+def test_checkpoint_of_other_user_refused(checkpoint, name, monkeypatch):
     """As root the file is given away; as anybody else, who cannot do that, the test is somebody else."""
     if os.geteuid() == 0:
         os.chown(checkpoint / name, 12345, 12345)
@@ -57,7 +61,7 @@ def test_another_users_file_is_refused(checkpoint, name, monkeypatch):
         assert whose in str(caught.value)
 
 
-def test_roots_files_are_accepted(checkpoint, monkeypatch):
+def test_checkpoint_of_root_trusted(checkpoint, monkeypatch):
     """Somebody else looks at the files, and their owner counts as root."""
     monkeypatch.setattr(trust, "_ROOT", os.geteuid())
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
@@ -65,14 +69,18 @@ def test_roots_files_are_accepted(checkpoint, monkeypatch):
     refuse_untrusted(checkpoint)
 
 
-def test_a_file_system_that_maps_users_is_understood(checkpoint, monkeypatch):
-    """Under NFS's root_squash root's own files belong to nobody, and so does every file that it makes there now."""
+def test_checkpoint_trust_with_nfs_root_squash(checkpoint, monkeypatch):
+    """The ownership check copes with file systems that map users.
+
+    Under NFS's root_squash root's own files belong to nobody, and so does every file that it makes there now.
+    """
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     monkeypatch.setattr(trust, "_ROOT", 98765)
     refuse_untrusted(checkpoint)
 
 
-def test_a_link_is_as_trusted_as_what_it_leads_to(checkpoint, tmp_path):
+def test_symlink_as_trusted_as_its_target(checkpoint, tmp_path):
+    """A symlink is as trusted as its target."""
     target = tmp_path / "blob"
     target.write_bytes(b"weights")
     (checkpoint / "model.safetensors").symlink_to(target)

@@ -70,7 +70,8 @@ def test_cores_and_memory(facts):
     assert facts.by_name["node2"].cores_free == 32 - facts.by_name["node2"].cores_busy
 
 
-def test_a_drained_node_has_nothing_free_whatever_its_reason_says(facts):
+def test_drained_node_has_nothing_free(facts):
+    """A drained node has nothing free, whatever its reason says."""
     node = facts.by_name["node4"]
     assert node.state == "IDLE+DRAIN"
     assert not node.is_usable
@@ -86,7 +87,7 @@ def test_a_drained_node_has_nothing_free_whatever_its_reason_says(facts):
         ("FUTURE", False), ("IDLE+MAINT+RESERVED", False),
     ],
 )  # fmt: skip
-def test_which_states_take_jobs(state, usable):
+def test_node_states_that_accept_jobs(state, usable):
     facts = recorded_facts(nodes=f"NodeName=n1 CPUTot=4 Gres=gpu:2 State={state} RealMemory=1000")
     assert facts.nodes[0].is_usable is usable
     assert facts.nodes[0].gpus_free == (2 if usable else 0)
@@ -100,7 +101,7 @@ def test_usual_gpus_and_cores_of_a_partition(facts):
     assert facts.usual_gpus("nope") is None
 
 
-def test_a_clusters_own_words(facts):
+def test_cluster_name_version_and_limits(facts):
     assert (facts.name, facts.version, facts.max_array_size, facts.memory_per_core) == (
         "lab",
         "22.05.8",
@@ -111,7 +112,7 @@ def test_a_clusters_own_words(facts):
     assert facts.licenses == ()
 
 
-def test_associations(facts):
+def test_accounting_associations_and_qos(facts):
     known = facts.accounting
     assert known.default_account == "ml"
     assert {(each.account, each.partition) for each in known.associations} == {
@@ -122,14 +123,15 @@ def test_associations(facts):
     assert known.enforced == {"associations", "limits", "qos"}
 
 
-def test_nobody_in_the_accounting():
+def test_accounting_without_associations():
     known = read_accounting(associations="", qualities="normal||\n", enforced="none")
     assert known.associations == ()
     assert known.default_account is None
     assert known.enforced == frozenset()
 
 
-def test_untyped_gpus_may_be_named_by_a_feature():
+def test_untyped_gpu_model_from_node_feature():
+    """Untyped GPUs may be named by a feature."""
     (group,) = gpu_groups("gpu:4", "gpu:1", ("skylake", "h100", "ib"))
     assert (group.name, group.capability, group.busy) == ("H100", (9, 0), 1)
     # Two models, or two kinds of GPUs on the node: the feature may mean the other.
@@ -139,19 +141,20 @@ def test_untyped_gpus_may_be_named_by_a_feature():
     assert gpu_groups("gpu:big:4", "", ("a100",))[0].capability == (8, 0)
 
 
-def test_a_mig_slice_that_names_its_gpu():
+def test_mig_slice_type_with_gpu_model():
     (group,) = gpu_groups("gpu:a100_3g.20gb:2", "gpu:a100_3g.20gb:0(IDX:N/A)")
     assert (group.capability, group.memory, group.busy) == ((8, 0), (20,), 0)
     (group,) = gpu_groups("gpu:1g.10gb:7(S:0)", "", ("h100",))
     assert (group.capability, group.memory) == ((9, 0), (10,))
 
 
-def test_memory_of_a_name_that_fits_several_products():
+def test_gpu_memory_choices_of_ambiguous_model():
     assert memory_choices(lookup("a100")) == (40, 80)
     assert memory_choices(lookup("l4")) == (24,)
 
 
-def test_a_value_with_blanks_and_a_later_second_value():
+def test_scontrol_record_with_blanks_and_repeated_key():
+    """A value may contain blanks; of a repeated key the first value counts."""
     found = pairs("NodeName=n1 OS=Linux 6.1 #1  State=IDLE Reason=seen State=DOWN once")
     assert (found["OS"], found["State"]) == ("Linux 6.1 #1", "IDLE")
     assert pairs("No licenses configured in Slurm.") == {}
@@ -168,11 +171,11 @@ def test_a_value_with_blanks_and_a_later_second_value():
         ("NONE", None),
     ],
 )
-def test_times(text, expected):
+def test_slurm_time_format(text, expected):
     assert amounts.seconds(text) == expected
 
 
-def test_amounts_as_people_read_them():
+def test_time_and_memory_units_formatted():
     assert amounts.clock(90061) == "1-01:01:01"
     assert amounts.clock(math.inf) == "no limit"
     assert [amounts.mib(text) for text in ("4000", "2G", "1.5T", "UNLIMITED")] == [
@@ -187,10 +190,11 @@ def test_amounts_as_people_read_them():
 @pytest.mark.parametrize(
     "names", [["gpu01", "gpu02", "gpu03", "gpu7", "login"], ["a1n1", "a1n2"], ["x"], ["n9", "n10", "n11"]]
 )
-def test_compressed_names_come_apart_again(names):
+def test_hostlist_compression_round_trip(names):
+    """Compressed host names expand to the same names again."""
     text = compressed(names)
     assert sorted(expand_hosts(text)) == sorted(names)
 
 
-def test_compressed_names():
+def test_hostlist_compression():
     assert compressed(["gpu01", "gpu02", "gpu03", "gpu7"]) == "gpu[01-03],gpu7"

@@ -50,7 +50,7 @@ class Slurm:
         return follow(job_id, say=self.told.append, show=self.shown.append, pause=self.pause)
 
 
-def test_to_the_end(monkeypatch):
+def test_follow_job_to_its_end(monkeypatch):
     slurm = Slurm(
         monkeypatch, at("PENDING", reason="Priority"), at("RUNNING"), at("RUNNING"), at("COMPLETED")
     )
@@ -69,11 +69,13 @@ def test_to_the_end(monkeypatch):
         ("TIMEOUT", "0:0", 1), ("OUT_OF_MEMORY", "0:125", 253), ("CANCELLED", "0:0", 1), ("NODE_FAIL", "1:0", 1),
     ],
 )  # fmt: skip
-def test_the_jobs_result_is_the_exit_code(monkeypatch, state, code, result):
+def test_follow_exit_code_is_job_result(monkeypatch, state, code, result):
+    """The job's result becomes the exit code."""
     assert Slurm(monkeypatch, at(state, code=code)).follow() == result
 
 
-def test_a_requeue_is_not_the_end(monkeypatch):
+def test_follow_goes_on_after_requeue(monkeypatch):
+    """A requeue is not the end of the job."""
     slurm = Slurm(
         monkeypatch,
         at("RUNNING"),
@@ -88,14 +90,15 @@ def test_a_requeue_is_not_the_end(monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
-def test_states_that_a_requeue_may_follow_are_looked_at_twice(monkeypatch, state):
+def test_follow_checks_states_before_requeue_twice(monkeypatch, state):
+    """States that a requeue may follow are checked twice."""
     slurm = Slurm(
         monkeypatch, at("RUNNING"), at(state), at("PENDING", restarts=1), at("COMPLETED", restarts=1)
     )
     assert slurm.follow() == 0
 
 
-def test_a_controller_that_is_away(monkeypatch):
+def test_follow_waits_for_unreachable_controller(monkeypatch):
     gone = NoAnswerError("scontrol: Unable to contact slurm controller (connect failure)")
     slurm = Slurm(monkeypatch, at("RUNNING"), gone, gone, at("RUNNING"), at("COMPLETED"))
     assert slurm.follow() == 0
@@ -105,7 +108,7 @@ def test_a_controller_that_is_away(monkeypatch):
     ]
 
 
-def test_a_controller_that_has_forgotten_the_job(monkeypatch, tmp_path):
+def test_follow_asks_sacct_for_forgotten_job(monkeypatch, tmp_path):
     log = tmp_path / "log"
     log.write_text("one\n")
     rows = [
@@ -121,7 +124,7 @@ def test_a_controller_that_has_forgotten_the_job(monkeypatch, tmp_path):
     assert slurm.told[-1] == "job 67: CANCELLED after 00:01:01 exit code 143"
 
 
-def test_a_job_that_nobody_knows(monkeypatch):
+def test_follow_unknown_job_refused(monkeypatch):
     monkeypatch.setattr(slurm_query, "history", lambda fields, job_id: None)
     with pytest.raises(UsageError, match="no job 67"):
         Slurm(monkeypatch, None).follow()
@@ -129,7 +132,7 @@ def test_a_job_that_nobody_knows(monkeypatch):
         Slurm(monkeypatch, at("RUNNING"), None).follow()
 
 
-def test_the_log_as_it_grows(monkeypatch, tmp_path):
+def test_follow_prints_log_as_it_grows(monkeypatch, tmp_path):
     log = tmp_path / "a b.log"
 
     def append(text):
@@ -152,7 +155,7 @@ def test_the_log_as_it_grows(monkeypatch, tmp_path):
     assert slurm.shown == ["one", "two", "three", "last"]
 
 
-def test_all_tasks_of_an_array(monkeypatch, tmp_path):
+def test_follow_all_tasks_of_job_array(monkeypatch, tmp_path):
     done = re.sub(r"JobState=\S+", "JobState=COMPLETED", recorded("job-array"))
     logs = {label: tmp_path / f"{label}.log" for label in ("66_0", "66_1", "66_2", "66_3")}
     for label, path in logs.items():
@@ -167,13 +170,14 @@ def test_all_tasks_of_an_array(monkeypatch, tmp_path):
     assert "job 66_2: RUNNING on node5" in slurm.told
 
 
-def test_the_controller_is_asked_less_and_less_often():
+def test_follow_poll_interval_grows():
+    """The controller is polled less and less often."""
     assert interval(0) == 1
     assert interval(60) == 3
     assert interval(10_000) == 10
 
 
-def test_recorded_jobs():
+def test_scontrol_job_records_parsed():
     (job,) = read_jobs(recorded("job"))
     assert (job.label, job.state, job.nodes, job.log) == (
         "62",
@@ -188,13 +192,15 @@ def test_recorded_jobs():
     assert [view.label for view in read_jobs(recorded("job-array"))] == ["66_0", "66_1", "66_2", "66_3"]
 
 
-def test_a_name_that_looks_like_a_state_is_only_a_name():
+def test_job_name_that_looks_like_a_job_state():
+    """A name that looks like a state is only a name."""
     text = recorded("job").replace("JobName=t5 large", "JobName=x JobState=FAILED ExitCode=9:0")
     (view,) = read_jobs(text)
     assert (view.state, view.exit_code) == ("RUNNING", 0)
 
 
-def test_tasks_that_have_not_started_have_no_log():
+def test_pending_array_tasks_have_no_log():
+    """Tasks that have not started have no log."""
     text = re.sub(r"ArrayTaskId=3 ", "ArrayTaskId=2-3%2 ", recorded("job-array")).replace(
         "_3.log", "_4294967294.log"
     )
@@ -202,17 +208,18 @@ def test_tasks_that_have_not_started_have_no_log():
     assert (waiting.label, waiting.log) == ("66_[2-3%2]", None)
 
 
-def test_patterns_that_slurm_left_in_a_logs_name():
+def test_job_log_path_patterns_expanded():
     text = re.sub(r"StdOut=.*", "StdOut=logs/%x-%5j-%N-%%%n%t%s.log", recorded("job"))
     assert read_jobs(text)[0].log == "/home/ada/jobs/logs/t5 large-00062-node2-%00batch.log"
 
 
-def test_accounting_rows():
+def test_sacct_row_parsed():
     view = from_history(("67", "FAILED", "3:0", "None assigned", "00:00:01"))
     assert (view.state, view.result, view.nodes) == ("FAILED", 3, "")
 
 
-def test_news_only_when_something_has_changed():
+def test_follow_reports_state_changes_only():
+    """Something is reported only when the job has changed."""
     watch = Watch("7")
     waiting = JobView(label="7", state="PENDING", reason="Priority")
     assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
@@ -223,7 +230,7 @@ def test_news_only_when_something_has_changed():
     assert not watch.ended
 
 
-def test_a_log_that_starts_anew(tmp_path):
+def test_log_tail_after_truncation(tmp_path):
     log = tmp_path / "log"
     tail = Tail(log)
     assert tail.lines() == []
@@ -249,7 +256,7 @@ def sbatch(tmp_path, monkeypatch):
     return answers
 
 
-def test_submit(sbatch):
+def test_sbatch_submit(sbatch):
     folder = sbatch("1234;lab\n", "sbatch: Verify: fine\n")
     remarks = []
     assert submit.submit("#!/bin/bash\necho \udcff\n", ["--hold"], say=remarks.append) == "1234"
@@ -258,7 +265,7 @@ def test_submit(sbatch):
     assert remarks == ["sbatch: Verify: fine"]
 
 
-def test_a_refused_job(sbatch):
+def test_sbatch_refusal_quoted(sbatch):
     sbatch("", "sbatch: error: Batch job submission failed: Invalid qos specification\n", 1)
     with pytest.raises(
         ToolError, match="refuses the job: Batch job submission failed: Invalid qos specification"
@@ -266,7 +273,7 @@ def test_a_refused_job(sbatch):
         submit.submit("#!/bin/bash\n")
 
 
-def test_whether_and_when(sbatch):
+def test_sbatch_test_only_forecasts_start(sbatch):
     said = "sbatch: Job 15 to start at 2026-11-21T08:44:13 using 4 processors on nodes node[1-2] in partition gpu\n"
     folder = sbatch("", said)
     expected = "would start at 2026-11-21T08:44:13 on node[1-2] of partition gpu with 4 cores"

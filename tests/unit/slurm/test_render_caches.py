@@ -9,13 +9,15 @@ from pathlib import Path
 from tests.unit.slurm.test_render_ends import training
 
 
-def test_caches_lie_in_a_folder_that_nobody_else_can_write_to(shell):
+def test_sbatch_script_cache_folder_is_private(shell):
+    """Caches lie in a folder that nobody else can write to."""
     first = Path(shell.run(training(shell)).environment["TRITON_CACHE_DIR"]).parent
     assert first.is_dir()
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
 
 
-def test_no_cache_is_read_from_a_folder_of_somebody_else(shell):
+def test_sbatch_script_avoids_cache_folder_of_other_user(shell):
+    """No cache is read from a folder of another user."""
     # A link that leads to nothing is owned by nobody as far as bash can tell, and mkdir does not replace it.
     (shell.tools / f"dsrun-{os.getuid()}").symlink_to("nowhere")
     cache = Path(shell.run(training(shell)).environment["TRITON_CACHE_DIR"])

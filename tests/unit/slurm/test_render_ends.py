@@ -39,13 +39,15 @@ def signalled(shell: Shell, script: str, which: signal.Signals):
     return shell.ended(process)
 
 
-def test_a_finished_run_is_a_completed_job(shell):
+def test_finished_run_completes_job_without_requeue(shell):
+    """A finished run is a completed job."""
     shell.worker = FINISHED
     done = shell.run(training(shell))
     assert (done.code, requeued(done)) == (0, False)
 
 
-def test_a_finished_marker_of_an_earlier_run_is_not_believed(shell):
+def test_finished_marker_of_earlier_run_ignored(shell):
+    """A FINISHED file of an earlier run does not count."""
     folder = shell.folder / "runs" / "train-12"
     folder.mkdir(parents=True)
     (folder / "FINISHED").touch()
@@ -55,21 +57,26 @@ def test_a_finished_marker_of_an_earlier_run_is_not_believed(shell):
     assert (done.code, requeued(done)) == (5, False)
 
 
-def test_a_failed_run_keeps_its_code_and_stays_out_of_the_queue(shell):
+def test_failed_run_keeps_exit_code_without_requeue(shell):
+    """A failed run keeps its code and stays out of the queue."""
     shell.worker = "exit 9"
     done = shell.run(training(shell))
     assert (done.code, requeued(done)) == (9, False)
 
 
-def test_a_run_that_was_told_to_stop_by_signals_to_its_steps_goes_back_into_the_queue(shell):
-    """The batch script has heard nothing of them."""
+def test_requeue_after_stop_signal_to_steps(shell):
+    """A run that was told to stop by signals to its steps goes back into the queue.
+
+    The batch script has heard nothing of them.
+    """
     shell.worker = "exit 75"
     done = shell.run(training(shell))
     assert (done.code, requeued(done)) == (0, True)
 
 
 @pytest.mark.parametrize("which", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_is_passed_on_and_the_job_goes_back_into_the_queue(shell, which):
+def test_requeue_after_forwarded_signal(shell, which):
+    """A signal is forwarded, and the job goes back into the queue."""
     shell.worker = SAVES
     done = signalled(shell, training(shell), which)
     assert ("--quiet", "--signal=USR1", "12") in done.of("scancel")
@@ -78,7 +85,8 @@ def test_a_signal_is_passed_on_and_the_job_goes_back_into_the_queue(shell, which
     assert f"got {which.name[3:]}" in done.stderr
 
 
-def test_signals_that_come_twice_lose_nothing(shell):
+def test_repeated_signals_are_all_forwarded(shell):
+    """Signals that arrive repeatedly are all forwarded, and the exit code is kept."""
     shell.worker = 'until [ -e "$STAND_INS/go" ]; do sleep 0.02; done; exit 6'
     process = begun(shell, other(shell, requeue="false"))
 
@@ -95,34 +103,39 @@ def test_signals_that_come_twice_lose_nothing(shell):
     assert len(done.of("scancel")) == 3
 
 
-def test_a_cancelled_job_is_not_put_back(shell):
+def test_cancelled_job_is_not_requeued(shell):
+    """A cancelled job does not go back into the queue."""
     shell.worker, shell.job = SAVES, CANCELLED
     done = signalled(shell, training(shell), signal.SIGTERM)
     assert not requeued(done)
     assert done.code != 0
 
 
-def test_a_job_that_was_signalled_and_finished_is_finished(shell):
+def test_signalled_but_finished_job_is_not_requeued(shell):
+    """A job that finished after a signal stays finished."""
     shell.worker = SAVES.replace("exit 0", 'touch "$DSRUN_OUTPUT/FINISHED"; exit 0')
     done = signalled(shell, training(shell), signal.SIGUSR1)
     assert (done.code, requeued(done)) == (0, False)
 
 
 @pytest.mark.parametrize("render_it", [training, other])
-def test_a_preempted_job_goes_back_though_the_script_heard_nothing(shell, render_it):
+def test_preempted_job_requeued_without_signal_to_script(shell, render_it):
+    """A preempted job goes back into the queue even if the script got no signal."""
     shell.worker, shell.job = "exit 143", PREEMPTED
     done = shell.run(render_it(shell))
     assert done.of("scontrol")[-1] == REQUEUE
     assert "preemption" in done.stderr
 
 
-def test_a_jobs_own_words_do_not_make_it_look_preempted(shell):
+def test_job_name_does_not_fake_preemption(shell):
+    """A job name that contains PreemptTime does not look like a preemption."""
     shell.worker = "exit 3"
     shell.job = "JobId=12 JobName=x PreemptEligibleTime=1 PreemptTime=1\n   JobState=RUNNING \n"
     assert not requeued(shell.run(training(shell)))
 
 
-def test_a_job_goes_back_so_often_and_no_more(shell):
+def test_max_requeues_limit(shell):
+    """A job goes back into the queue at most --max-requeues times."""
     shell.worker, shell.job = "exit 143", PREEMPTED
     for restart, again in (("0", True), ("1", True), ("2", False), ("7", False)):
         shell.variables["SLURM_RESTART_COUNT"] = restart
@@ -130,20 +143,23 @@ def test_a_job_goes_back_so_often_and_no_more(shell):
         assert (requeued(done), done.code == 0) == (again, again)
 
 
-def test_no_requeue_means_none(shell):
+def test_requeue_false_disables_requeue(shell):
+    """Without requeueing a stopped job does not go back into the queue."""
     shell.worker, shell.job = SAVES, PREEMPTED
     done = signalled(shell, training(shell, requeue="false"), signal.SIGUSR1)
     assert not requeued(done)
     assert done.code == 75  # a job that is not finished did not succeed
 
 
-def test_a_requeue_that_fails_is_no_success(shell):
+def test_failed_requeue_is_no_success(shell):
+    """A job whose requeue failed does not exit with 0."""
     shell.worker, shell.job = SAVES, PREEMPTED
     shell.put("scontrol", 'case "$1" in show) cat "$STAND_INS/job";; requeue) exit 1;; esac\n')
     assert signalled(shell, training(shell), signal.SIGUSR1).code == 75
 
 
-def test_workers_that_do_not_leave_in_time_are_ended_so_that_the_job_can_go_back(shell):
+def test_stuck_workers_ended_before_requeue(shell):
+    """Workers that do not leave in time are ended, so that the job can be requeued."""
     shell.worker = 'until [ -e "$STAND_INS/ended" ]; do sleep 0.02; done; exit 1'
     shell.put("scancel", '[ "$2" != --signal=HUP ] || touch "$STAND_INS/ended"\n')
     script = training(shell, signal_lead="100")
@@ -152,7 +168,8 @@ def test_workers_that_do_not_leave_in_time_are_ended_so_that_the_job_can_go_back
     assert done.of("scontrol")[-1] == REQUEUE
 
 
-def test_nobody_ends_workers_of_a_later_start(shell):
+def test_worker_kill_timer_ends_with_its_script(shell):
+    """The timer does not end the workers of a later start."""
     shell.worker = SAVES
     # However long the script takes to its end: its time is up afterwards.
     wait = 'until [ -e "$STAND_INS/late" ]; do sleep 0.02; done &&'
@@ -164,34 +181,40 @@ def test_nobody_ends_workers_of_a_later_start(shell):
     assert b"--signal=HUP" not in (shell.tools / "record").read_bytes()
 
 
-def test_any_other_program_that_ends_well_after_a_signal_is_finished(shell):
+def test_external_program_exit_0_after_signal_not_requeued(shell):
+    """An external program that exits with 0 after a signal is finished."""
     shell.worker = SAVES
     done = signalled(shell, other(shell), signal.SIGUSR1)
     assert (done.code, requeued(done)) == (0, False)
 
 
-def test_any_other_program_that_ends_with_a_code_after_a_signal_goes_back(shell):
+def test_external_program_exit_code_after_signal_requeued(shell):
+    """An external program that exits with another code after a signal is requeued."""
     shell.worker = SAVES.replace("exit 0", "exit 75")
     assert requeued(signalled(shell, other(shell), signal.SIGUSR1))
 
 
-def test_the_code_of_any_other_program_is_read_from_the_report_of_torchrun(shell):
+def test_external_program_exit_code_from_torchrun_report(shell):
+    """The exit code of an external program is read from torchrun's report."""
     shell.worker = 'printf "  exitcode  : -15 (pid: 1)\\n  exitcode  : 42 (pid: 2)\\n" >log.txt; exit 1'
     assert shell.run(other(shell)).code == 42
 
 
-def test_a_signal_that_ends_a_worker_of_any_other_program_is_128_and_its_number(shell):
+def test_external_program_signal_exit_code_is_128_plus_signal(shell):
+    """A signal that ended a worker becomes 128 plus its number."""
     shell.worker = 'printf "  exitcode  : -15 (pid: 1)\\n  exitcode  : -9 (pid: 2)\\n" >log.txt; exit 1'
     assert shell.run(other(shell)).code == 137
 
 
-def test_a_report_from_before_a_requeue_is_not_read_again(shell):
+def test_torchrun_report_before_requeue_ignored(shell):
+    """A report from before a requeue is not read again."""
     shell.variables |= {"SLURM_RESTART_COUNT": "1"}
     shell.worker = 'printf "  exitcode  : 42 (pid: 1)\\nx dsrun: job 12, start 2, on a\\n" >log.txt; exit 3'
     assert shell.run(other(shell)).code == 3
 
 
-def test_an_array_task_never_speaks_for_the_whole_array(shell):
+def test_array_task_requeues_only_itself(shell):
+    """An array task never acts for the whole array."""
     # The last task of an array has the array's own number as its SLURM_JOB_ID.
     shell.variables |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     shell.worker, shell.job = SAVES, TASK
@@ -205,7 +228,7 @@ def test_an_array_task_never_speaks_for_the_whole_array(shell):
     assert (shell.folder / "runs" / "train-12_3").is_dir()
 
 
-def test_what_the_job_around_sbatch_was_given_is_not_this_jobs(shell):
+def test_sbatch_in_job_drops_outer_slurm_variables(shell):
     """sbatch passes on all that it finds; srun fails over two kinds of memory, or GPUs that the job does not have."""
     theirs = {
         "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "9", "SLURM_GPUS_PER_NODE": "8",
@@ -224,13 +247,15 @@ def test_what_the_job_around_sbatch_was_given_is_not_this_jobs(shell):
     assert rendezvous(done)["--rdzv-id"] == "12-0"
 
 
-def test_a_silent_controller_makes_no_task_of_an_array_a_job_of_its_own(shell):
+def test_array_task_id_kept_without_controller(shell):
+    """An array task keeps its id when the controller does not answer."""
     shell.variables |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
     shell.job = ""
     assert rendezvous(shell.run(training(shell)))["--rdzv-id"] == "12_3-1"
 
 
-def test_a_job_that_lost_a_node_goes_back_before_slurm_has_noticed(shell):
+def test_requeue_after_lost_node_before_slurm_notices(shell):
+    """A job that lost a node is requeued before SLURM has noticed."""
     shell.worker = "exit 1"
     shell.put("srun", f'[ "${{@: -1}}" != true ] || exit 1\n{SRUN}')
     done = shell.run(training(shell, nodes="2"))
@@ -238,8 +263,11 @@ def test_a_job_that_lost_a_node_goes_back_before_slurm_has_noticed(shell):
     assert "the loss of a node" in done.stderr
 
 
-def test_a_step_that_no_node_could_start_is_no_lost_node(shell):
-    """What srun refuses once it would refuse again, after each of twenty requeues."""
+def test_srun_refusal_is_not_a_lost_node(shell):
+    """A step that no node could start does not mean a lost node.
+
+    What srun refuses once it would refuse again, after each of twenty requeues.
+    """
     shell.put("srun", "exit 1")
     done = shell.run(training(shell, nodes="2"))
     assert (done.code, requeued(done)) == (1, False)
@@ -250,7 +278,8 @@ def staged(shell: Shell, **options) -> str:
 
 
 @pytest.mark.parametrize("code", [138, 143])
-def test_a_signal_that_ends_the_copying_puts_the_job_back_into_the_queue(shell, code):
+def test_requeue_after_signal_during_staging(shell, code):
+    """A signal that ends the staging puts the job back into the queue."""
     shell.put("srun", f"exit {code}")
     done = shell.run(staged(shell))
     assert (done.code, done.of("scontrol")[-1]) == (0, REQUEUE)
@@ -258,20 +287,23 @@ def test_a_signal_that_ends_the_copying_puts_the_job_back_into_the_queue(shell, 
     assert (done.code, requeued(done)) == (75, False)
 
 
-def test_a_job_that_is_told_to_stop_while_it_copies_starts_no_training(shell):
+def test_stop_during_staging_starts_no_training(shell):
+    """A job that is told to stop while staging starts no training."""
     shell.put("sbcast", 'touch "$STAND_INS/environment"\n' + SAVES)
     done = signalled(shell, staged(shell), signal.SIGUSR1)
     assert (done.code, done.of("scontrol")[-1], done.of("python")) == (0, REQUEUE, [])
 
 
-def test_what_cannot_be_copied_ends_the_job_for_good(shell):
+def test_staging_failure_is_not_requeued(shell):
+    """What cannot be staged ends the job for good."""
     shell.put("sbcast", "exit 1")
     done = shell.run(staged(shell))
     assert (done.code, requeued(done)) == (4, False)
     assert done.of("srun")[-2][-3:] == ("rm", "-rf", f"{shell.tools}/dsrun-{os.getuid()}-12")
 
 
-def test_a_report_is_found_in_a_log_whose_name_slurm_has_not_filled_in(shell):
+def test_torchrun_report_found_in_log_with_unfilled_pattern(shell):
+    """A report is found in a log whose name SLURM has not filled in."""
     shell.worker = "exit 7"
     script = other(shell)
     shell.job = shell.job.replace("log.txt", "log-%N.txt")

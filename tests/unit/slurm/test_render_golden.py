@@ -110,7 +110,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_script_is_the_golden_one(name):
+def test_sbatch_script_matches_golden_file(name):
+    """The rendered script equals the golden one."""
     script = render(*CASES[name]).replace(f"dsrun {__version__}", "dsrun VERSION")
     path = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -118,17 +119,20 @@ def test_the_script_is_the_golden_one(name):
     assert script == path.read_text()
 
 
-def test_there_is_no_golden_script_of_nothing():
+def test_every_golden_script_has_a_case():
+    """No golden script is left without a case."""
     assert {path.stem for path in GOLDEN.glob("*.sh")} == set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bash_can_read_it(name):
+def test_bash_parses_golden_script(name):
+    """bash finds no syntax error in the script."""
     done = subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_shellcheck_finds_nothing():
+def test_shellcheck_passes_golden_scripts():
+    """shellcheck finds nothing."""
     beside = Path(sys.executable).with_name("shellcheck")
     program = beside if beside.exists() else shutil.which("shellcheck")
     assert program, "shellcheck is missing: pip install 'dsrun[test]'"
@@ -136,6 +140,7 @@ def test_shellcheck_finds_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_size_does_not_grow_with_the_nodes():
+def test_sbatch_script_size_independent_of_node_count():
+    """The size of the script does not grow with the nodes."""
     small, large = (render(spec_of(nodes=nodes, gpus_per_node="8"), DEMO, SITE) for nodes in ("10", "10000"))
     assert large == small.replace("--nodes=10\n", "--nodes=10000\n")

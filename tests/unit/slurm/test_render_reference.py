@@ -16,17 +16,20 @@ CHECKOUT = Path(__file__).parents[3]
 PAGE = CHECKOUT / "docs" / "slurm.md"
 
 
-def test_the_page_is_up_to_date():
+def test_slurm_docs_page_is_up_to_date():
+    """The table in docs/slurm.md is up to date."""
     text = PAGE.read_text(encoding="utf-8")
     assert PART.inserted(text) == text
 
 
-def test_every_option_is_in_the_reference():
+def test_slurm_reference_names_every_option():
+    """Every option is in the reference."""
     text = markdown()
     assert [name for name in options() if f"| `{flag_of(name)}`" not in text] == []
 
 
-def test_every_row_of_a_table_has_the_columns_of_its_head():
+def test_slurm_reference_table_rows_match_header():
+    """Every row of a table has as many columns as its header."""
     columns = None
     for line in markdown().splitlines():
         cells = line.replace("\\|", "").count("|") if line.startswith("|") else None
@@ -34,7 +37,8 @@ def test_every_row_of_a_table_has_the_columns_of_its_head():
         columns = cells
 
 
-def test_the_readme_of_the_templates_names_what_a_template_can_name():
+def test_template_readme_names_every_template_variable():
+    """slurm/README.md names exactly what a template can use."""
     text = (CHECKOUT / "slurm" / "README.md").read_text(encoding="utf-8")
     first_cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = {word for cell in first_cells for word in re.findall(r"`(\w+)`", cell)}

@@ -84,7 +84,8 @@ def made(name: str, *words: str, **others: str):
         ),
     ],
 )
-def test_only_what_slurm_or_a_shell_can_read_is_taken(name, good, bad):
+def test_sbatch_option_values_validated(name, good, bad):
+    """Only values that SLURM and the shell can read are accepted."""
     for word in good:
         made(name, word)
     for word in bad:
@@ -93,7 +94,8 @@ def test_only_what_slurm_or_a_shell_can_read_is_taken(name, good, bad):
         assert f"--{name}" in str(refused.value)
 
 
-def test_no_variable_of_the_scripts_own_is_promised_to_the_program():
+def test_env_option_refuses_variables_of_script():
+    """A variable of the script's own cannot be passed with --env."""
     own = set(re.findall(r"^\s*(?:for )?([a-z_]+)(?:=| in )", template_text(), re.MULTILINE))
     assert {"job", "cache", "on_node", "root"} <= own
     for name in own | {"PWD"}:
@@ -102,13 +104,15 @@ def test_no_variable_of_the_scripts_own_is_promised_to_the_program():
 
 
 @pytest.mark.parametrize("mount", ["", "a:", ":b", "/a::ro"])
-def test_a_mount_names_both_of_its_folders(mount):
+def test_container_mount_needs_both_folders(mount):
+    """A mount names both of its folders."""
     made("container_mounts", "/a:/b:ro", apptainer="x.sif")
     with pytest.raises(UsageError, match="container_mounts"):
         made("container_mounts", mount, apptainer="x.sif")
 
 
-def test_a_mig_slice_has_a_type_that_begins_with_a_digit():
+def test_mig_slice_type_begins_with_digit():
+    """The type of a MIG slice begins with a digit."""
     assert gpu_words("3g.20gb:2") == ("3g.20gb", 2)
 
 
@@ -123,7 +127,8 @@ def test_a_mig_slice_has_a_type_that_begins_with_a_digit():
         (["python", "-m"], "no module"),
     ],
 )
-def test_programs_that_would_start_workers_of_their_own_or_nothing(words, why):
+def test_launcher_or_empty_program_refused(words, why):
+    """Programs that would start workers of their own, or nothing, are refused."""
     with pytest.raises(UsageError, match=why):
         any_program(words)
 
@@ -138,16 +143,18 @@ def test_programs_that_would_start_workers_of_their_own_or_nothing(words, why):
         (["python", "-c", "x"], None),
     ],
 )
-def test_the_file_a_program_starts(words, file):
+def test_script_file_of_program(words, file):
     assert any_program(words).file == file
 
 
-def test_sourced_files_are_not_looked_for_on_the_path():
+def test_setup_file_and_venv_not_searched_on_path():
+    """Sourced files are not looked up on PATH."""
     blanks = context(spec_of(setup_file=["env.sh", "/etc/x", "-a/b"], venv="env"), any_program(["x"]), SITE)
     assert (blanks["setup_files"], blanks["venv"]) == (["./env.sh", "/etc/x", "./-a/b"], "./env")
 
 
-def test_what_training_wants_gives_way_to_what_the_user_has_set():
+def test_training_env_defaults_yield_to_user():
+    """Defaults for training give way to what the user has set."""
     script = render(spec_of(), train_program([]), SITE)
     assert "[ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=" in script
     script = render(spec_of(env=["TOKENIZERS_PARALLELISM=true"]), train_program([]), SITE)
@@ -166,7 +173,8 @@ def test_what_training_wants_gives_way_to_what_the_user_has_set():
         ("a\n{% if %}", "line 2"),
     ],
 )
-def test_a_wrong_template_is_one_line_with_its_place(template, says):
+def test_template_error_is_one_line_with_place(template, says):
+    """An error in a template is reported in one line, with its place."""
     with pytest.raises(UsageError, match="the template") as refused:
         render(spec_of(), any_program(["x"]), SITE, template)
     assert says in str(refused.value)
@@ -183,22 +191,26 @@ def test_a_wrong_template_is_one_line_with_its_place(template, says):
         ["--test-only", "--follow"],
     ],
 )
-def test_odd_ways_of_delivery_are_refused(words):
+def test_render_slurm_contradictory_output_options_refused(words):
+    """Empty file names and contradictory ways of delivery are refused."""
     with pytest.raises(UsageError):
         command.main([*words, "--", "true"], standalone_mode=False)
 
 
-def test_a_job_with_a_clean_environment_still_knows_who_it_belongs_to():
+def test_clean_env_exports_home_and_user():
+    """A job with a clean environment still knows its user."""
     spec = spec_of(clean_env="true", env=["HF_TOKEN", "USER", "A=1"])
     assert "#SBATCH --export=HOME,USER,LOGNAME,SHELL,HF_TOKEN\n" in render(spec, any_program(["x"]), SITE)
 
 
-def test_dsrun_train_behind_the_dashes_is_a_training(tmp_path):
+def test_dsrun_train_after_dashes_is_training(tmp_path):
+    """`dsrun train` after the dashes is recognized as a training."""
     words = ["train", "--model", "demo-t5"]
     assert find_job(["dsrun", *words], None, tmp_path).program == find_job(words, None, tmp_path).program
 
 
-def test_a_run_file_for_the_scheduler_alone_names_nothing_to_run(tmp_path):
+def test_run_file_with_slurm_section_only_names_no_program(tmp_path):
+    """A run file with nothing but a slurm section names nothing to run."""
     (tmp_path / "run.yaml").write_text("slurm: {partition: gpu}\n")
     with pytest.raises(UsageError, match=r"run\.yaml names no model to train"):
         find_job((), None, tmp_path)
@@ -207,19 +219,22 @@ def test_a_run_file_for_the_scheduler_alone_names_nothing_to_run(tmp_path):
     assert find_job((), None, tmp_path).program.trains
 
 
-def test_a_run_file_that_is_nested_too_deeply_is_one_line(tmp_path):
+def test_run_file_nested_too_deeply_refused_in_one_line(tmp_path):
+    """A run file that is nested too deeply is refused in one line."""
     (tmp_path / "run.yaml").write_text("slurm: " + "[" * 5000)
     with pytest.raises(UsageError, match="too deeply"):
         from_run_file("run.yaml", tmp_path)
 
 
-def test_restarts_of_a_run_file_are_not_said_to_be_set_aside(tmp_path, capsys):
+def test_run_file_max_restarts_not_reported_as_ignored(tmp_path, capsys):
+    """max_restarts of a run file is not reported as ignored."""
     (tmp_path / "run.yaml").write_text("train: {model: demo-t5}\nlaunch: {max_restarts: 2}\n")
     find_job((), None, tmp_path)
     assert "max_restarts" not in capsys.readouterr().err
 
 
-def test_a_script_that_is_not_here_is_mentioned_unless_an_image_may_have_it(tmp_path):
+def test_missing_script_reported_unless_in_container(tmp_path):
+    """A missing script is mentioned, unless a container image may have it."""
     program = any_program(["python", "x.py"])
     (line,) = missing(spec_of(), program, tmp_path)
     assert "x.py is not on this machine" in line
@@ -228,12 +243,14 @@ def test_a_script_that_is_not_here_is_mentioned_unless_an_image_may_have_it(tmp_
     assert list(missing(spec_of(), program, tmp_path)) == []
 
 
-def test_a_name_with_a_line_break_stays_on_one_line(tmp_path):
+def test_missing_file_name_with_line_break_on_one_line(tmp_path):
+    """A file name with a line break is reported on one line."""
     (line,) = missing(spec_of(setup_file=["a\nb"]), any_program(["x"]), tmp_path)
     assert "\n" not in line
 
 
-def test_a_closed_stdout_is_no_traceback(tmp_path):
+def test_render_slurm_to_closed_stdout_without_traceback(tmp_path):
+    """A closed stdout causes no traceback."""
     words = [sys.executable, "-m", "dsrun", "render-slurm", "--", "true"]
     done = subprocess.run(
         ["bash", "-c", 'exec "$@" >&-', "x", *words],

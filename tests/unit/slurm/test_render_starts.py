@@ -8,7 +8,8 @@ import re
 from tests.unit.slurm.stand_ins import FINISHED, other, rendezvous, requeued, training
 
 
-def test_each_node_starts_one_supervisor_that_outlives_early_signals(shell):
+def test_srun_starts_one_supervisor_per_node(shell):
+    """Each node starts one supervisor, which outlives early signals."""
     shell.worker = 'kill -USR1 $$; kill -TERM $$; touch "$DSRUN_OUTPUT/FINISHED"; exit 0'
     done = shell.run(training(shell, nodes="2", gpus_per_node="4"))
     assert done.code == 0
@@ -28,13 +29,15 @@ def test_each_node_starts_one_supervisor_that_outlives_early_signals(shell):
     } == {True}
 
 
-def test_restarts_are_the_recipes_unless_the_job_says_how_many(shell):
+def test_max_restarts_passed_to_supervisor(shell):
+    """The recipe's restarts apply unless the job says how many."""
     shell.worker = FINISHED
     assert rendezvous(shell.run(training(shell, max_restarts="0")))["--max-restarts"] == "0"
     assert rendezvous(shell.run(other(shell)))["--max-restarts"] == "0"
 
 
-def test_each_node_starts_one_agent_of_any_other_program_that_outlives_the_signals(shell):
+def test_srun_starts_one_agent_per_node_for_external_program(shell):
+    """Each node starts one torchrun agent for an external program, which outlives the signals."""
     shell.worker = "kill -USR1 $$; kill -TERM $$; exit 0"
     done = shell.run(other(shell, nodes="2", gpus_per_node="4"))
     assert done.code == 0
@@ -45,14 +48,16 @@ def test_each_node_starts_one_agent_of_any_other_program_that_outlives_the_signa
     assert seen["PET_RDZV_CONF"] == "is_host=true"
 
 
-def test_a_job_on_cpus_says_so_and_shares_the_cores(shell):
+def test_cpu_job_sets_accelerator_and_shares_cores(shell):
+    """A job on CPUs sets DS_ACCELERATOR and divides the cores among its workers."""
     done = shell.run(training(shell, nproc="2"))
     seen = done.environment
     assert (seen["DS_ACCELERATOR"], seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("cpu", "4", "")
     assert "--nproc-per-node=2" in done.launched
 
 
-def test_srun_is_told_of_the_cpus_and_the_environment(shell):
+def test_srun_flags_cpus_per_task_and_export(shell):
+    """srun gets the number of CPUs and the environment."""
     shell.variables["SLURM_CPUS_PER_TASK"] = "6"
     done = shell.run(other(shell))
     assert done.of("srun")[0][:3] == ("--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=6")
@@ -61,7 +66,8 @@ def test_srun_is_told_of_the_cpus_and_the_environment(shell):
     assert done.of("srun")[0][:3] == ("--export=ALL", "--wait=60", "--cpus-per-task=6")
 
 
-def test_an_old_lock_of_a_killed_build_is_removed(shell):
+def test_stale_extension_build_lock_removed(shell):
+    """The stale lock of a killed build is removed."""
     lock = shell.tools / f"dsrun-{os.getuid()}" / "extensions-12" / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
@@ -69,20 +75,25 @@ def test_an_old_lock_of_a_killed_build_is_removed(shell):
     assert not lock.exists()
 
 
-def test_what_training_compiles_is_kept_from_job_to_job(shell):
-    """dsrun locks the folder and clears it of stale locks itself, so jobs on one node may share it."""
+def test_torch_extensions_folder_kept_between_jobs(shell):
+    """What training compiles is kept from job to job.
+
+    dsrun locks the folder and clears it of stale locks itself, so jobs on one node may share it.
+    """
     first = shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"]
     shell.variables["SLURM_JOB_ID"] = "13"
     assert shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"] == first
     assert shell.run(other(shell)).environment["TORCH_EXTENSIONS_DIR"].endswith("extensions-13")
 
 
-def test_folders_for_builds_that_the_user_chose_stay(shell):
+def test_torch_extensions_dir_of_user_kept(shell):
+    """TORCH_EXTENSIONS_DIR stays what the user has set."""
     shell.variables["TORCH_EXTENSIONS_DIR"] = "/chosen"
     assert shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"] == "/chosen"
 
 
-def test_a_variable_that_is_to_be_passed_on_has_to_be_there(shell):
+def test_forwarded_env_variable_must_be_set(shell):
+    """A variable that is to be forwarded has to be set."""
     script = training(shell, env=["MY_TOKEN"])
     assert "MY_TOKEN=" not in script
     done = shell.run(script)
@@ -92,19 +103,22 @@ def test_a_variable_that_is_to_be_passed_on_has_to_be_there(shell):
     assert shell.run(script).environment["MY_TOKEN"] == "secret"
 
 
-def test_variables_that_make_accelerate_drop_deepspeed_do_not_reach_the_workers(shell):
+def test_accelerate_variables_not_passed_to_workers(shell):
+    """Variables that make accelerate drop DeepSpeed do not reach the workers."""
     shell.variables["ACCELERATE_USE_CPU"] = "true"
     assert "ACCELERATE_USE_CPU" not in shell.run(training(shell)).environment
 
 
-def test_a_preset_gives_way_to_the_environment_and_an_interface_does_not(shell):
+def test_network_preset_yields_to_env_but_interface_does_not(shell):
+    """The environment overrides a network preset, but not --interface."""
     shell.variables |= {"NCCL_IB_TIMEOUT": "30", "GLOO_SOCKET_IFNAME": "lo"}
     seen = shell.run(training(shell, network="infiniband", interface="ib0")).environment
     assert (seen["NCCL_IB_TIMEOUT"], seen["NCCL_NET"]) == ("30", "IB")
     assert (seen["NCCL_SOCKET_IFNAME"], seen["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
 
 
-def test_modules_are_loaded_before_the_environment_is_activated(shell):
+def test_modules_loaded_before_venv_activation(shell):
+    """Modules are loaded before the environment is activated."""
     (shell.tools / "v" / "bin").mkdir(parents=True)
     (shell.tools / "v" / "bin" / "activate").write_text('echo "activate $LOADED"')
     (shell.tools / "setup").write_text('module() { LOADED="$*"; }; echo "$UNSET_IN_HERE"')
@@ -117,14 +131,16 @@ def test_modules_are_loaded_before_the_environment_is_activated(shell):
     assert done.launched  # by `python` from PATH, which is that of the environment
 
 
-def test_options_that_a_set_up_file_leaves_behind_do_not_end_the_script(shell):
+def test_setup_file_shell_options_do_not_end_script(shell):
+    """Options that a setup file leaves behind do not end the script."""
     (shell.tools / "setup").write_text("set -eu\nset +o pipefail\n")
     shell.worker = "exit 75"
     done = shell.run(training(shell, setup_file=[str(shell.tools / "setup")]))
     assert (done.code, requeued(done)) == (0, True)
 
 
-def test_a_module_that_cannot_be_loaded_ends_the_job(shell):
+def test_module_load_failure_ends_job(shell):
+    """A module that cannot be loaded ends the job."""
     shell.put("module", "exit 1")
     done = shell.run(training(shell, module=["nowhere"]))
     assert (done.code, done.of("srun")) == (4, [])

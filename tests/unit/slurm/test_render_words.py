@@ -41,7 +41,8 @@ def fresh(folder: str) -> Shell:
 
 @SLOW
 @given(st.lists(WORD, max_size=5), WORD)
-def test_a_script_gets_its_words(words, script):
+def test_python_script_gets_argv_verbatim(words, script):
+    """A script gets exactly its arguments."""
     with tempfile.TemporaryDirectory() as folder:
         shell = fresh(folder)
         name = script if script and not script.startswith("-") else "my.py"
@@ -52,7 +53,8 @@ def test_a_script_gets_its_words(words, script):
 
 @SLOW
 @given(st.lists(WORD, max_size=5), WORD.filter(bool))
-def test_an_executable_gets_its_words(words, executable):
+def test_executable_gets_argv_verbatim(words, executable):
+    """An executable gets exactly its arguments."""
     with tempfile.TemporaryDirectory() as folder:
         shell = fresh(folder)
         program = any_program(["./" + executable, *words])
@@ -64,7 +66,8 @@ def test_an_executable_gets_its_words(words, executable):
 
 @SLOW
 @given(st.lists(WORD, max_size=5), WORD)
-def test_training_gets_its_flags_and_its_folder(words, output):
+def test_training_gets_flags_and_output_folder(words, output):
+    """A training gets exactly its flags and its output folder."""
     with tempfile.TemporaryDirectory() as folder:
         shell = fresh(folder)
         # A path is no longer than 255 bytes a part, and has an end.
@@ -78,7 +81,8 @@ def test_training_gets_its_flags_and_its_folder(words, output):
 
 @SLOW
 @given(st.dictionaries(st.sampled_from(["A", "b_2", "LONG_NAME"]), WORD, min_size=1), WORD, WORD)
-def test_environment_and_files_are_what_they_are_called(variables, venv, setup):
+def test_env_values_and_file_names_quoted(variables, venv, setup):
+    """Values of variables and names of files reach the script unchanged."""
     with tempfile.TemporaryDirectory() as folder:
         shell = fresh(folder)
         place = shell.tools / ("v" + venv.replace("/", "")[:20])
@@ -96,7 +100,8 @@ def test_environment_and_files_are_what_they_are_called(variables, venv, setup):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(WORD, min_size=1, max_size=20))
-def test_a_quoted_word_is_one_word_on_one_line(words):
+def test_shell_quote_keeps_one_word_on_one_line(words):
+    """A quoted word stays one word on one line."""
     line = " ".join(map(shell_quote, words))
     assert "\n" not in line
     assert "\r" not in line  # sbatch refuses a script with \r\n
@@ -104,13 +109,15 @@ def test_a_quoted_word_is_one_word_on_one_line(words):
     assert done.stdout.decode().split("\0")[:-1] == words
 
 
-def test_a_name_that_is_no_text_is_passed_on_byte_for_byte(shell):
+def test_non_utf8_script_name_passed_byte_for_byte(shell):
+    """A file name that is not UTF-8 is passed on byte for byte."""
     name = os.fsdecode(b"caf\xe9.py")
     done = shell.run(rendered(shell, any_program(["python", name])))
     assert done.received == [name]
 
 
-def test_torch_fills_in_what_the_stand_in_does():
+def test_torchrun_macro_substitution_keeps_argv():
+    """The real torch substitutes macros as the stand-in does."""
     from torch.distributed.elastic.utils.api import macros
 
     words = [word for word in NASTY if "\0" not in word]
@@ -129,18 +136,21 @@ def test_torch_fills_in_what_the_stand_in_does():
         (["./tools/run.sh"], ("--no-python", "--", "./tools/run.sh"), "run.sh"),
     ],
 )
-def test_what_stands_behind_the_dashes_is_told_to_torchrun(words, launched, name):
+def test_program_after_dashes_to_torchrun_argv(words, launched, name):
+    """What follows the dashes becomes torchrun's arguments."""
     program = any_program(words)
     assert program.argv == launched
     assert program.name == name
 
 
-def test_a_python_named_by_its_path_is_the_interpreter(shell):
+def test_python_path_of_program_is_the_interpreter(shell):
+    """A Python named by its path is used as the interpreter."""
     script = render(spec_of(), any_program([shell.python, "x.py"]), Site(python="/no/such/python"))
     assert shell.run(script).received == ["x.py"]
 
 
 @pytest.mark.parametrize("name", ["a b", "../../etc", "ü", "-x", "$(touch pwned)", "a\nb", "", "." * 9])
-def test_a_folders_name_needs_no_quotes(name):
+def test_folder_name_slug_needs_no_quotes(name):
+    """A folder name made from a job name needs no quotes."""
     assert slug(name).replace("-", "").replace("_", "").replace(".", "").isalnum()
     assert not slug(name).startswith((".", "-"))

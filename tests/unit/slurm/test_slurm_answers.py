@@ -28,18 +28,19 @@ def programs(tmp_path, monkeypatch):
     return folder
 
 
-def test_no_slurm():
+def test_slurm_commands_missing():
     with pytest.raises(MissingError, match="no SLURM cluster here"):
         slurm_query.partitions()
 
 
-def test_programs_without_a_cluster(programs):
+def test_slurm_commands_without_cluster(programs):
     stand_in(programs, "scontrol", ("", "", NO_CLUSTER, 1))
     with pytest.raises(MissingError, match="no SLURM cluster here"):
         slurm_query.nodes()
 
 
-def test_a_configuration_that_is_not_there_is_not_waited_for(programs, monkeypatch, tmp_path):
+def test_missing_slurm_conf_refused_without_query(programs, monkeypatch, tmp_path):
+    """A missing SLURM_CONF is refused before any command waits for it."""
     stand_in(programs, "scontrol", ("", "never asked", "", 0))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
     with pytest.raises(ToolError, match="SLURM_CONF names"):
@@ -47,7 +48,7 @@ def test_a_configuration_that_is_not_there_is_not_waited_for(programs, monkeypat
     assert not (programs / "calls").exists()
 
 
-def test_a_controller_and_a_database_that_do_not_answer(programs):
+def test_unreachable_controller_and_accounting_database(programs):
     stand_in(programs, "scontrol", ("", "", DOWN, 1))
     stand_in(programs, "sacct", ("", "", DATABASE, 1))
     for question in (lambda: slurm_query.job("1"), lambda: slurm_query.batch_script("1"), slurm_query.config):
@@ -57,28 +58,29 @@ def test_a_controller_and_a_database_that_do_not_answer(programs):
         slurm_query.history(("JobID",))
 
 
-def test_a_program_that_fails_for_another_reason(programs):
+def test_scontrol_failure_quoted(programs):
     stand_in(programs, "scontrol", ("", "", "scontrol: something odd\n", 1))
     with pytest.raises(ToolError, match="scontrol failed: scontrol: something odd") as caught:
         slurm_query.partitions()
     assert not isinstance(caught.value, NoAnswerError)
 
 
-def test_an_option_that_sbatch_does_not_know_is_named(programs, tmp_path):
+def test_sbatch_unrecognized_option_named(programs, tmp_path):
+    """An option that sbatch does not know is named."""
     usage = "sbatch: unrecognized option '--nonsense=1'\nTry \"sbatch --help\" for more information\n"
     stand_in(programs, "sbatch", ("", "", usage, 1))
     with pytest.raises(ToolError, match="unrecognized option '--nonsense=1'"):
         submit("#!/bin/bash\n")
 
 
-def test_a_job_that_the_controller_does_not_have(programs):
+def test_invalid_job_id_returns_nothing(programs):
     stand_in(programs, "scontrol", ("", "", "slurm_load_jobs error: Invalid job id specified\n", 1))
     stand_in(programs, "squeue", ("", "", "slurm_load_jobs error: Invalid job id specified\n", 1))
     assert slurm_query.job("9") is None
     assert slurm_query.queue(("i",), job_id="9") == []
 
 
-def test_a_script_that_is_not_ours(programs):
+def test_batch_script_of_other_user_is_none(programs):
     # scontrol 22.05 ends with 0 all the same.
     stand_in(
         programs,
@@ -90,7 +92,7 @@ def test_a_script_that_is_not_ours(programs):
     assert slurm_query.batch_script("8") == "#!/bin/sh\n"
 
 
-def test_rows_of_the_queue(programs):
+def test_squeue_rows_parsed(programs):
     stand_in(programs, "squeue", ("", "CLUSTER: lab\x1e\n" + recorded("squeue")))
     rows = slurm_query.queue("iATrPNDMlVSeZj")
     assert {len(row) for row in rows} == {14}
@@ -98,18 +100,19 @@ def test_rows_of_the_queue(programs):
     assert "--me" in (programs / "calls").read_text()
 
 
-def test_rows_of_the_accounting(programs):
+def test_sacct_rows_parsed(programs):
     stand_in(programs, "sacct", ("", "1\x1fa\x1fodd\nname\n2\x1fb\x1fx\n"))
     assert slurm_query.history(("JobID", "State", "JobName"), hours=2) == [("1", "a", "odd"), ("2", "b", "x")]
     assert "--starttime=now-7200seconds" in (programs / "calls").read_text()
 
 
-def test_no_accounting(programs):
+def test_sacct_without_accounting_storage(programs):
     stand_in(programs, "sacct", ("", "", "Slurm accounting storage is disabled\n", 1))
     assert slurm_query.history(("JobID",)) is None
 
 
-def test_times_are_in_slurms_own_form_whatever_the_user_likes(programs, monkeypatch):
+def test_slurm_time_format_of_user_overridden(programs, monkeypatch):
+    """Times come in SLURM's standard format, whatever the user has set."""
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     path = stand_in(programs, "scontrol", ("", ""))
     path.write_text(
@@ -120,7 +123,8 @@ def test_times_are_in_slurms_own_form_whatever_the_user_likes(programs, monkeypa
     assert slurm_query.config() == "standard\n"
 
 
-def test_what_can_be_done_without_a_cluster_is_done_without_one_that_does_not_answer(programs):
+def test_cluster_discovery_without_answering_controller(programs):
+    """What works without a cluster also works when the controller does not answer."""
     assert look_if_there(say=pytest.fail) is None
     stand_in(programs, "scontrol", ("", "", DOWN, 1))
     told: list[str] = []
@@ -130,7 +134,8 @@ def test_what_can_be_done_without_a_cluster_is_done_without_one_that_does_not_an
         look_if_there()
 
 
-def test_a_database_that_does_not_answer_is_no_reason_not_to_look(programs):
+def test_cluster_discovery_without_accounting_database(programs):
+    """Discovery goes on when the accounting database does not answer."""
     stand_in_cluster(programs)
     assert look().accounting.default_account == "ml"
     stand_in(programs, "sacctmgr", ("", "", DATABASE.replace("sacct", "sacctmgr"), 1))

@@ -44,7 +44,7 @@ def found(facts, **given):
         {"mem": "0", "nodelist": "node3"},
     ],
 )
-def test_what_fits(facts, given):
+def test_resource_check_accepts_fitting_job(facts, given):
     assert found(facts, **given) == []
 
 
@@ -100,7 +100,7 @@ def test_what_fits(facts, given):
         ({"signal_lead": 7200, "partition": "gpu"}, "signal_lead", "that is 1:00:00", "--signal-lead"),
     ],
 )  # fmt: skip
-def test_what_does_not(facts, given, code, message, fix):
+def test_resource_check_refuses_impossible_job(facts, given, code, message, fix):
     assert [each for level, each in found(facts, **given) if level == "error"] == [code]
     (finding,) = (each for each in check(SlurmSpec(**{"mem": "8G", **given}), facts) if each.level == "error")
     assert message in finding.message
@@ -108,24 +108,26 @@ def test_what_does_not(facts, given, code, message, fix):
     assert finding.where.startswith("--")
 
 
-def test_a_node_outside_the_partition(facts):
+def test_nodelist_outside_partition_refused(facts):
     assert ("error", "node_elsewhere") in found(facts, partition="gpu", nodelist="node4")
 
 
-def test_one_partition_that_fits_is_enough(facts):
+def test_one_fitting_partition_of_several_is_enough(facts):
+    """One partition that fits is enough."""
     levels = found(facts, partition="low,main", time="3-00:00:00")
     assert levels == [("warning", "time_limit")]
     assert ("error", "time_limit") in found(facts, partition="low,gpu", time="3-00:00:00")
 
 
-def test_nodes_that_are_down_are_a_warning(facts):
+def test_down_nodes_are_a_warning(facts):
+    """Nodes that are down are a warning."""
     findings = check(SlurmSpec(nodelist="node4", mem="8G"), facts)
     (warning,) = (each for each in findings if each.level == "warning")
     assert warning.code == "slurm_nodes_down"
     assert "node4: idle+drain, bad disk" in warning.message
 
 
-def test_gpus_of_no_type_where_there_are_several_kinds(facts):
+def test_untyped_gpus_in_mixed_partition_are_a_warning(facts):
     findings = check(SlurmSpec(partition="gpu", gpus_per_node="4", mem="8G", time="60"), facts)
     assert [(each.level, each.code) for each in findings] == [("warning", "slurm_gpu_kinds")]
     assert "a100, rtx_2080_ti, 3g.20gb, 1g.5gb" in findings[0].message
@@ -133,7 +135,8 @@ def test_gpus_of_no_type_where_there_are_several_kinds(facts):
     assert found(facts, partition="debug", gpus_per_node="4", time="5") == []
 
 
-def test_little_memory_and_the_partitions_own_time_are_told():
+def test_default_time_and_memory_of_partition_reported():
+    """Little memory and the default time of the partition are mentioned."""
     codes = {
         each.code: each.message
         for each in check(SlurmSpec(partition="gpu", gpus_per_node="a100:2"), recorded_facts())
@@ -146,19 +149,20 @@ def test_little_memory_and_the_partitions_own_time_are_told():
     assert told == {"slurm_memory_default": "without --mem the job gets 7.8 GiB of each node for 4 workers"}
 
 
-def test_a_cluster_without_accounting_checks_no_accounts():
+def test_accounts_unchecked_without_accounting():
+    """Accounts are not checked on a cluster without accounting."""
     facts = recorded_facts(accounting=None)
     assert found(facts, account="anything", qos="any") == []
 
 
-def test_a_user_without_any_account():
+def test_user_without_account_refused():
     from dsrun.slurm.look import read_accounting
 
     nobody = read_accounting(associations="", qualities="normal||", enforced="associations")
     assert found(recorded_facts(accounting=nobody)) == [("error", "account_missing")]
 
 
-def test_groups():
+def test_partition_allowed_groups():
     closed = recorded("partitions").replace(
         "PartitionName=main AllowGroups=ALL", "PartitionName=main AllowGroups=hpc,ml"
     )
@@ -171,7 +175,8 @@ def test_no_default_partition():
     assert found(recorded_facts(partitions=none)) == [("error", "partition_missing")]
 
 
-def test_every_finding_is_in_the_docs():
+def test_every_slurm_finding_is_documented():
+    """Every finding is in the docs."""
     root = Path(__file__).parents[3]
     source = "".join(
         (root / "dsrun" / "slurm" / f"{name}.py").read_text() for name in ("check", "fit", "permission")

@@ -30,7 +30,7 @@ def by_id(jobs):
     return {job.id: job for job in jobs}
 
 
-def test_the_queue():
+def test_jobs_from_squeue():
     jobs = by_id(queued())
     running = jobs["62"]
     assert (running.name, running.state, running.partition, running.nodes) == (
@@ -52,7 +52,8 @@ def test_the_queue():
     assert jobs["67"].ended == "2026-11-21T09:08:55"
 
 
-def test_a_start_that_is_only_expected_is_none():
+def test_expected_start_of_pending_job_ignored():
+    """The expected start of a pending job is not its start."""
     row = [
         "7",
         "7",
@@ -73,7 +74,7 @@ def test_a_start_that_is_only_expected_is_none():
     assert read_rows([[*row[:2], "RUNNING", *row[3:]]])[0].started == "2026-11-21T19:26:48"
 
 
-def test_the_accounting():
+def test_jobs_from_sacct():
     jobs = by_id(history())
     assert jobs["67"].state == "FAILED"
     assert jobs["69"].state == "CANCELLED"  # "CANCELLED by 0"
@@ -82,7 +83,8 @@ def test_the_accounting():
     assert jobs["58"].reason == ""  # it had waited for its BeginTime, before it ran and failed
 
 
-def test_each_job_once_running_ones_first_then_the_last_to_end():
+def test_merged_jobs_are_unique_and_sorted():
+    """Each job once: running ones first, then the last to end."""
     jobs = merged(queued(), history())
     assert len({job.id for job in jobs}) == len(jobs)
     states = [job.state for job in jobs]
@@ -94,7 +96,8 @@ def test_each_job_once_running_ones_first_then_the_last_to_end():
     assert by_id(jobs)["60_1"].elapsed == "0:03"
 
 
-def test_old_jobs_are_left_out_and_active_ones_never():
+def test_jobs_since_time_keeps_active_jobs():
+    """Old jobs are left out, but never active ones."""
     jobs = by_id(merged(queued(), history(), since=datetime(2026, 11, 21, 9, 5)))
     assert "8" not in jobs
     assert {"62", "67", "68"} <= jobs.keys()
@@ -119,26 +122,29 @@ def write_run(folder, *records, finished=False):
         (folder / "FINISHED").touch()
 
 
-def test_nobody_is_told_to_release_a_job_that_is_cancelled(tmp_path):
+def test_pending_reason_unexplained_for_cancelled_job(tmp_path):
+    """A cancelled job comes without the advice to release it."""
     waiting = job(tmp_path, state="PENDING", reason="JobHeldUser")
     assert reason_in_words(waiting).startswith("JobHeldUser: held by you")
     assert reason_in_words(replace(waiting, state="CANCELLED")) == "JobHeldUser"
 
 
-def test_the_usual_run_folder_needs_no_look_into_the_script(tmp_path):
+def test_default_run_folder_found_without_batch_script(tmp_path):
+    """The default run folder is found without asking for the batch script."""
     write_run(tmp_path / "runs" / "t5-7", {"step": 3, "loss": 2.5, "epoch": 0.5}, finished=True)
     (found,) = joined([job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}"))
     assert found.run == str(tmp_path / "runs" / "t5-7")
     assert (found.progress.step, found.progress.loss, found.finished) == (3, 2.5, True)
 
 
-def test_a_name_that_no_folder_has_is_found_after_the_controller_has_forgotten_the_script(tmp_path):
+def test_run_folder_of_odd_job_name_without_batch_script(tmp_path):
+    """A job name unfit for a folder is found after the controller has forgotten the script."""
     (tmp_path / "runs" / "t5-large-2-7").mkdir(parents=True)
     (found,) = joined([job(tmp_path, name='t5 "large"/2')], lambda number: None)
     assert found.run == str(tmp_path / "runs" / "t5-large-2-7")
 
 
-def test_a_run_folder_named_in_the_script(tmp_path):
+def test_run_folder_from_batch_script(tmp_path):
     write_run(tmp_path / "out" / "big", {"step": 9, "loss": 1.0})
     script = "#!/bin/bash\nexport DSRUN_OUTPUT=\"$PWD\"/out/'big'\n"
     (found,) = joined([job(tmp_path)], {"7": script}.get)
@@ -147,7 +153,8 @@ def test_a_run_folder_named_in_the_script(tmp_path):
     assert not found.finished
 
 
-def test_tasks_of_an_array_share_a_script_and_have_their_own_folders(tmp_path):
+def test_array_tasks_share_script_but_not_run_folder(tmp_path):
+    """Tasks of an array share a script, but have their own run folders."""
     asked = []
 
     def script_of(number):
@@ -162,7 +169,8 @@ def test_tasks_of_an_array_share_a_script_and_have_their_own_folders(tmp_path):
     assert waiting.run is None
 
 
-def test_a_job_that_was_cancelled_before_it_began_has_no_run(tmp_path):
+def test_job_cancelled_before_start_has_no_run_folder(tmp_path):
+    """A job that was cancelled before it began has no run folder."""
     (found,) = joined(
         [job(tmp_path, state="CANCELLED", nodes="")],
         lambda number: pytest.fail(f"asked for the script of {number}"),
@@ -170,7 +178,7 @@ def test_a_job_that_was_cancelled_before_it_began_has_no_run(tmp_path):
     assert found.run is None
 
 
-def test_a_job_whose_script_says_nothing(tmp_path):
+def test_job_without_batch_script_has_no_run_folder(tmp_path):
     (found,) = joined([job(tmp_path)], lambda number: None)
     assert (found.run, found.progress) == (None, None)
 
@@ -198,11 +206,12 @@ VARIABLES = job_variables(label="66_3", number="72", name="my job") | {"HOME": "
         ("echo hello", None),
     ],
 )
-def test_what_scripts_say(line, folder):
+def test_run_folder_parsed_from_script_line(line, folder):
     assert run_folder(f"#!/bin/bash\n{line}\n", work_dir="/w", variables=VARIABLES) == folder
 
 
-def test_what_bash_makes_of_the_same_words():
+def test_shell_word_matches_bash():
+    """Words are expanded as bash expands them."""
     import subprocess
 
     for text in ("a\\ b'c d'\"e\\\"f\"$'g\\n'", '"$PWD"/x', "'it'\"'\"'s'", "a;b"):
@@ -212,7 +221,7 @@ def test_what_bash_makes_of_the_same_words():
         assert shell_word(text, {"PWD": "/w"}) == said.stdout
 
 
-def test_reasons_in_plain_words():
+def test_pending_reasons_in_plain_words():
     assert "other jobs" in explained("Priority")
     assert explained("ReqNodeNotAvail, UnavailableNodes:node3") == explained("ReqNodeNotAvail")
     assert explained("None") is None

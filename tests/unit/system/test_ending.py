@@ -22,7 +22,8 @@ def ended(program: str, **more) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_what_was_printed_is_written_and_nothing_else_runs(code):
+def test_process_end_flushes_output_only(code):
+    """What was printed is written, and nothing else runs: no exit handler, no thread."""
     done = ended(
         "atexit.register(print, 'taken apart'); threading.Thread(target=threading.Event().wait).start(); "
         f"print('done'); print('why', file=sys.stderr, end=''); end({code})",
@@ -31,7 +32,8 @@ def test_what_was_printed_is_written_and_nothing_else_runs(code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "why")
 
 
-def test_a_stream_that_nobody_reads_does_not_change_the_code():
+def test_process_end_keeps_exit_code_on_full_stream():
+    """A stream that nobody reads does not change the exit code."""
     with Path("/dev/full").open("w") as full:
         assert (
             ended(

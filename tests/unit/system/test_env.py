@@ -52,7 +52,8 @@ def test_torchrun_worker():
     assert not worker.is_main
 
 
-def test_srun_worker_is_derived_and_round_trips_as_a_torchrun_worker():
+def test_srun_worker_round_trip_as_torchrun_worker():
+    """A worker is derived from srun's variables, and reads back as a torchrun worker."""
     worker = worker_from_env(SRUN)
     assert worker
     assert (worker.rank, worker.world_size, worker.local_rank, worker.local_world_size) == (9, 11, 1, 3)
@@ -63,7 +64,9 @@ def test_srun_worker_is_derived_and_round_trips_as_a_torchrun_worker():
     assert again.variables() == worker.variables()
 
 
-def test_all_tasks_of_a_step_meet_at_one_port_and_steps_differ():
+def test_srun_master_port_per_step():
+    """All tasks of a step meet at one port, and steps differ."""
+
     def port(**changes):
         worker = worker_from_env(SRUN | changes)
         assert worker
@@ -76,7 +79,8 @@ def test_all_tasks_of_a_step_meet_at_one_port_and_steps_differ():
     assert port(MASTER_PORT="29501") == 29501
 
 
-def test_srun_on_one_node_needs_no_counts():
+def test_srun_local_world_size_on_one_node():
+    """On one node, srun's tasks per node are not needed."""
     environ = {k: v for k, v in SRUN.items() if k != "SLURM_STEP_TASKS_PER_NODE"} | {
         "SLURM_STEP_NUM_NODES": "1",
         "SLURM_NODEID": "0",
@@ -102,11 +106,11 @@ def test_srun_on_one_node_needs_no_counts():
         SRUN | {"SLURM_STEP_NUM_TASKS": "1"},
     ],
 )
-def test_these_are_no_workers(environ):
+def test_environments_that_are_no_worker(environ):
     assert worker_from_env(environ) is None
 
 
-def test_torchrun_inside_a_batch_script_is_a_torchrun_worker():
+def test_torchrun_inside_srun_step_is_torchrun_worker():
     worker = worker_from_env(SRUN | TORCHRUN)
     assert worker
     assert worker.source == "torchrun"
@@ -115,14 +119,15 @@ def test_torchrun_inside_a_batch_script_is_a_torchrun_worker():
 @pytest.mark.parametrize(
     "name", ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 )
-def test_a_missing_variable_is_named(name):
+def test_missing_torchrun_variable_named(name):
     environ = {key: value for key, value in TORCHRUN.items() if key != name}
     with pytest.raises(UsageError, match=rf"RANK is set but {name} is not") as caught:
         worker_from_env(environ)
     assert caught.value.fix
 
 
-def test_variables_of_a_launcher_without_a_rank_are_refused_and_those_missing_are_named():
+def test_launcher_variables_without_rank_rejected():
+    """Variables of a launcher without a rank are refused, and those missing are named."""
     environ = {key: value for key, value in TORCHRUN.items() if key not in ("RANK", "MASTER_PORT")}
     with pytest.raises(UsageError, match=r"LOCAL_RANK is set but RANK, MASTER_PORT are not") as caught:
         worker_from_env(environ)
@@ -131,7 +136,8 @@ def test_variables_of_a_launcher_without_a_rank_are_refused_and_those_missing_ar
     assert worker_from_env(SRUN | {"LOCAL_RANK": "1"})
 
 
-def test_the_deepspeed_launcher_says_local_size():
+def test_deepspeed_launcher_local_size():
+    """The deepspeed launcher says LOCAL_SIZE for the local world size."""
     environ = {key: value for key, value in TORCHRUN.items() if key != "LOCAL_WORLD_SIZE"}
     worker = worker_from_env(environ | {"LOCAL_SIZE": "2"})
     assert worker
@@ -154,7 +160,7 @@ def test_the_deepspeed_launcher_says_local_size():
         ({"MASTER_PORT": "70000"}, "MASTER_PORT 70000 is no port"),
     ],
 )
-def test_wrong_values_are_refused(changes, said):
+def test_invalid_torchrun_variables_rejected(changes, said):
     with pytest.raises(UsageError, match=said):
         worker_from_env(TORCHRUN | changes)
 
@@ -167,7 +173,7 @@ def test_wrong_values_are_refused(changes, said):
         ({"SLURM_PROCID": ""}, "SLURM_PROCID"),
     ],
 )
-def test_a_broken_step_is_refused(changes, said):
+def test_invalid_srun_step_variables_rejected(changes, said):
     with pytest.raises(UsageError, match=said):
         worker_from_env(SRUN | changes)
 

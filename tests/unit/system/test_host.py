@@ -20,7 +20,7 @@ def machine(root: Path, files: dict[str, object]) -> Path:
     return root
 
 
-def test_this_machine_has_something_of_everything(tmp_path):
+def test_facts_of_this_host(tmp_path):
     assert 1 <= host.cores() <= len(os.sched_getaffinity(0))
     assert 0 < host.memory_available() <= host.memory_total()
     assert host.disk_free(tmp_path) > 0
@@ -46,18 +46,18 @@ def test_cores_follow_the_affinity_mask():
         "Features\t: fp asimd bf16 i8mm",
     ],
 )
-def test_bf16_processors(tmp_path, line):
+def test_cpu_with_bf16(tmp_path, line):
     assert host.cpu_bf16(machine(tmp_path, {"proc/cpuinfo": f"processor\t: 0\n{line}"}))
 
 
-def test_processors_without_bf16(tmp_path):
+def test_cpu_without_bf16(tmp_path):
     root = machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx2 avx512f"})
     assert not host.cpu_bf16(root)
     assert host.cpu_flags(root) == {"fpu", "avx2", "avx512f"}
     assert host.cpu_flags(tmp_path / "nothing") == frozenset()
 
 
-def test_no_cgroup_means_the_machine(tmp_path):
+def test_host_memory_without_cgroup(tmp_path):
     root = machine(tmp_path, {})
     assert host.memory_available(root) == 32 * GIB
     assert host.memory_total(root) == 64 * GIB
@@ -84,7 +84,8 @@ def test_cgroup_v2_limits_of_outer_groups_count(tmp_path):
     assert host.cores(root) == 1
 
 
-def test_cgroup_v1_of_a_container_whose_path_is_the_hosts(tmp_path):
+def test_cgroup_v1_limits_in_container(tmp_path):
+    """A container whose cgroup path is that of the host."""
     root = machine(
         tmp_path,
         {
@@ -115,7 +116,7 @@ def test_cgroup_v1_without_limits(tmp_path):
     assert host.cores(root) == host.cores(tmp_path / "nothing")
 
 
-def test_memory_is_never_negative(tmp_path):
+def test_memory_available_never_negative(tmp_path):
     root = machine(
         tmp_path,
         {
@@ -127,7 +128,7 @@ def test_memory_is_never_negative(tmp_path):
     assert host.memory_available(root) == 0
 
 
-def test_disk_free_of_a_path_that_is_not_there(tmp_path):
+def test_disk_free_of_missing_path(tmp_path):
     missing = tmp_path / "a" / "b"
     assert host.nearest_existing(missing) == tmp_path
     assert host.disk_free(missing) > 0
@@ -160,7 +161,7 @@ def test_git_commit_without_git(tmp_path, monkeypatch):
     assert host.git_commit(tmp_path) is None
 
 
-def test_versions():
+def test_package_versions():
     found = host.versions(["psutil", "no-such-package"])
     assert set(found) == {"python", "psutil"}
     assert found["psutil"][0].isdigit()

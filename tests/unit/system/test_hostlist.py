@@ -21,7 +21,7 @@ from dsrun.system.remote import Node, way_here
         ("user@10.0.0.1", ["user@10.0.0.1"]),
     ],
 )
-def test_slurms_lists(text, names):
+def test_expand_slurm_hostlist(text, names):
     assert expand_hosts(text) == tuple(names)
 
 
@@ -41,37 +41,38 @@ def test_slurms_lists(text, names):
         "n[1-999]m[1-999]",
     ],
 )
-def test_what_is_no_list(text):
+def test_invalid_hostlist_rejected(text):
     with pytest.raises(UsageError):
         expand_hosts(text)
 
 
-def test_a_hostfile(tmp_path):
+def test_read_hostfile(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# cluster\nworker-1 slots=4\n\nworker-2 slots=4  # spare\nworker-1 slots=4\n")
     assert read_hostfile(file) == ("worker-1", "worker-2")
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "-oProxyCommand=x slots=4\n", "a$(b) slots=1\n"])
-def test_a_hostfile_that_is_none(tmp_path, content):
+def test_invalid_hostfile_rejected(tmp_path, content):
     file = tmp_path / "hosts"
     file.write_text(content)
     with pytest.raises(UsageError):
         read_hostfile(file)
 
 
-def test_ssh_is_given_one_line_that_the_login_shell_takes_apart_again():
+def test_ssh_command_quoted_as_one_line():
+    """ssh is given one line that the login shell takes apart again."""
     argv = Node("n1", "ssh").argv(["sh", "-c", 'cat > "$1"', "sh", "it's here"])
     assert argv[-2] == "n1"
     assert argv[-1] == """sh -c 'cat > "$1"' sh 'it'"'"'s here'"""
 
 
-def test_srun_is_given_words():
+def test_srun_command_as_separate_arguments():
     argv = Node("n1", "srun").argv(["echo", "a b"])
     assert argv[-3:] == ["--nodelist=n1", "echo", "a b"]
 
 
-def test_srun_is_the_way_inside_an_allocation_only(monkeypatch, tmp_path):
+def test_srun_inside_allocation_ssh_elsewhere(monkeypatch, tmp_path):
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -30,10 +30,11 @@ def ssh(tmp_path, monkeypatch):
         ("10.9.8.7", "10.9.8.7"),
     ],
 )
-def test_an_alias_of_ssh_is_looked_up_where_no_name_service_knows_it(name, address):
+def test_ssh_alias_resolved_to_hostname(name, address):
+    """An alias of ssh is looked up where no name service knows it."""
     assert behind_alias(name) == address
 
 
-def test_without_ssh_a_name_stays_what_it_is(monkeypatch, tmp_path):
+def test_hostname_unchanged_without_ssh(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert behind_alias("gpu-a.invalid") == "gpu-a.invalid"

@@ -17,14 +17,14 @@ def taken():
         yield server.getsockname()[1]
 
 
-def test_free_port_can_be_had():
+def test_free_port_can_be_bound():
     port = net.free_port()
     assert net.port_is_free(port)
     with socket.create_server(("", port)):
         assert not net.port_is_free(port)
 
 
-def test_a_free_port_is_none_that_the_kernel_gives_away(monkeypatch, tmp_path):
+def test_free_port_outside_ephemeral_port_range(monkeypatch, tmp_path):
     """Else whoever connects to something, or binds to port 0, could be given it before its server has started."""
     (tmp_path / "range").write_text("20002\t60999\n")
     monkeypatch.setattr(net, "_RANGE_OF_KERNEL", tmp_path / "range")
@@ -35,14 +35,15 @@ def test_a_free_port_is_none_that_the_kernel_gives_away(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("said", ["1024\t65535\n", "", None])
-def test_a_free_port_where_the_kernel_leaves_none_out_or_says_nothing(said, monkeypatch, tmp_path):
+def test_free_port_without_ephemeral_port_range(said, monkeypatch, tmp_path):
+    """Where the kernel leaves no port out of its range, or says nothing of one."""
     if said is not None:
         (tmp_path / "range").write_text(said)
     monkeypatch.setattr(net, "_RANGE_OF_KERNEL", tmp_path / "range")
     assert net.port_is_free(net.free_port())
 
 
-def test_a_listener_on_one_address_takes_the_port(taken):
+def test_port_with_listener_on_one_address_is_taken(taken):
     assert not net.port_is_free(taken)
     assert not net.port_is_free(taken, "127.0.0.1")
     assert net.port_is_free(taken, "127.0.0.2")
@@ -58,11 +59,11 @@ def test_a_port_in_time_wait_is_free():
     assert net.port_is_free(port)
 
 
-def test_another_machines_address_counts_as_free(taken):
+def test_port_at_other_host_counts_as_free(taken):
     assert net.port_is_free(taken, "192.0.2.1")
 
 
-def test_next_free_port_passes_over_taken_ones(taken):
+def test_next_free_port_skips_taken_ports(taken):
     following = net.next_free_port(taken)
     assert following
     assert taken < following <= taken + 10
@@ -90,10 +91,10 @@ def test_claim_a_taken_port(taken):
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_no_port(port):
+def test_claim_invalid_port_rejected(port):
     with pytest.raises(UsageError, match="is no port"):
         net.claim_port(port, find=True)
 
 
-def test_nothing_follows_the_last_port():
+def test_no_free_port_after_last_port():
     assert net.next_free_port(65535) is None

@@ -22,7 +22,7 @@ def told(*needed: str, **environ: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_what_this_machine_is():
+def test_probe_facts_of_this_host():
     facts = told()
     assert facts["python"] == f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert facts["machine"] == platform.machine()
@@ -31,7 +31,7 @@ def test_what_this_machine_is():
     assert facts["absent"] == []
 
 
-def test_which_libraries_the_loader_would_not_find(tmp_path):
+def test_probe_lists_missing_shared_libraries(tmp_path):
     (tmp_path / "libhere.so.1").write_bytes(b"")
     assert told("libc.so.6", "libnowhere.so.7", "libhere.so.1")["absent"] == [
         "libnowhere.so.7",
@@ -41,7 +41,7 @@ def test_which_libraries_the_loader_would_not_find(tmp_path):
     assert beside["absent"] == ["libnowhere.so.7"]
 
 
-def test_torch_is_read_and_not_imported(tmp_path):
+def test_probe_reads_torch_without_import(tmp_path):
     (tmp_path / "torch/lib").mkdir(parents=True)
     (tmp_path / "torch/__init__.py").write_text("raise SystemExit('imported')")
     (tmp_path / "torch/version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: str = '13.0'\n")
@@ -52,7 +52,7 @@ def test_torch_is_read_and_not_imported(tmp_path):
     assert (facts["torch"], facts["torch_cuda"], facts["cxx11_abi"]) == ("2.13.0+cu130", "13.0", True)
 
 
-def test_what_is_sent_to_nodes_imports_nothing_of_dsrun():
+def test_programs_sent_to_nodes_import_no_dsrun():
     for module in (probe, install_wheel, prove_ops):
         source = Path(module.__file__).read_text(encoding="utf-8")
         assert "from dsrun" not in source

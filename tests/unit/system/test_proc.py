@@ -93,7 +93,7 @@ def test_exit_of(returncode, shown):
     assert exit_of(returncode) == shown
 
 
-def test_exit_code_output_and_environment_pass_through(tmp_path):
+def test_foreground_exit_code_output_and_environment(tmp_path):
     with (tmp_path / "out").open("wb") as out:
         code = "import os, sys; print(os.environ['COLOUR'], os.getcwd(), sys.argv[1]); sys.exit(7)"
         argv = python(code, "a b\n'c'")
@@ -102,18 +102,18 @@ def test_exit_code_output_and_environment_pass_through(tmp_path):
     assert (tmp_path / "out").read_text() == f"green {tmp_path} a b\n'c'\n"
 
 
-def test_death_by_signal_is_128_plus_n():
+def test_foreground_death_by_signal_is_128_plus_n():
     assert run_foreground(python("import os; os.kill(os.getpid(), 9)")) == 137
 
 
-def test_a_missing_program_raises(tmp_path):
+def test_foreground_missing_program_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
         run_foreground([str(tmp_path / "nothing")])
     with pytest.raises(FileNotFoundError):
         run_foreground(["no-such-program-anywhere"])
 
 
-def test_it_runs_outside_the_main_thread():
+def test_foreground_outside_main_thread():
     codes = []
     thread = threading.Thread(target=lambda: codes.append(run_foreground(python("raise SystemExit(5)"))))
     thread.start()
@@ -121,14 +121,15 @@ def test_it_runs_outside_the_main_thread():
     assert codes == [5]
 
 
-def test_handlers_are_put_back():
+def test_foreground_restores_signal_handlers():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     run_foreground(python(""))
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_grandchild_in_another_session_does_not_survive_the_child(tmp_path, deaf):
+def test_orphaned_grandchild_killed_after_child_exit(tmp_path, deaf):
+    """A grandchild in another session does not survive the child."""
     argv = parent_of_grandchild(tmp_path, "sys.exit(3)", deaf)
     assert run_foreground(argv, grace_s=0.5) == 3
     grandchild = pid_in(tmp_path / "grandchild")
@@ -136,7 +137,8 @@ def test_a_grandchild_in_another_session_does_not_survive_the_child(tmp_path, de
     until(lambda: gone(grandchild), "the grandchild is gone")
 
 
-def test_nor_does_it_survive_a_killed_child(tmp_path):
+def test_orphaned_grandchild_killed_after_child_sigkill(tmp_path):
+    """A grandchild in another session does not survive a killed child."""
     argv = parent_of_grandchild(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert run_foreground(argv, grace_s=5) == 137
     grandchild = pid_in(tmp_path / "grandchild")
@@ -144,7 +146,7 @@ def test_nor_does_it_survive_a_killed_child(tmp_path):
     until(lambda: gone(grandchild), "the grandchild is gone")
 
 
-def test_processes_of_others_are_left_alone(tmp_path):
+def test_unrelated_processes_not_killed(tmp_path):
     bystander = subprocess.Popen(python("import time; time.sleep(600)"))
     try:
         run_foreground(parent_of_grandchild(tmp_path, "sys.exit(0)"), grace_s=1)
@@ -155,7 +157,7 @@ def test_processes_of_others_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_signal_ends_everybody(tmp_path, signum):
+def test_stop_signal_ends_process_tree(tmp_path, signum):
     process = launcher(parent_of_grandchild(tmp_path, "time.sleep(600)"))
     grandchild = pid_in(tmp_path / "grandchild")
     process.send_signal(signum)
@@ -166,7 +168,7 @@ def test_a_stop_signal_ends_everybody(tmp_path, signum):
     until(lambda: gone(grandchild), "the grandchild is gone")
 
 
-def test_the_child_may_finish_its_work_after_a_stop_signal(tmp_path):
+def test_child_finishes_work_after_stop_signal(tmp_path):
     tail = f"""
 def save(*_):
     pathlib.Path({str(tmp_path / "saved")!r}).write_text("yes")
@@ -183,7 +185,8 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("patience_s", "signals"), [(0.2, 1), (600, 3)])
-def test_a_deaf_child_is_killed_when_patience_ends_or_at_the_third_signal(tmp_path, patience_s, signals):
+def test_child_ignoring_sigterm_is_killed(tmp_path, patience_s, signals):
+    """A child that ignores SIGTERM is killed when patience ends, or at the third signal."""
     tail = f"""
 log = open({str(tmp_path / "heard")!r}, "ab", buffering=0)
 signal.signal(signal.SIGTERM, lambda *_: log.write(b"x"))
@@ -223,7 +226,7 @@ def test_user_signals_reach_the_child_or_the_callback(tmp_path):
     assert run_foreground(python(code)) == 42
 
 
-def test_a_signal_that_was_ignored_stays_ignored(tmp_path):
+def test_ignored_signal_stays_ignored(tmp_path):
     code = """
     import os, signal, time
     os.kill(os.getppid(), signal.SIGHUP)
@@ -243,7 +246,7 @@ def launcher_argv(argv: list[str]) -> list[str]:
     return [sys.executable, "-c", code, *argv]
 
 
-def test_the_child_dies_when_the_launcher_is_killed_outright(tmp_path):
+def test_child_dies_with_killed_launcher(tmp_path):
     code = """
     import os, pathlib, sys, time
     path = pathlib.Path(sys.argv[1])
@@ -259,7 +262,7 @@ def test_the_child_dies_when_the_launcher_is_killed_outright(tmp_path):
     until(lambda: gone(child), "the child is gone")
 
 
-def test_a_nested_family_ends_with_the_outer_one(tmp_path):
+def test_nested_process_tree_ends_with_outer_one(tmp_path):
     inner = launcher_argv(parent_of_grandchild(tmp_path, "time.sleep(600)", deaf=True))
     code = """
 import pathlib, subprocess, sys, time
@@ -274,7 +277,7 @@ inner.kill()
     until(lambda: gone(grandchild), "the grandchild is gone")
 
 
-def test_start_time():
+def test_process_start_time():
     assert start_time(os.getpid()) == pytest.approx(psutil.Process().create_time())
     child = subprocess.Popen(python(""))
     until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child ended")

@@ -1,7 +1,7 @@
 from dsrun.system.rename import exchange
 
 
-def test_two_folders_swap_names(tmp_path):
+def test_exchange_swaps_folders(tmp_path):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "is").write_text(name)
@@ -10,7 +10,7 @@ def test_two_folders_swap_names(tmp_path):
     assert (tmp_path / "other" / "is").read_text() == "one"
 
 
-def test_a_missing_one_is_no_swap(tmp_path):
+def test_exchange_with_missing_folder(tmp_path):
     (tmp_path / "one").mkdir()
     assert not exchange(tmp_path / "one", tmp_path / "other")
     assert (tmp_path / "one").is_dir()

@@ -9,16 +9,18 @@ from dsrun.system.search_path import own_programs_first
 OWN = str(Path(sys.executable).parent)
 
 
-def test_this_pythons_own_folder_comes_first_and_the_rest_stays():
+def test_search_path_begins_with_python_folder():
+    """This Python's own folder comes first, and the rest stays."""
     assert own_programs_first({"PATH": "/usr/bin:/bin"}) == {"PATH": f"{OWN}:/usr/bin:/bin"}
     assert own_programs_first({}) == {"PATH": f"{OWN}:{os.defpath}"}
 
 
-def test_a_path_with_it_is_left_as_the_user_ordered_it():
+def test_search_path_with_python_folder_unchanged():
+    """A path that has it already is left as the user ordered it."""
     assert own_programs_first({"PATH": f"/usr/bin:{OWN}"}) == {}
 
 
-def test_a_program_beside_python_is_found(tmp_path):
+def test_search_path_finds_program_beside_python(tmp_path):
     (tmp_path / "python").symlink_to(sys.executable)
     (tmp_path / "ninja").write_text("#!/bin/sh\n")
     (tmp_path / "ninja").chmod(0o755)

@@ -38,7 +38,8 @@ def sinfo(tmp_path, monkeypatch):
     return make
 
 
-def test_nodes_with_features_and_gres_each_once(sinfo):
+def test_sinfo_nodes_with_features_and_gres(sinfo):
+    """Every node once, with its features and its gres."""
     asked = sinfo(LINES)
     nodes = cluster_nodes()
     assert nodes is not None
@@ -52,39 +53,40 @@ def test_nodes_with_features_and_gres_each_once(sinfo):
     assert "--partition" not in asked.read_text()
 
 
-def test_the_clusters_gpus_are_summed_by_type(sinfo):
+def test_sinfo_gpus_summed_by_type(sinfo):
     sinfo(LINES)
     assert [str(gpus) for gpus in cluster_gpus() or ()] == ["gpu:v100:4", "gpu:a100:12", "gpu:1g.10gb:7"]
     assert [gpus.capability for gpus in cluster_gpus() or ()] == [(7, 0), (8, 0), None]
 
 
-def test_a_node_that_counts_no_gpu_has_none(sinfo):
+def test_gres_with_zero_gpus_is_no_gpu(sinfo):
     """gpu:0 would be a GPU of unknown type, for which nothing can be built."""
     sinfo("login|(null)|gpu:0\nn1|(null)|gpu:a100:4\nn2|(null)|gpu:h100:0\n")
     assert [str(gpus) for gpus in cluster_gpus() or ()] == ["gpu:a100:4"]
 
 
-def test_a_partition_is_passed_on_as_it_is(sinfo):
+def test_sinfo_partition_passed_verbatim(sinfo):
     asked = sinfo(LINES)
     cluster_nodes("big ones; rm")
     assert "'--partition=big ones; rm'" in asked.read_text()
 
 
-def test_a_partition_without_nodes_is_an_error(sinfo):
+def test_sinfo_partition_without_nodes_rejected(sinfo):
     sinfo("")
     assert cluster_gpus() == ()
     with pytest.raises(UsageError, match=r"no nodes in a partition 'bigg'.*sinfo -s"):
         cluster_gpus("bigg")
 
 
-def test_without_slurm_there_is_nothing_to_ask(tmp_path, monkeypatch):
+def test_no_cluster_without_sinfo(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cluster_nodes() is None
     assert cluster_gpus() is None
 
 
-def test_programs_without_a_cluster_are_no_slurm(sinfo):
+def test_no_cluster_without_slurm_configuration(sinfo):
+    """SLURM's programs alone, without a configuration, are no cluster."""
     sinfo(
         "",
         err="sinfo: error: fetch_config: x\nsinfo: fatal: Could not establish a configuration source\n",
@@ -93,7 +95,8 @@ def test_programs_without_a_cluster_are_no_slurm(sinfo):
     assert cluster_nodes() is None
 
 
-def test_a_configuration_that_is_not_there_is_said_at_once(sinfo, tmp_path, monkeypatch):
+def test_missing_slurm_conf_error(sinfo, tmp_path, monkeypatch):
+    """A configuration that is not there is reported at once, without asking sinfo."""
     asked = sinfo(LINES)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
     with pytest.raises(ToolError, match=r"SLURM_CONF names .*gone\.conf"):
@@ -101,7 +104,7 @@ def test_a_configuration_that_is_not_there_is_said_at_once(sinfo, tmp_path, monk
     assert not asked.exists()
 
 
-def test_a_controller_that_is_down_is_said_in_one_line(sinfo):
+def test_slurm_controller_down_error_is_one_line(sinfo):
     sinfo("", err="slurm_load_partitions: x\nUnable to contact slurm controller (connect failure)\n", code=1)
     with pytest.raises(ToolError) as caught:
         cluster_nodes()
@@ -109,5 +112,6 @@ def test_a_controller_that_is_down_is_said_in_one_line(sinfo):
     assert "\n" not in str(caught.value)
 
 
-def test_lines_with_gres_alone_count_each():
+def test_parse_sinfo_lines_with_gres_alone():
+    """Every line with gres alone counts."""
     assert [node.gres for node in parse_nodes("gpu:a100:4\ngpu:a100:4\n\n")] == ["gpu:a100:4", "gpu:a100:4"]

@@ -64,14 +64,14 @@ def path_of(*folders: Path) -> dict[str, str]:
 # --- nvcc ---------------------------------------------------------------------------------------------------------
 
 
-def test_cuda_home_decides(tmp_path):
+def test_cuda_home_selects_nvcc(tmp_path):
     one, other = toolkit(tmp_path / "one", "12.4"), toolkit(tmp_path / "other", "13.0")
     found = find_nvcc({**path_of(other / "bin"), "CUDA_HOME": str(one)}, cuda="13.0", root=tmp_path)
     assert (found.version, found.home, found.origin, found.major) == ("12.4", one, "CUDA_HOME", 12)
     assert find_nvcc({**path_of(other / "bin"), "CUDA_PATH": str(one)}, root=tmp_path).version == "12.4"
 
 
-def test_a_runtime_without_compiler_is_said(tmp_path):
+def test_cuda_home_without_nvcc_rejected(tmp_path):
     (tmp_path / "bin").mkdir()
     with pytest.raises(UsageError, match=r"CUDA_HOME is .* is not there"):
         find_nvcc({"CUDA_HOME": str(tmp_path)})
@@ -80,7 +80,7 @@ def test_a_runtime_without_compiler_is_said(tmp_path):
         find_nvcc({"CUDA_HOME": str(tmp_path)})
 
 
-def test_the_one_that_fits_torch_wins(tmp_path):
+def test_nvcc_that_fits_torch_wins(tmp_path):
     on_path = toolkit(tmp_path / "module", "12.4")
     system = toolkit(tmp_path / "usr/local/cuda", "13.1")
     packages = tmp_path / "site-packages"
@@ -98,17 +98,17 @@ def test_the_one_that_fits_torch_wins(tmp_path):
     assert found[1].home == system
 
 
-def test_none(tmp_path):
+def test_no_nvcc_found(tmp_path):
     assert find_nvcc({"PATH": str(tmp_path)}, tmp_path, root=tmp_path) is None
 
 
-def test_the_same_toolkit_counts_once(tmp_path):
+def test_cuda_toolkit_behind_symlink_counts_once(tmp_path):
     home = toolkit(tmp_path / "usr/local/cuda-13.0", "13.0")
     (tmp_path / "usr/local/cuda").symlink_to(home)
     assert len(all_nvcc(path_of(home / "bin"), root=tmp_path)) == 1
 
 
-def test_a_script_on_path_is_traced_to_its_toolkit(tmp_path):
+def test_nvcc_script_traced_to_its_cuda_toolkit(tmp_path):
     """/usr/local/bin/nvcc as a script: the folder above bin/ is /usr/local, which has no headers."""
     home = toolkit(tmp_path / "opt/toolkit", "12.8")
     script = program(tmp_path / "local/bin/nvcc", f'exec "{home}/bin/nvcc" "$@"')
@@ -119,7 +119,7 @@ def test_a_script_on_path_is_traced_to_its_toolkit(tmp_path):
     assert toolkit_home(linked) == home
 
 
-def test_what_is_not_nvcc_has_no_version(tmp_path):
+def test_nvcc_version_of_other_program(tmp_path):
     assert nvcc_version(program(tmp_path / "a", "echo hello")) is None
     assert nvcc_version(tmp_path / "not-there") is None
     broken = program(tmp_path / "b", "")
@@ -127,7 +127,7 @@ def test_what_is_not_nvcc_has_no_version(tmp_path):
     assert nvcc_version(broken) is None
 
 
-def test_conda_keeps_headers_under_targets(tmp_path):
+def test_cuda_headers_under_targets_in_conda(tmp_path):
     home = toolkit(tmp_path, "12.8", headers=())
     assert not has_runtime(home)
     (home / "targets/x86_64-linux/include").mkdir(parents=True)
@@ -146,7 +146,7 @@ def packages_with_cuda(site_packages: Path) -> Path:
     return home
 
 
-def test_packages_become_a_cuda_home(tmp_path):
+def test_cuda_home_from_pip_packages(tmp_path):
     """DeepSpeed wants lib64/libX.so; the packages have lib/libX.so.N and are not to be written into."""
     home = packages_with_cuda(tmp_path / "site-packages")
     nvcc = find_nvcc({"PATH": "/usr/bin:/bin"}, tmp_path / "site-packages", root=tmp_path)
@@ -163,7 +163,8 @@ def test_packages_become_a_cuda_home(tmp_path):
     assert sorted(tmp_path.glob("site-packages/**/*")) == before
 
 
-def test_something_links_with_the_driver_on_a_machine_without_one(tmp_path):
+def test_link_with_libcuda_without_driver(tmp_path):
+    """A program links with the driver on a machine without one."""
     packages_with_cuda(tmp_path / "site-packages")
     cxx = find_cxx(os.environ)
     nvcc = find_nvcc({"PATH": "/usr/bin:/bin"}, tmp_path / "site-packages", root=tmp_path)
@@ -188,7 +189,7 @@ def test_something_links_with_the_driver_on_a_machine_without_one(tmp_path):
     assert loaded.returncode == 0
 
 
-def test_a_small_toolkit_is_filled_up_from_torchs_packages(tmp_path):
+def test_small_cuda_toolkit_completed_from_pip_packages(tmp_path):
     """nvcc and runtime alone: torch's headers then stop at cusparse.h. The toolkit's own files win."""
     small = toolkit(tmp_path / "small", "13.0")
     packages_with_cuda(tmp_path / "site-packages")
@@ -199,7 +200,7 @@ def test_a_small_toolkit_is_filled_up_from_torchs_packages(tmp_path):
     assert (ours / "bin/nvcc").resolve() == small / "bin/nvcc"
 
 
-def test_packages_before_cuda_13_have_a_folder_each(tmp_path):
+def test_cuda_12_pip_packages_have_a_folder_each(tmp_path):
     small = toolkit(tmp_path / "small", "12.8")
     packages_with_cuda(tmp_path / "site-packages")
     for name in ("cublas", "cusparse"):
@@ -211,7 +212,7 @@ def test_packages_before_cuda_13_have_a_folder_each(tmp_path):
     assert not (ours / "include/cublas_v2.h").exists(), "CUDA 13's header in a CUDA 12 toolkit"
 
 
-def test_a_whole_toolkit_is_used_as_it_is(tmp_path):
+def test_complete_cuda_toolkit_used_as_it_is(tmp_path):
     headers = ("cuda_runtime.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h")
     whole = toolkit(tmp_path / "whole", "13.0", headers=headers)
     (whole / "lib64").mkdir()
@@ -224,7 +225,7 @@ def test_a_whole_toolkit_is_used_as_it_is(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
-def test_the_real_nvcc_compiles_from_a_prepared_home(tmp_path):
+def test_real_nvcc_compiles_from_prepared_cuda_home(tmp_path):
     nvcc = find_nvcc({"PATH": os.environ["PATH"]})
     assert has_runtime(nvcc.home)
     ours = prepare_home(nvcc, None, tmp_path / "ours", find_cxx(os.environ))
@@ -236,7 +237,7 @@ def test_the_real_nvcc_compiles_from_a_prepared_home(tmp_path):
 # --- host compilers -------------------------------------------------------------------------------------------------
 
 
-def test_this_machines_compiler():
+def test_cxx_of_this_host():
     cxx = find_cxx(os.environ)
     said = subprocess.run(
         [cxx.path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=True
@@ -257,14 +258,15 @@ def gcc(path: Path, major: int) -> Path:
     return pretend(path, f"{numbers}\n#define __cplusplus 201703L")
 
 
-def test_the_name_does_not_decide_what_it_is(tmp_path):
+def test_cxx_kind_from_macros_not_name(tmp_path):
+    """Its name does not decide what a compiler is."""
     macros = "#define __GNUC__ 4\n#define __cplusplus 201703L\n#define __clang_major__ 19\n#define __clang_minor__ 1"
     pretend(tmp_path / "g++", macros)
     found = find_cxx({"PATH": f"{tmp_path}:/usr/bin:/bin", "CXX": "g++"})
     assert (found.kind, found.version, found.major) == ("clang", "19.1.0", 19)
 
 
-def test_cxx_flag_then_variable_then_path(tmp_path):
+def test_cxx_precedence_flag_variable_path(tmp_path):
     gcc(tmp_path / "one/g++-14", 14)
     gcc(tmp_path / "one/c++", 11)
     gcc(tmp_path / "other", 13)
@@ -285,18 +287,19 @@ def test_cxx_flag_then_variable_then_path(tmp_path):
         ("n" * 5000, "is not there"),
     ],
 )
-def test_a_named_one_must_be_a_compiler(name, words):
+def test_named_cxx_must_be_a_compiler(name, words):
     with pytest.raises(UsageError, match=words):
         find_cxx(os.environ, name)
 
 
-def test_no_compiler_at_all(tmp_path):
+def test_no_cxx_found(tmp_path):
     with pytest.raises(MissingError, match="no C") as raised:
         find_cxx({"PATH": str(tmp_path)})
     assert "g++" in raised.value.fix
 
 
-def test_headers_and_functions_are_compiled_not_guessed(tmp_path):
+def test_header_and_function_checks_compile(tmp_path):
+    """Whether a header or function is there is compiled, not guessed."""
     cxx = find_cxx(os.environ)
     assert has_header(cxx, "vector")
     assert not has_header(cxx, "no/such/header.h")
@@ -330,11 +333,11 @@ def test_compiler_cache(tmp_path):
         (2, 64, False, 2),
     ],
 )
-def test_jobs(cores, memory, cuda, expected):
+def test_parallel_compile_jobs(cores, memory, cuda, expected):
     assert jobs(cores, memory * GIB, cuda) == expected
 
 
-def test_install_commands_can_be_pasted():
+def test_install_command_can_be_pasted():
     assert install_command("pip", "cuda-toolkit[nvcc]==13.0.*") == "pip install 'cuda-toolkit[nvcc]==13.0.*'"
     assert install_command("apt", "a b").removeprefix("sudo ") == "apt-get install a b"
 
@@ -363,7 +366,7 @@ def environment(tmp_path):
     return str(python), install
 
 
-def test_torch_of_another_environment(environment):
+def test_torch_facts_of_other_environment(environment):
     python, install = environment
     assert torch_facts(python) is None
     purelib = install(TORCH.format(version="2.6.0+cu124", cuda="12.4"), b"_ZN3c105ErrorC2ESs")
@@ -375,21 +378,21 @@ def test_torch_of_another_environment(environment):
     assert (torch_facts(python).cuda, torch_facts(python).cxx11_abi) == (None, True)
 
 
-def test_an_unreadable_torch(environment):
+def test_torch_facts_of_unreadable_torch(environment):
     python, install = environment
     install("__version__ = broken(")
     with pytest.raises(ToolError, match="does not say its version"):
         torch_facts(python)
 
 
-def test_no_such_interpreter(tmp_path):
+def test_torch_facts_of_missing_interpreter(tmp_path):
     with pytest.raises(MissingError):
         torch_facts(str(tmp_path / "python"))
     with pytest.raises(ToolError, match="did not answer: out of order"):
         torch_facts(str(program(tmp_path / "broken", "echo 'out of order' >&2; exit 1")))
 
 
-def test_it_agrees_with_torch_itself():
+def test_torch_facts_agree_with_torch():
     values = "torch.__version__, torch.version.cuda, torch.compiled_with_cxx11_abi(), torch.__path__[0]"
     code = f"import torch; print({values})"
     said = subprocess.run(

@@ -64,11 +64,11 @@ def test_cuda_visible_devices(visible, uuids):
         (None, ["MIG-1"]),
     ],
 )
-def test_mig(visible, uuids):
+def test_cuda_visible_devices_with_mig(visible, uuids):
     assert [gpu.uuid for gpu in select_visible(MIG, visible)] == uuids
 
 
-def test_parse_smi_old_and_new():
+def test_parse_nvidia_smi_old_and_new():
     first, second = parse_smi(SMI)
     assert first == Gpu(
         index=0,
@@ -119,7 +119,7 @@ def smi(tmp_path):
     return write
 
 
-def test_nvml_is_asked(driver):
+def test_visible_gpus_from_nvml(driver):
     count, found = ask(driver, CUDA_VISIBLE_DEVICES="3,2,0")
     assert count == 3
     assert [(entry["name"], entry["capability"], entry["memory_total"]) for entry in found] == [
@@ -140,18 +140,19 @@ def test_nvml_mig_instances(driver):
     assert [mig["uuid"] for mig in ask(driver, CUDA_VISIBLE_DEVICES="1")[1]] == ["MIG-1111"]
 
 
-def test_hidden_gpus_stay_hidden(driver):
+def test_empty_cuda_visible_devices_hides_gpus(driver):
     assert ask(driver, CUDA_VISIBLE_DEVICES="") == (0, [])
 
 
-def test_nvidia_smi_answers_when_nvml_does_not(driver, smi):
+def test_nvidia_smi_when_nvml_does_not_answer(driver, smi):
     folder = smi(f"/bin/cat <<'end'\n{SMI}end")
     (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
     count, found = ask(folder, FAKE_NVML_BROKEN="1", CUDA_VISIBLE_DEVICES="1,0")
     assert (count, [entry["name"] for entry in found]) == (2, ["NVIDIA GB10", "Tesla T4"])
 
 
-def test_an_old_nvidia_smi_is_asked_again_without_the_capability(driver, smi):
+def test_old_nvidia_smi_without_compute_capability(driver, smi):
+    """An old nvidia-smi is asked again, without the capability."""
     old = "case $1 in *compute_cap*) exit 2;; esac\necho '0, GPU-aaaa, Tesla K80, 11441, 11000'"
     folder = smi(old)
     (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
@@ -159,11 +160,11 @@ def test_an_old_nvidia_smi_is_asked_again_without_the_capability(driver, smi):
     assert (count, found[0]["name"], found[0]["capability"]) == (1, "Tesla K80", None)
 
 
-def test_neither_answers(driver, smi):
+def test_no_gpu_without_nvml_and_nvidia_smi(driver, smi):
     folder = smi("echo 'NVIDIA-SMI has failed'; exit 9")
     (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
     assert ask(folder, FAKE_NVML_BROKEN="1") == (0, [])
 
 
-def test_no_gpu_is_no_error():
+def test_no_visible_gpu_is_no_error():
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "", "PATH": ""}) == []

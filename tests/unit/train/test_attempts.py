@@ -23,11 +23,12 @@ from dsrun.train.worker import _going_on, _make_room
         ({"DSRUN_ATTEMPT": "x"}, {"attempt": 0}),
     ],
 )
-def test_restarts_and_requeues_are_counted_apart(environ, counts):
+def test_restart_and_requeue_counts(environ, counts):
+    """Restarts and requeues are counted apart."""
     assert attempt(environ) == counts
 
 
-def test_a_renamed_checkpoint_still_knows_its_step(tmp_path):
+def test_step_of_renamed_checkpoint(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 42}))
     assert step_of(tmp_path.rename(tmp_path.with_name("the-good-one"))) == 42
     assert step_of(tmp_path / "checkpoint-7") == 7
@@ -36,7 +37,7 @@ def test_a_renamed_checkpoint_still_knows_its_step(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "again"), [("never", "auto"), ("auto", "auto"), ("elsewhere", "elsewhere")]
 )
-def test_only_never_is_about_the_first_attempt_alone(asked, again, tmp_path, monkeypatch):
+def test_resume_never_for_first_attempt_only(asked, again, tmp_path, monkeypatch):
     """A checkpoint's folder holds for later attempts too: the run may have died before it saved anything itself."""
     recipe = resolve(["--model", "demo-t5", "--resume", asked], tmp_path)
     assert _going_on(recipe).spec.resume == asked
@@ -57,12 +58,14 @@ FAMILY, JOB = {"DSRUN_FAMILY": "us"}, {"SLURM_JOB_ID": "7"}
         (FAMILY | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"us"}),
     ],
 )
-def test_an_attempt_knows_what_earlier_ones_of_the_same_run_have_signed(environ, known):
+def test_signatures_of_earlier_attempts(environ, known):
+    """An attempt knows what earlier ones of the same run have signed."""
     assert earlier_signatures(environ) == known
     assert known <= {*signatures(FAMILY | JOB).values()}
 
 
-def test_ranks_without_a_supervisor_sign_for_whoever_has_started_them():
+def test_signatures_without_supervisor():
+    """Ranks without a supervisor sign for whoever has started them."""
     first, again = signatures({}), earlier_signatures({"TORCHELASTIC_RESTART_COUNT": "1"})
     assert {*first.values()} == again
     assert len(again) == 1
@@ -76,7 +79,7 @@ def checkpoint(run, step, signed):
     write_manifest(run.checkpoint(step), {"step": step, "signed": signed}, durable=False)
 
 
-def test_never_is_made_up_for_where_the_first_attempt_died_before_it(tmp_path, monkeypatch):
+def test_resume_never_made_up_for_by_later_attempt(tmp_path, monkeypatch):
     """Else the second attempt, whose --resume is auto, would go on with the earlier run."""
     monkeypatch.setenv("DSRUN_FAMILY", "us")
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
@@ -91,7 +94,7 @@ def test_never_is_made_up_for_where_the_first_attempt_died_before_it(tmp_path, m
     assert [step for step, _ in run.checkpoints()] == [3]
 
 
-def test_a_later_attempt_deletes_nothing_that_may_be_its_own(tmp_path, monkeypatch):
+def test_later_attempt_keeps_unsigned_checkpoint(tmp_path, monkeypatch):
     """A checkpoint without a signature, as older versions wrote them, and --force."""
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
     run = RunFolder(tmp_path)

@@ -33,7 +33,7 @@ def settled(*argv, config=EIGHT_B, world=GPU, precision="bf16"):
     return automatic.settle(recipe, config, task, precision, world)
 
 
-def test_eight_billion_weights_need_sharding_on_four_gpus():
+def test_zero_auto_shards_8b_model_on_four_gpus():
     recipe, words = settled("--max-length", "1024")
     assert recipe.spec.zero in ("2", "3")
     assert recipe.spec.micro_batch_size >= 1
@@ -41,13 +41,13 @@ def test_eight_billion_weights_need_sharding_on_four_gpus():
     assert words.startswith(f"--zero auto: ZeRO-{recipe.spec.zero}")
 
 
-def test_a_small_model_is_not_sharded_into_its_parameters():
+def test_zero_auto_without_stage_3_for_small_model():
     small = LlamaConfig(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
                         num_attention_heads=4)  # fmt: skip
     assert settled(config=small)[0].spec.zero != "3"
 
 
-def test_what_was_given_stays():
+def test_zero_auto_keeps_given_flags():
     recipe, _ = settled(
         "--offload", "cpu", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "true"
     )
@@ -59,7 +59,8 @@ def test_what_was_given_stays():
     assert recipe.hf["gradient_checkpointing"] is False
 
 
-def test_longer_samples_leave_room_for_fewer():
+def test_zero_auto_micro_batch_shrinks_with_length():
+    """Longer samples leave room for fewer in a micro batch."""
     short, _ = settled("--max-length", "512", "--gradient_checkpointing", "true")
     long, _ = settled("--max-length", "8192", "--gradient_checkpointing", "true")
     assert long.spec.micro_batch_size < short.spec.micro_batch_size
@@ -69,14 +70,14 @@ def test_longer_samples_leave_room_for_fewer():
     assert wide.spec.micro_batch_size < narrow.spec.micro_batch_size
 
 
-def test_what_fits_nowhere_is_refused_with_a_remedy(monkeypatch):
+def test_zero_auto_rejects_what_fits_nowhere(monkeypatch):
     monkeypatch.setattr(automatic, "_cluster", lambda world: cluster("l4:1"))
     with pytest.raises(UsageError, match="nothing fits 1 × l4") as error:
         settled("--offload", "none", "--max-length", "8192")
     assert error.value.fix
 
 
-def test_a_family_without_written_shapes_is_read_off_the_model():
+def test_zero_auto_reads_shapes_off_unknown_family():
     """Seven billion weights, of a model that is built for it without storage."""
     falcon = AutoConfig.for_model("falcon")
     assert falcon.model_type not in FAMILIES
@@ -92,7 +93,8 @@ def test_a_family_without_written_shapes_is_read_off_the_model():
     assert small.spec.micro_batch_size > recipe.spec.micro_batch_size
 
 
-def test_without_gpus_and_for_uncountable_models_it_is_stage_2():
+def test_zero_auto_falls_back_to_stage_2():
+    """Without GPUs, and for models that cannot be counted, it is stage 2."""
     recipe, words = settled(world=CPU)
     assert (recipe.spec.zero, recipe.spec.micro_batch_size) == ("2", None)
     assert "no GPU" in words
@@ -101,7 +103,7 @@ def test_without_gpus_and_for_uncountable_models_it_is_stage_2():
     assert words == "--zero auto: ZeRO-2, as xlm models cannot be counted without their weights"
 
 
-def test_run_yaml_may_say_auto_too(tmp_path):
+def test_zero_auto_in_run_yaml(tmp_path):
     (tmp_path / "run.yaml").write_text("train: {model: m}\nzero: {stage: auto}\n")
     recipe = resolve(["--config", "run.yaml"], tmp_path)
     assert recipe.spec.zero == "auto"

@@ -26,7 +26,8 @@ ALONE = World(rank=0, size=1, local_rank=0, local_size=1, device="cpu")
         (["--gradient_accumulation_steps", "2"], 32, "16 = 8 × 1 GPU × 2 steps"),
     ],
 )
-def test_the_global_batch_of_a_checkpoint_stays_unless_flags_fix_another(flags, saved, batch, tmp_path):
+def test_global_batch_of_checkpoint_kept_on_resume(flags, saved, batch, tmp_path):
+    """The global batch of a checkpoint stays unless flags fix another."""
     said = []
     found = _batch(resolve(["--model", "x", *flags], tmp_path), ALONE, saved, said.append)
     assert str(found) == batch

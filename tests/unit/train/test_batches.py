@@ -52,7 +52,8 @@ def test_every_sample_is_seen_exactly_once(samples, micro, world, accumulation, 
 @pytest.mark.parametrize(
     ("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1), (1, 3, 4)]
 )
-def test_the_global_batches_are_the_same_however_they_are_cut(micro, world, accumulation):
+def test_global_batches_equal_for_any_micro_batch_and_ranks(micro, world, accumulation):
+    """The global batches are the same however they are cut."""
     whole = global_batches(micro_batches(53, 12, 1, 1), 1)
     assert global_batches(micro_batches(53, micro, world, accumulation), accumulation) == whole
 
@@ -68,7 +69,7 @@ def test_ranks_see_different_samples():
     assert not set(chain.from_iterable(left)) & set(chain.from_iterable(right))
 
 
-def test_filler_only_where_the_last_global_batch_is_short():
+def test_filler_only_in_short_last_global_batch():
     ranks = micro_batches(10, 2, 2, 2)
     assert all(FILLER not in batch for rank in ranks for batch in rank[:2])
     # Two samples are left: one micro step is enough, and only rank 1 has nothing in it.
@@ -76,19 +77,20 @@ def test_filler_only_where_the_last_global_batch_is_short():
     assert ranks[1][2] == [FILLER, FILLER]
 
 
-def test_drop_last_leaves_the_short_global_batch_out():
+def test_drop_last_drops_short_global_batch():
     ranks = micro_batches(10, 2, 2, 2, drop_last=True)
     assert [len(rank) for rank in ranks] == [2, 2]
 
 
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=300))
-def test_grouping_by_length_keeps_every_sample(lengths):
+def test_group_by_length_keeps_every_sample(lengths):
     ranks = micro_batches(len(lengths), 2, 2, 2, lengths=lengths)
     seen = [i for i in chain.from_iterable(chain.from_iterable(ranks)) if i != FILLER]
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_grouping_by_length_pads_less_and_puts_the_longest_first():
+def test_group_by_length_pads_less():
+    """Grouping by length pads less, and puts the longest first."""
     lengths = [(i * 37) % 400 + 1 for i in range(800)]
 
     def padding(batches):
@@ -147,7 +149,8 @@ def rounds(count, global_batch, round_size):
 
 
 @given(count=st.integers(1, 60), micro=SIZES, world=st.integers(1, 3), accumulation=st.integers(1, 3))
-def test_a_stream_is_shared_out_without_loss_epoch_after_epoch(count, micro, world, accumulation):
+def test_stream_split_over_ranks_without_loss(count, micro, world, accumulation):
+    """A stream is split over the ranks without loss, epoch after epoch."""
     splits = [Split(micro, rank, world, accumulation) for rank in range(world)]
     epoch = rounds(count, splits[0].global_batch, splits[0].round)
     shares = [taken(count, split, 2 * epoch) for split in splits]
@@ -160,7 +163,8 @@ def test_a_stream_is_shared_out_without_loss_epoch_after_epoch(count, micro, wor
 
 
 @pytest.mark.parametrize(("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1)])
-def test_any_number_of_ranks_goes_on_with_a_stream_from_the_end_of_a_global_batch(micro, world, accumulation):
+def test_stream_resumes_with_other_world_size(micro, world, accumulation):
+    """Any number of ranks resumes a stream at the end of a global batch."""
     whole = [sorted(each.ids) for each in taken(53, Split(12, 0, 1), 12)]
     saved_by = taken(53, Split(3, 0, 2, 2), 24)
     for step in range(12):
@@ -174,17 +178,19 @@ def test_any_number_of_ranks_goes_on_with_a_stream_from_the_end_of_a_global_batc
             assert sorted(i for each in chain(*shares) for i in each.ids) == whole[step + 1]
 
 
-def test_a_stream_that_does_not_know_its_place_reads_up_to_it():
+def test_stream_without_position_reads_up_to_it():
     split = Split(2, 1, 2)
     assert taken(53, split, 5, skipped=20) == taken(53, split, 25)[20:]
 
 
-def test_a_stream_without_rows_is_an_error_and_no_endless_loop():
+def test_empty_stream_is_an_error():
+    """A stream without rows is an error and no endless loop."""
     with pytest.raises(UsageError, match="no row"):
         taken(0, Split(2, 0, 1), 1)
 
 
-def test_a_table_begins_at_any_micro_batch_and_then_at_the_first_again():
+def test_sampler_starts_at_any_micro_batch():
+    """An epoch may begin at any micro batch; the next one begins at the first again."""
     sampler = GlobalBatchSampler(53, Split(2, 0, 2), seed=7)
     whole = list(sampler)
     sampler.first = 9

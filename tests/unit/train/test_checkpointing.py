@@ -23,7 +23,8 @@ class OnAFullDisk(Checkpointing):
         raise OSError(28, os.strerror(28), str(save.folder / "latest"))
 
 
-def test_what_deepspeed_could_not_write_by_itself_leaves_nothing_behind(tmp_path):
+def test_checkpoint_on_full_disk_leaves_nothing_behind(tmp_path):
+    """When DeepSpeed cannot write a file of its own, nothing is left behind."""
     run = RunFolder.create(tmp_path / "run")
     with pytest.raises(SaveFailed, match=f"checkpoint-10 failed: {os.strerror(28)}"):
         OnAFullDisk(run)._save_checkpoint(None, None)

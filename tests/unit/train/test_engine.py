@@ -37,7 +37,7 @@ class DeepSpeedEngine:
 class DistributedDataParallel: ...
 
 
-def test_the_engine_and_stage_that_were_asked_for_pass():
+def test_configured_engine_and_zero_stage_accepted():
     assert_in_charge(DeepSpeedEngine(2), {"zero_optimization": {"stage": 2}})
     assert_in_charge(DistributedDataParallel(), None)
 
@@ -50,7 +50,7 @@ def test_the_engine_and_stage_that_were_asked_for_pass():
         (DeepSpeedEngine(2), None, "plain DDP"),
     ],
 )
-def test_anything_else_is_an_error(trained, config, words):
+def test_other_engine_or_zero_stage_rejected(trained, config, words):
     with pytest.raises(ToolError, match=words):
         assert_in_charge(trained, config)
 
@@ -64,7 +64,8 @@ def test_anything_else_is_an_error(trained, config, words):
         (from_offload(2, "cpu", own_optimizer=True), []),
     ],
 )
-def test_only_the_ops_a_run_needs_are_compiled(spec, ops):
+def test_required_ops_by_offload(spec, ops):
+    """Only the ops that a run needs are compiled."""
     assert required_ops(generate(spec)) == ops
 
 
@@ -76,21 +77,22 @@ def test_only_the_ops_a_run_needs_are_compiled(spec, ops):
         (from_offload(3, "nvme", "/n"), ["AsyncIOBuilder"]),
     ],
 )
-def test_evaluation_alone_has_no_optimizer_to_compile(spec, ops):
+def test_required_ops_of_evaluation_alone(spec, ops):
+    """Evaluation alone has no optimizer to compile."""
     assert required_ops(generate(spec), training=False) == ops
 
 
-def test_deepspeeds_own_adam_on_the_gpu_needs_its_kernel():
+def test_required_ops_of_fused_adam():
     assert required_ops({"optimizer": {"type": "AdamW"}}) == ["FusedAdamBuilder"]
     assert required_ops({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}) == []
 
 
-def test_zero_2_is_the_default_and_0_is_plain_ddp():
+def test_zero_stage_2_is_default_and_0_is_plain_ddp():
     assert stage_of(configuration(TrainSpec(), {}, 64)) == 2
     assert configuration(TrainSpec(zero="0"), {}, 64) is None
 
 
-def test_an_optimizer_of_the_users_choice_survives_offload():
+def test_user_optimizer_kept_with_cpu_offload():
     config = configuration(TrainSpec(zero="2", offload="cpu"), {"optim": "adafactor"}, 64)
     assert "optimizer" not in config
 
@@ -98,12 +100,13 @@ def test_an_optimizer_of_the_users_choice_survives_offload():
 @pytest.mark.parametrize(
     ("name", "own"), [("adamw_torch", True), ("adamw_torch_fused", True), ("adamw_8bit", False)]
 )
-def test_cpu_adam_stands_in_for_torchs_own_adamw_alone(name, own):
+def test_cpu_adam_replaces_torch_adamw_only(name, own):
     config = configuration(TrainSpec(zero="2", offload="cpu"), {"optim": name}, 64)
     assert ("optimizer" in config) == own
 
 
-def test_schedules_find_the_first_rate_through_every_wrapper():
+def test_optimizer_defaults_passed_through_wrappers():
+    """Schedules find the first rate through every wrapper."""
     inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     outer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=inner))
     pass_on_defaults(outer)
@@ -111,18 +114,18 @@ def test_schedules_find_the_first_rate_through_every_wrapper():
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "ds.json:1:2: not JSON"), ("[]", "no JSON object")])
-def test_a_broken_file_is_named_with_its_place(tmp_path, text, words):
+def test_broken_deepspeed_json_error_names_line(tmp_path, text, words):
     (tmp_path / "ds.json").write_text(text)
     with pytest.raises(UsageError, match=words):
         configuration(TrainSpec(), {"deepspeed": str(tmp_path / "ds.json")}, 64)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_deepspeed_json_error(tmp_path):
     with pytest.raises(UsageError, match=r"nope\.json: No such file"):
         configuration(TrainSpec(), {"deepspeed": str(tmp_path / "nope.json")}, 64)
 
 
-def test_every_environment_has_its_own_folder_of_compiled_ops(tmp_path, monkeypatch):
+def test_compiled_ops_cache_per_environment(tmp_path, monkeypatch):
     home = {"XDG_CACHE_HOME": str(tmp_path)}
     one, other = (extension_cache(home, prefix) for prefix in ("/venvs/one", "/venvs/other"))
     assert one != other
@@ -132,11 +135,11 @@ def test_every_environment_has_its_own_folder_of_compiled_ops(tmp_path, monkeypa
     assert extension_cache(home, "/venvs/one") != one
 
 
-def test_a_folder_of_compiled_ops_that_the_user_set_is_used(tmp_path):
+def test_compiled_ops_cache_set_by_user(tmp_path):
     assert extension_cache({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == tmp_path
 
 
-def test_a_worker_of_torchrun_finds_the_environments_own_ninja(monkeypatch):
+def test_torchrun_worker_finds_ninja_of_its_environment(monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     prepare_ops({}, World(0, 1, 0, 1, "cuda"), say=print)
     assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"

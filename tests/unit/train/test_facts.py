@@ -10,7 +10,8 @@ def config(**values):
     return LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, **values)
 
 
-def test_where_a_model_lies_and_how_it_computes_is_no_difference():
+def test_model_fingerprint_ignores_path_and_dtype():
+    """Where a model lies and how it computes is no difference."""
     plain = model_identity(config())
     other = config(use_cache=False, dtype="bfloat16", architectures=["LlamaForCausalLM"])
     other._name_or_path = "/somewhere/else"
@@ -18,7 +19,7 @@ def test_where_a_model_lies_and_how_it_computes_is_no_difference():
     assert model_identity(other) == plain
 
 
-def test_what_a_model_is_makes_a_difference():
+def test_model_fingerprint_differs_by_config():
     assert model_identity(config(attention_dropout=0.1)) != model_identity(config())
     assert model_identity(
         config(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
@@ -35,11 +36,12 @@ def test_what_a_model_is_makes_a_difference():
         (["--lora", "8", "--lora-alpha", "4", "--lora-targets", "v", "q"], "rank 8, alpha 4, on q, v"),
     ],
 )
-def test_adapters_are_told_apart_by_what_makes_them_others(flags, words, tmp_path):
+def test_lora_fingerprint(flags, words, tmp_path):
+    """Adapters differ by rank, alpha and target layers."""
     assert lora_identity(resolve(["--model", "demo-t5", *flags], tmp_path).spec) == words
 
 
-def test_the_global_batch_of_what_a_run_goes_on_from(tmp_path):
+def test_saved_global_batch_of_resumed_checkpoint(tmp_path):
     for step, facts in ((5, {"global_batch": 16}), (10, {"global_batch": 32}), (15, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         if facts:
@@ -49,8 +51,8 @@ def test_the_global_batch_of_what_a_run_goes_on_from(tmp_path):
     assert saved_global_batch(tmp_path / "other", str(tmp_path / "checkpoint-5")) == 16
 
 
-def test_the_global_batch_stays_when_the_checkpoint_that_a_run_began_with_has_been_deleted(tmp_path):
-    """Rotation does so where it lay in the run's own folder."""
+def test_saved_global_batch_after_checkpoint_rotation(tmp_path):
+    """It stays when the checkpoint that a run began with has been deleted, as rotation does in the run's own folder."""
     for step, facts in (
         (10, {"global_batch": 16, "signed": ["us"]}),
         (15, {"global_batch": 32, "signed": ["them"]}),
@@ -63,7 +65,7 @@ def test_the_global_batch_stays_when_the_checkpoint_that_a_run_began_with_has_be
 
 
 @pytest.mark.parametrize("facts", [None, {}, {"global_batch": "32"}, {"global_batch": 0}])
-def test_a_checkpoint_that_does_not_say_its_global_batch(facts, tmp_path):
+def test_checkpoint_without_saved_global_batch(facts, tmp_path):
     (tmp_path / "checkpoint-5").mkdir()
     if facts is not None:
         write_manifest(tmp_path / "checkpoint-5", facts, durable=False)

@@ -17,7 +17,8 @@ def raised(error):
         return caught
 
 
-def test_the_file_says_what_the_supervisor_decides_by(tmp_path, monkeypatch):
+def test_failure_report_fields(tmp_path, monkeypatch):
+    """The file says what the supervisor decides by."""
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
     error = raised(RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"))
     failure.record(error, rank=3, log=None, progress=Progress(step=7, micro_batch=4))
@@ -27,7 +28,7 @@ def test_the_file_says_what_the_supervisor_decides_by(tmp_path, monkeypatch):
     assert len(facts["trace"]) == 64
 
 
-def test_an_error_that_knows_its_cause_is_believed(tmp_path, monkeypatch):
+def test_failure_cause_named_by_error(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
     failure.record(raised(NanLossError("x", rollback=True)), rank=0, log=None, progress=Progress())
     facts = json.loads((tmp_path / "rank-0.json").read_text())
@@ -36,7 +37,9 @@ def test_an_error_that_knows_its_cause_is_believed(tmp_path, monkeypatch):
     assert failure.cause_of(SystemExit(143)) is None
 
 
-def test_the_same_crash_has_the_same_trace_whatever_its_words():
+def test_traceback_hash_ignores_message():
+    """The same crash has the same hash, whatever its message."""
+
     def crash(words, kind=ValueError):
         try:
             raise kind(words)
@@ -49,26 +52,27 @@ def test_the_same_crash_has_the_same_trace_whatever_its_words():
     assert first != crash("at 0x1", TypeError)
 
 
-def test_an_interruption_says_where_to_go_on(tmp_path, monkeypatch):
+def test_interruption_report_names_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
     failure.interrupted(12, "checkpoint-12")
     assert json.loads((tmp_path / "interrupted.json").read_text()) == {"step": 12, "path": "checkpoint-12"}
 
 
-def test_without_a_launcher_nothing_is_written(tmp_path, monkeypatch):
+def test_no_failure_report_without_launcher(tmp_path, monkeypatch):
     monkeypatch.delenv("DSRUN_FAILURES", raising=False)
     monkeypatch.chdir(tmp_path)
     failure.interrupted()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_launcher_that_is_gone_is_no_second_failure(tmp_path, monkeypatch):
+def test_failure_report_when_launcher_is_gone(tmp_path, monkeypatch):
+    """A launcher that is gone is no second failure."""
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path / "gone"))
     code, message = failure.record(raised(UsageError("bad")), rank=0, log=None, progress=Progress())
     assert (code, message) == (2, "bad")
 
 
-def test_a_lost_peer_is_told_as_a_consequence(tmp_path, monkeypatch):
+def test_lost_peer_reported_as_consequence(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
     words = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35218"
     failure.record(raised(RuntimeError(words)), rank=1, log=None, progress=Progress(step=3))

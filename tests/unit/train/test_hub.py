@@ -23,7 +23,7 @@ def wrapped(inner: BaseException) -> OSError:
         return outer
 
 
-def test_the_hubs_own_http_client_is_known_by_its_error():
+def test_hub_connection_refused_is_unreachable():
     """A real request, to a port of this machine that nobody listens on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -36,18 +36,20 @@ def test_the_hubs_own_http_client_is_known_by_its_error():
 @pytest.mark.parametrize(
     "inner", [LocalEntryNotFoundError("not cached"), OfflineModeIsEnabled("offline"), TimeoutError("slow")]
 )
-def test_what_the_network_or_an_empty_cache_raises(inner):
+def test_hub_unreachable_errors(inner):
+    """What the network or an empty cache raises."""
     assert hub.is_unreachable(wrapped(inner))
 
 
 @pytest.mark.parametrize(
     "error", [wrapped(ValueError("Repo id must use alphanumeric chars")), OSError("not a valid JSON file")]
 )
-def test_other_errors_are_not_the_networks(error):
+def test_other_errors_are_not_hub_unreachable(error):
     assert not hub.is_unreachable(error)
 
 
-def test_weights_that_are_not_cached_are_missing_only_when_offline(monkeypatch):
+def test_uncached_weights_unreachable_only_when_offline(monkeypatch):
+    """Weights that are not cached are missing only when offline."""
     error = OSError("org/m does not appear to have a file named pytorch_model.bin or model.safetensors.")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert not hub.is_unreachable(error)
@@ -55,7 +57,8 @@ def test_weights_that_are_not_cached_are_missing_only_when_offline(monkeypatch):
     assert hub.is_unreachable(error)
 
 
-def test_the_line_names_what_is_missing_and_the_flag_for_local_files(monkeypatch):
+def test_hub_unreachable_message(monkeypatch):
+    """The line names what is missing, and the flag for local files."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     error = hub.unreachable("model x", "Connection refused", instead="--model DIR")
     assert isinstance(error, MissingError)

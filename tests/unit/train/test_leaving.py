@@ -43,7 +43,7 @@ def due(state):
 
 
 @pytest.mark.parametrize("evaluates", [True, False])
-def test_the_step_is_saved_and_its_evaluation_left_for_later(evaluates):
+def test_preemption_saves_step_and_defers_evaluation(evaluates):
     _trainer, leave, state = training(told=True)
     control = TrainerControl(should_evaluate=evaluates)
     leave.on_step_end(EPOCHS, state, control)
@@ -55,13 +55,15 @@ def test_the_step_is_saved_and_its_evaluation_left_for_later(evaluates):
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(1.0, True), (1.25, False)])
-def test_the_evaluation_after_an_epoch_is_due_if_it_was_its_last_step(epoch, expected):
+def test_preemption_at_epoch_end_leaves_evaluation_due(epoch, expected):
+    """The evaluation after an epoch is due if this was its last step."""
     _trainer, leave, state = training(told=True, epoch=epoch)
     leave.on_step_end(EPOCHS, state, TrainerControl())
     assert due(state) is expected
 
 
-def test_an_epoch_left_halfway_does_not_end_with_an_evaluation():
+def test_preemption_within_epoch_skips_its_evaluation():
+    """An epoch left halfway does not end with an evaluation."""
     _trainer, leave, state = training(told=True)
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
@@ -72,7 +74,7 @@ def test_an_epoch_left_halfway_does_not_end_with_an_evaluation():
     assert not control.should_save
 
 
-def test_told_during_a_save_it_leaves_after_it():
+def test_preemption_during_save_stops_after_it():
     trainer, leave, state = training(told=False)
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
@@ -83,7 +85,7 @@ def test_told_during_a_save_it_leaves_after_it():
     assert control.should_training_stop
 
 
-def test_told_at_the_last_step_the_run_ends_as_usual():
+def test_preemption_at_last_step_ends_as_usual():
     trainer, leave, state = training(told=True, step=10)
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
@@ -94,7 +96,7 @@ def test_told_at_the_last_step_the_run_ends_as_usual():
 @pytest.mark.parametrize(
     "stored", [{}, {"dsrun": {"evaluation_due": False}}, {"dsrun": {"evaluation_due": True}}]
 )
-def test_the_next_start_evaluates_first_where_it_has_to(stored):
+def test_resume_runs_pending_evaluation_first(stored):
     made = []
     trainer = SimpleNamespace(make_up_evaluation=lambda: made.append(1))
     state = SimpleNamespace(stateful_callbacks=dict(stored))
@@ -103,7 +105,8 @@ def test_the_next_start_evaluates_first_where_it_has_to(stored):
     assert len(made) == (1 if stored.get("dsrun", {}).get("evaluation_due") else 0)
 
 
-def test_a_vote_is_only_held_where_somebody_may_ask():
+def test_stop_vote_only_with_preemption_signal():
+    """A vote is held only where a signal may ask to stop."""
     silent = Stopping((), None)
     silent._asked = "x"
     assert not Vote(silent, world_size=1, device=torch.device("cpu")).told()

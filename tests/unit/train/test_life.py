@@ -12,6 +12,7 @@ from dsrun.runs.heartbeat import Heart, read_beats
 from dsrun.train.life import Life, is_supervised
 from dsrun.train.stopping import stopping_from
 from dsrun.train.watch import PROGRESS_SECONDS, Beats, Ledger
+from tests.forkserver.client import HEAVY
 
 STUCK = """
 import sys, time, pathlib
@@ -27,9 +28,9 @@ stuck_in_a_collective()
 """
 
 
-def test_a_stuck_process_writes_its_stacks_when_asked(tmp_path):
+def test_stuck_rank_dumps_stacks_on_signal(tmp_path):
     log = tmp_path / "rank-0.log"
-    with subprocess.Popen([sys.executable, "-c", STUCK, log], stdout=subprocess.PIPE, text=True) as process:
+    with HEAVY.popen([sys.executable, "-c", STUCK, log], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGUSR2)
         deadline = time.monotonic() + 60
@@ -40,7 +41,7 @@ def test_a_stuck_process_writes_its_stacks_when_asked(tmp_path):
         process.kill()
 
 
-def test_steps_are_signs_of_life_and_progress(tmp_path):
+def test_steps_update_heartbeat_and_progress(tmp_path):
     life = Life(Heart(tmp_path, 1, answers=True), stopping_from({}))
     beats = Beats(life)
     beats.on_train_begin(None, SimpleNamespace(global_step=40), None)
@@ -51,7 +52,8 @@ def test_steps_are_signs_of_life_and_progress(tmp_path):
     assert life.progress.step == 41
 
 
-def test_the_ledger_has_the_progress_of_a_long_training_once_a_minute():
+def test_progress_event_once_a_minute():
+    """The progress of a long training is an event once a minute."""
     written = []
     now = [0.0]
     records = SimpleNamespace(
@@ -66,6 +68,6 @@ def test_the_ledger_has_the_progress_of_a_long_training_once_a_minute():
     assert written == [("training", 7), ("progress", 11), ("progress", 15), ("progress", 19)]
 
 
-def test_a_supervisor_is_known_by_its_folder():
+def test_supervisor_known_by_heartbeat_folder():
     assert is_supervised({"DSRUN_HEARTBEAT": "/run/x"})
     assert not is_supervised({})

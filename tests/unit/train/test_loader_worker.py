@@ -9,6 +9,7 @@ import sys
 
 import psutil
 
+from tests.forkserver.client import HEAVY
 from tests.processes import left_of
 
 SCRIPT = """
@@ -26,8 +27,9 @@ if __name__ == "__main__":
 """
 
 
-def test_loaders_outlive_the_wish_to_stop_and_die_with_their_rank():
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as rank:
+def test_loader_worker_ignores_stop_signals():
+    """Loaders survive the signals to stop, and die with their rank."""
+    with HEAVY.popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as rank:
         loaders = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
         for expected in range(4):
             assert int(rank.stdout.readline()) == expected
@@ -57,8 +59,9 @@ time.sleep(600)
 """
 
 
-def test_a_loader_that_begins_after_the_death_of_its_rank_ends_too():
-    with subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True) as rank:
+def test_loader_worker_started_after_death_of_rank():
+    """A loader that begins after the death of its rank ends too."""
+    with HEAVY.popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True) as rank:
         loader = psutil.Process(int(rank.stdout.readline()))
         os.kill(rank.pid, signal.SIGKILL)
     assert not left_of([loader])

@@ -24,6 +24,7 @@ from dsrun.train.batches import Split
 from dsrun.train.data.collate import Collator
 from dsrun.train.data.tokens import TokenBin
 from dsrun.train.loaders import MicroBatch, start_at, training_loader
+from tests.forkserver.client import HEAVY
 from tests.processes import left_of
 
 COLLATE = Collator(pad_id=0, seq2seq=False)
@@ -68,7 +69,7 @@ def labels(batch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_know_their_samples_and_epoch(workers):
+def test_micro_batches_know_sample_ids_and_epoch(workers):
     loader = training_loader(arguments(workers), Counted(10), Split(2, 1, 2), COLLATE)
     for epoch in (0, 3):
         loader.set_epoch(epoch)
@@ -79,7 +80,9 @@ def test_batches_know_their_samples_and_epoch(workers):
     assert set(batches[0]) == {"input_ids", "attention_mask", "labels"}
 
 
-def test_the_order_follows_from_the_seed_of_the_data_or_else_the_seed():
+def test_sample_order_from_data_seed_or_seed():
+    """The order follows from the seed of the data, or else from the seed."""
+
     def order(**seeds):
         loader = training_loader(arguments(**seeds), Counted(50), Split(2, 0, 1), COLLATE)
         return [sample for batch in loader.batch_sampler for sample in batch]
@@ -88,7 +91,8 @@ def test_the_order_follows_from_the_seed_of_the_data_or_else_the_seed():
     assert order(seed=7, data_seed=3) == order(seed=8, data_seed=3) == order(seed=3)
 
 
-def test_neither_ids_nor_place_come_along_into_the_model_and_both_survive_pinning():
+def test_micro_batch_ids_survive_pinning():
+    """Ids and place do not go into the model, and both survive pinning."""
     batch = MicroBatch({"labels": 1})
     batch.ids, batch.after = (4,), {"epoch": 0}
     # What transformers' _prepare_input does, and torch's pin_memory.
@@ -98,7 +102,7 @@ def test_neither_ids_nor_place_come_along_into_the_model_and_both_survive_pinnin
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_going_on_at_step_50000_reads_nothing_before_it(workers):
+def test_loader_resume_at_step_50000_reads_nothing_before(workers):
     rows = Counted(450_000)
     whole = training_loader(arguments(workers), rows, Split(2, 0, 2, 2), COLLATE)
     order = list(islice(whole.batch_sampler, 100_000, 100_003))
@@ -108,7 +112,7 @@ def test_going_on_at_step_50000_reads_nothing_before_it(workers):
         assert len(rows.read) == 6
 
 
-def test_the_trainer_skips_in_this_way():
+def test_trainer_skips_batches_by_start_at():
     """Its own way is accelerate's function; a Transformers that calls it by another name must not go unnoticed."""
     import dsrun.train.trainer  # noqa: F401
 
@@ -120,23 +124,24 @@ def grouped(rows, seed=7):
     return training_loader(options, rows, Split(2, 0, 1), COLLATE).batch_sampler
 
 
-def test_lengths_are_those_of_the_rows_also_of_a_selection():
+def test_group_by_length_takes_lengths_of_rows():
+    """Lengths are those of the rows, also of a selection."""
     rows = HubDataset.from_dict({"input_ids": [[1] * n for n in (3, 1, 2, 5)]})
     assert grouped(rows).lengths.tolist() == [3, 1, 2, 5]
     assert grouped(rows.select([3, 0])).lengths.tolist() == [5, 3]
 
 
-def test_blocks_of_a_token_file_are_grouped_too(tmp_path):
+def test_group_by_length_of_token_file_blocks(tmp_path):
     np.arange(21, dtype="<u2").tofile(tmp_path / "t.bin")
     assert grouped(TokenBin(tmp_path / "t.bin", "uint16", 8)).lengths.tolist() == [8, 8, 5]
 
 
-def test_the_next_epoch_is_whole_again():
+def test_epoch_after_resumed_one_is_whole():
     loader = start_at(training_loader(arguments(2), Counted(10), Split(2, 0, 1), COLLATE), 4)
     assert [len(list(loader)) for _ in range(2)] == [1, 5]
 
 
-def test_a_loader_process_that_is_killed_ends_the_training_at_once():
+def test_killed_loader_worker_ends_training_at_once():
     """Not after LOADER_TIMEOUT_SECONDS: torch hears of its children's deaths by SIGCHLD."""
     loader = training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE)
     batches = iter(loader)
@@ -155,8 +160,8 @@ def test_a_loader_process_that_is_killed_ends_the_training_at_once():
     loader._iterator._shutdown_workers()
 
 
-def test_a_loader_process_is_told_as_killed_also_where_its_connection_breaks_first(monkeypatch):
-    """Its death comes after the error that it leads to: on a busy machine in one of five cases."""
+def test_killed_loader_worker_behind_broken_connection(monkeypatch):
+    """A worker is reported as killed also where its connection breaks first: on a busy machine in one of five cases."""
     loader = training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE)
     batches = iter(loader)
     next(batches)
@@ -185,9 +190,9 @@ time.sleep(600)
 """
 
 
-def test_no_loader_process_outlives_a_killed_rank():
+def test_no_loader_worker_outlives_killed_rank():
     code = OWNER.format(path=sys.path)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+    with HEAVY.popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout.readline() == "ready\n"
         loaders = psutil.Process(owner.pid).children(recursive=True)
         os.kill(owner.pid, signal.SIGKILL)

@@ -17,7 +17,8 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
         (["q_proj", "v_proj"], {"q_proj", "v_proj"}),
     ],
 )
-def test_the_layers_that_were_named_or_every_linear_one(targets, adapted):
+def test_lora_target_layers(targets, adapted):
+    """The layers that were named, or every linear one."""
     config = LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     )

@@ -34,21 +34,22 @@ def model_of(config):
 
 
 @pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
-def test_encoder_decoders_take_the_loss_from_logits(config):
+def test_encoder_decoder_loss_from_logits(config):
     model = model_of(config)
     assert not loss_is_native(model)
     assert not shifts_labels(model)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_causal_models_with_the_shared_loss_function_keep_it(config):
+def test_causal_model_keeps_native_loss(config):
+    """Causal models with the shared loss function keep it."""
     model = model_of(config)
     assert loss_is_native(model)
     assert shifts_labels(model)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_a_native_loss_divides_by_the_number_it_is_given(config):
+def test_native_loss_divides_by_num_items_in_batch(config):
     """What `loss_is_native` promises: the model really normalises by num_items_in_batch."""
     model = model_of(config).eval()
     ids = torch.tensor([[1, 2, 3, 4]])
@@ -59,14 +60,14 @@ def test_a_native_loss_divides_by_the_number_it_is_given(config):
     torch.testing.assert_close(one, own)
 
 
-def test_target_tokens_leave_out_what_is_never_predicted():
+def test_target_tokens_count_only_predicted_ones():
     labels = torch.tensor([[5, 6, IGNORED], [IGNORED, 7, 8]])
     assert target_tokens(labels, shifted=False) == 4
     assert target_tokens(labels, shifted=True) == 3
 
 
 @pytest.mark.parametrize("shifted", [False, True])
-def test_the_sum_does_not_depend_on_padding_or_on_the_cut(shifted):
+def test_summed_loss_independent_of_padding_and_split(shifted):
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 5, 11), torch.randint(0, 11, (4, 5))
     labels[1, 3:] = IGNORED
@@ -78,7 +79,7 @@ def test_the_sum_does_not_depend_on_padding_or_on_the_cut(shifted):
     torch.testing.assert_close(whole, summed_cross_entropy(wider, padded, shifted=shifted))
 
 
-def test_a_batch_of_filler_gives_zero_and_zero_gradients():
+def test_filler_batch_gives_zero_loss_and_gradients():
     logits = torch.randn(2, 3, 11, requires_grad=True)
     loss = summed_cross_entropy(logits, torch.full((2, 3), IGNORED), shifted=False)
     loss.backward()

@@ -7,14 +7,14 @@ import pytest
 from dsrun.train.metrics import perplexity, text_scores
 
 
-def test_perfect_text_scores_full_marks():
+def test_text_scores_of_perfect_text():
     texts = ["the cat sat on the mat", "a dog ran through the park"]
     scores = text_scores(texts, texts)
     assert scores == pytest.approx(dict.fromkeys(scores, 100.0))
     assert set(scores) == {"bleu", "chrf", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match"}
 
 
-def test_scores_of_known_texts():
+def test_text_scores_of_known_texts():
     scores = text_scores(["the cat sat", " exact "], ["the cat ran", "exact"])
     assert scores["exact_match"] == 50
     # "the cat ." matches two of three unigrams both ways: F = 2/3; the other pair is perfect.
@@ -22,7 +22,7 @@ def test_scores_of_known_texts():
     assert 0 < scores["chrf"] < 100
 
 
-def test_nothing_to_score_gives_no_scores():
+def test_text_scores_of_no_texts():
     assert text_scores([], []) == {}
 
 

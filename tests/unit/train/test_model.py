@@ -20,12 +20,13 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("from_scratch", [False, True])
-def test_an_attention_kernel_that_the_model_does_not_have_is_named(folder, from_scratch):
+def test_unknown_attn_implementation_rejected(folder, from_scratch):
+    """An attention kernel that the model does not have is named."""
     spec = TrainSpec(model=folder, from_scratch=from_scratch, attn_implementation="nosuch")
     with pytest.raises(UsageError, match=r"^--attn-implementation nosuch: .*cannot use it.*leave it out"):
         build(spec, load_config(spec), "causal-lm")
 
 
-def test_one_that_it_has_is_used(folder):
+def test_known_attn_implementation_used(folder):
     spec = TrainSpec(model=folder, from_scratch=True, attn_implementation="eager")
     assert build(spec, load_config(spec), "causal-lm").config._attn_implementation == "eager"

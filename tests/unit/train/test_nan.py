@@ -30,20 +30,21 @@ def judged(trainer, tmp_path, loss, policy="stop"):
     return guard.judge(trainer, torch.tensor(math.inf))
 
 
-def test_an_overflow_of_scaled_gradients_is_no_failure(trainer, tmp_path):
+def test_fp16_overflow_of_scaled_gradients_is_no_failure(trainer, tmp_path):
     assert judged(trainer, tmp_path, 2.5) == math.inf
     assert not (tmp_path / "nan").exists()
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_the_run_in_fp16_too(trainer, tmp_path, loss):
+def test_fp16_nonfinite_loss_stops_run(trainer, tmp_path, loss):
     """Every smaller scale would meet it again: the step would be left out without a word."""
     with pytest.raises(NanLossError, match=rf"step 7: the loss is {loss} on rank 0; its batch is in"):
         judged(trainer, tmp_path, loss)
     assert torch.load(tmp_path / "nan" / "step-7-rank-0.pt")["losses"][0] == pytest.approx(loss, nan_ok=True)
 
 
-def test_or_is_left_out_where_that_was_asked_for(trainer, tmp_path):
+def test_fp16_step_with_nonfinite_loss_skipped(trainer, tmp_path):
+    """The step is left out where that was asked for."""
     trainer.model(torch.ones(1, 2)).sum().backward()
     judged(trainer, tmp_path, math.nan, "skip")
     assert all(parameter.grad is None for parameter in trainer.model.parameters())

@@ -36,7 +36,8 @@ class Run:
         return saves
 
 
-def test_saves_come_after_the_interval_and_not_before_the_step_that_ends_it():
+def test_adaptive_save_interval():
+    """Saves come after the interval, and not before the step that ends it."""
     run = Run(step_s=2.0, save_s=5.0, interval_s=100.0)
     saves = run.train(300)
     moments = [moment for _, moment in saves]
@@ -46,7 +47,7 @@ def test_saves_come_after_the_interval_and_not_before_the_step_that_ends_it():
     assert all(100.0 <= gap <= 100.0 + 2 * run.step_s for gap in gaps)
 
 
-def test_the_interval_is_told_once():
+def test_adaptive_save_interval_reported_once():
     run = Run(step_s=2.0, save_s=5.0, interval_s=100.0)
     run.train(300)
     ((step, seconds, steps, words),) = run.told
@@ -55,6 +56,6 @@ def test_the_interval_is_told_once():
     assert "every 100 s" in words
 
 
-def test_the_last_step_is_left_to_the_trainer():
+def test_adaptive_save_leaves_last_step_to_trainer():
     run = Run(step_s=100.0, save_s=1.0, interval_s=10.0)
     assert [step for step, _ in run.train(5)] == [2, 4]

@@ -16,7 +16,7 @@ from tests.integration.poison import poisoned_model
 
 
 @pytest.mark.parametrize("from_scratch", [False, True])
-def test_code_is_copied_by_one_process_at_a_time(from_scratch, tmp_path, monkeypatch):
+def test_remote_code_copied_by_one_process_at_a_time(from_scratch, tmp_path, monkeypatch):
     """The model itself is loaded by all ranks together, and then finds it in its place."""
     folder = tmp_path / "modules"
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
@@ -40,7 +40,8 @@ def test_code_is_copied_by_one_process_at_a_time(from_scratch, tmp_path, monkeyp
         pass
 
 
-def test_where_nothing_can_be_written_nobody_waits(tmp_path, monkeypatch):
+def test_remote_code_without_writable_cache(tmp_path, monkeypatch):
+    """Where nothing can be written, no rank waits for the lock."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "file" / "modules"))
     with one_at_a_time(True):

@@ -27,23 +27,24 @@ def choose(given=None, *, model="llama", bf16=True, device="cuda", deepspeed=Non
         ({"given": {"bf16": False}, "deepspeed": {"bf16": {"enabled": "auto"}}}, "fp32"),
     ],
 )
-def test_flags_win_over_the_json_and_both_over_the_hardware(case, expected):
+def test_precision_from_flags_json_and_hardware(case, expected):
+    """Flags win over the JSON, and both over the hardware."""
     assert choose(**case) == expected
 
 
 @pytest.mark.parametrize("model", ["t5", "mt5", "longt5"])
-def test_fp16_is_refused_where_it_overflows(model):
+def test_fp16_rejected_where_it_overflows(model):
     with pytest.raises(UsageError, match=r"overflow in fp16.*--bf16"):
         choose({"fp16": True}, model=model)
     assert choose({"fp16": True}, model=model, force=True) == "fp16"
 
 
-def test_fp16_is_refused_on_processors():
+def test_fp16_rejected_on_cpu():
     with pytest.raises(UsageError, match=r"needs a GPU.*--bf16"):
         choose({"fp16": True}, device="cpu")
     assert choose({"fp16": True}, device="cpu", force=True) == "fp16"
 
 
-def test_bf16_is_refused_on_a_gpu_that_only_emulates_it():
+def test_bf16_rejected_on_gpu_that_only_emulates_it():
     with pytest.raises(UsageError, match=r"does not compute in bf16.*--fp16"):
         choose({"bf16": True}, bf16=False)

@@ -27,7 +27,8 @@ def plan(micro, accumulation=1, ranks=2):
 
 @pytest.mark.parametrize("micro", [1, 6, 7, 8])
 @pytest.mark.parametrize("halvings", [0, 1, 2, 9])
-def test_the_global_batch_stays_and_the_micro_batch_shrinks(micro, halvings):
+def test_memory_fallback_shrinks_micro_batch(micro, halvings):
+    """The global batch stays, and the micro batch shrinks."""
     before = plan(micro, 3)
     after = remedies.shrunk(before, Remedy(halvings=halvings))
     assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
@@ -35,7 +36,8 @@ def test_the_global_batch_stays_and_the_micro_batch_shrinks(micro, halvings):
     assert (remedies.notice(before, after, Remedy(halvings=halvings)) is None) == (after == before)
 
 
-def test_the_remedy_is_read_unless_the_user_refuses_it_or_starts_anew(tmp_path):
+def test_memory_fallback_read_from_run_folder(tmp_path):
+    """The fallback is read unless the user refuses it or starts anew."""
     wanted = Remedy(halvings=2, recompute=True, offload="cpu")
     (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
     assert remedies.read_remedy(tmp_path, recipe()) == wanted
@@ -44,20 +46,22 @@ def test_the_remedy_is_read_unless_the_user_refuses_it_or_starts_anew(tmp_path):
     assert remedies.read_remedy(tmp_path / "other", recipe()) == Remedy()
 
 
-def test_a_remedy_of_another_make_is_refused(tmp_path):
+def test_invalid_memory_fallback_file_rejected(tmp_path):
     (tmp_path / "remedy.json").write_text("[")
     with pytest.raises(UsageError, match=r"remedy\.json"):
         remedies.read_remedy(tmp_path, recipe())
 
 
-def test_recomputation_and_offload_become_flags():
+def test_memory_fallback_sets_recompute_and_offload_flags():
+    """Recomputation and offload become flags."""
     changed = remedies.remedied(recipe("--zero", "2"), Remedy(recompute=True, offload="cpu"), stage=2)
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
     assert remedies.remedied(recipe("--zero", "0"), Remedy(offload="cpu"), stage=0).spec.offload == "none"
 
 
-def test_a_step_is_passed_over_once_and_not_too_many(tmp_path):
+def test_skipped_steps_recorded_and_limited(tmp_path):
+    """A step is skipped once, and not too many are."""
     known = frozenset({3})
     wish = remedies.wish_to_skip(tmp_path, known, main=True)
     assert not wish(3)
@@ -67,12 +71,12 @@ def test_a_step_is_passed_over_once_and_not_too_many(tmp_path):
     assert not remedies.wish_to_skip(tmp_path, frozenset(range(remedies.MOST_SKIPPED_STEPS)), main=True)(99)
 
 
-def test_other_ranks_do_not_write(tmp_path):
+def test_skipped_steps_not_written_by_other_ranks(tmp_path):
     assert remedies.wish_to_skip(tmp_path, frozenset(), main=False)(8)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_start_forgets(tmp_path):
+def test_fresh_start_forgets_memory_fallbacks(tmp_path):
     remedies.wish_to_skip(tmp_path, frozenset(), main=True)(8)
     remedies.forget(tmp_path)
     assert not list(tmp_path.iterdir())

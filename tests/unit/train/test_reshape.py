@@ -38,7 +38,7 @@ def quiet(_line):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_parameter_and_state_is_put_together(tmp_path, stage, ranks):
+def test_parameters_and_states_merged_from_shards(tmp_path, stage, ranks):
     groups = tensors()
     checkpoint = ZeroCheckpoint(write_zero(tmp_path / "checkpoint-5", groups, stage=stage, ranks=ranks))
     expected = {name: value for group in groups for name, value in group.items()}
@@ -50,7 +50,7 @@ def test_every_parameter_and_state_is_put_together(tmp_path, stage, ranks):
         assert torch.equal(checkpoint.read(name, "exp_avg_sq"), value + 2)
 
 
-def test_files_are_mapped_anew_after_a_window(tmp_path):
+def test_shard_files_mapped_anew_after_window(tmp_path):
     groups = tensors()
     folder = write_zero(tmp_path / "checkpoint-5", groups, stage=3, ranks=2)
     checkpoint = ZeroCheckpoint(folder, window=100)
@@ -61,14 +61,14 @@ def test_files_are_mapped_anew_after_a_window(tmp_path):
     assert torch.equal(checkpoint.read("bias"), groups[1]["bias"])
 
 
-def test_a_missing_ranks_file_is_named(tmp_path):
+def test_missing_shard_of_a_rank_rejected(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=3)
     (folder / "global_step5" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(UsageError, match="2 of 3 files of optimizer states"):
         ZeroCheckpoint(folder)
 
 
-def test_a_file_that_would_run_code_is_refused(tmp_path):
+def test_shard_that_would_run_code_rejected(tmp_path):
     class Evil:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "ran"),))
@@ -79,7 +79,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_truncated_file_is_named(tmp_path):
+def test_truncated_shard_is_named(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     file = folder / "global_step5" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     file.write_bytes(file.read_bytes()[:-200])
@@ -107,11 +107,12 @@ ZERO2 = Layout(world_size=2, stage=2)
         (ZERO2, Layout(world_size=2, stage=2, nvme=True), "convert"),
     ],
 )
-def test_when_a_checkpoint_can_be_loaded_as_it_is(saved, wanted, change):
+def test_checkpoint_layout_change(saved, wanted, change):
+    """When a checkpoint can be loaded as it is, and when it is converted."""
     assert saved.change_to(wanted) == change
 
 
-def test_the_layout_of_a_run_and_of_its_checkpoint(tmp_path):
+def test_checkpoint_layout_of_run_and_its_checkpoint(tmp_path):
     config = {
         "zero_optimization": {
             "stage": 2,
@@ -127,7 +128,7 @@ def test_the_layout_of_a_run_and_of_its_checkpoint(tmp_path):
     assert layout_of(folder) == Layout(world_size=3, stage=2, round_robin=True)
 
 
-def test_nothing_is_converted_where_nothing_changed(tmp_path):
+def test_checkpoint_with_same_layout_not_converted(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     start = adapt(folder, ZERO2, run=tmp_path, say=quiet)
     assert start == Adapted(folder, folder)
@@ -135,7 +136,7 @@ def test_nothing_is_converted_where_nothing_changed(tmp_path):
     assert not (tmp_path / ".universal").exists()
 
 
-def test_a_saved_order_of_parameters_is_kept(tmp_path):
+def test_saved_parameter_order_kept_on_resume(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     start = adapt(folder, Layout(world_size=2, stage=2, round_robin=True), run=tmp_path, say=quiet)
     assert start.path == folder
@@ -144,7 +145,8 @@ def test_a_saved_order_of_parameters_is_kept(tmp_path):
     assert config["zero_optimization"]["round_robin_gradients"]
 
 
-def test_a_conversion_is_said_once_used_again_and_thrown_away_rightly(tmp_path):
+def test_converted_checkpoint_reused_until_source_changes(tmp_path):
+    """A conversion is reported once, used again, and made anew when its source is another save."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     said = []
 
@@ -165,7 +167,7 @@ def test_a_conversion_is_said_once_used_again_and_thrown_away_rightly(tmp_path):
     assert len(said) == 2
 
 
-def test_a_conversion_that_was_killed_is_made_anew(tmp_path):
+def test_killed_checkpoint_conversion_made_anew(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     left = tmp_path / ".universal" / "checkpoint-5.partial" / "global_step5"
     left.mkdir(parents=True)
@@ -174,7 +176,7 @@ def test_a_conversion_that_was_killed_is_made_anew(tmp_path):
     assert not left.exists()
 
 
-def test_what_is_written(tmp_path):
+def test_universal_checkpoint_contents(tmp_path):
     """Whole tensors under names that ZeRO-1, 2 and 3 look for, and no hyperparameter that the groups do not share."""
     groups = tensors()
     folder = write_zero(tmp_path / "checkpoint-5", groups, stage=2, ranks=2)
@@ -190,12 +192,14 @@ def test_what_is_written(tmp_path):
         assert torch.load(tag / name)["global_steps"] == 5
 
 
-def test_only_what_all_groups_share_is_carried():
+def test_common_hyperparameters_of_parameter_groups():
+    """Only what all groups share is taken over."""
     groups = [{"lr": 1, "eps": 2, "weight_decay": 0.1}, {"lr": 3, "eps": 2, "weight_decay": 0.0}]
     assert common_hyperparameters(groups) == {"eps": 2}
 
 
-def test_a_schedule_keeps_its_rates_where_the_groups_stay_the_same(tmp_path):
+def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
+    """A schedule keeps its rates where the groups stay the same."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     for own, rates in ((False, [0.02, 0.02]), (True, None)):
         start = adapt(folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), say=quiet)
@@ -211,7 +215,7 @@ def test_a_schedule_keeps_its_rates_where_the_groups_stay_the_same(tmp_path):
         (Layout(world_size=1, stage=0), "DeepSpeed at stage 0"),
     ],
 )
-def test_where_there_is_no_way_one_line_says_what_works(tmp_path, wanted, words):
+def test_impossible_conversion_error_says_what_works(tmp_path, wanted, words):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     with pytest.raises(UsageError, match=words) as refused:
         adapt(folder, wanted, run=tmp_path, say=quiet)
@@ -220,7 +224,8 @@ def test_where_there_is_no_way_one_line_says_what_works(tmp_path, wanted, words)
     assert not list(tmp_path.glob(".universal/checkpoint*"))
 
 
-def test_states_of_another_optimizer_than_adam_stay_with_zero1_and_2(tmp_path):
+def test_non_adam_states_stay_with_zero_1_and_2(tmp_path):
+    """States of another optimizer than Adam stay with ZeRO-1 and 2."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2, states=("momentum",))
     start = adapt(folder, Layout(world_size=1, stage=1), run=tmp_path, say=quiet)
     assert list((start.path / "global_step5" / "zero" / "bias").glob("momentum.pt"))
@@ -250,9 +255,8 @@ def plain_checkpoint(folder, optimizer, *, trained):
         (partial(torch.optim.AdamW, lr=0.1), ["weight"]),
     ],
 )
-def test_without_zero_only_adams_states_of_all_parameters_can_be_converted(
-    optimizer, trained, stage, tmp_path
-):
+def test_conversion_from_plain_ddp_needs_adam_states(optimizer, trained, stage, tmp_path):
+    """Without ZeRO, only Adam's states of all parameters can be converted."""
     names = {"names": lambda: [["weight"], ["bias"]], "say": quiet}
     wanted = Layout(world_size=1, stage=stage)
     adam = plain_checkpoint(tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"])
@@ -262,14 +266,15 @@ def test_without_zero_only_adams_states_of_all_parameters_can_be_converted(
         adapt(other, wanted, run=tmp_path, **names)
 
 
-def test_a_joining_rank_has_a_seed_of_its_own_that_is_the_same_each_time():
+def test_seed_of_joining_rank():
+    """A joining rank has a seed of its own that is the same each time."""
     seeds = [seed_of(42, step, rank) for step in (4, 8) for rank in range(4)]
     assert len(set(seeds)) == 8
     assert seed_of(42, 4, 1) == seeds[1]
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
-def test_what_was_converted_is_removed(tmp_path):
+def test_converted_checkpoint_discarded(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     adapt(folder, Layout(world_size=1, stage=2), run=tmp_path, say=quiet)
     reshape.discard(tmp_path)

@@ -49,11 +49,12 @@ def find(run, resume="auto", said=None, *, facts=FACTS, trust=False, force=False
     return find_checkpoint(resume, run, facts=facts, trust=trust, force=force, say=say, again=again)
 
 
-def test_a_fresh_folder_starts_at_zero(run):
+def test_resume_in_fresh_folder_starts_at_step_0(run):
     assert find(run) is None
 
 
-def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_named_and_moved(run):
+def test_resume_from_newest_complete_checkpoint(run):
+    """The newest complete checkpoint wins; incomplete ones are named and moved aside."""
     checkpoint(run, 5)
     newest = checkpoint(run, 10)
     checkpoint(run, 15, complete=False)
@@ -69,7 +70,7 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_named_and_moved(r
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_nothing_goes_on_from_weights_alone(run, by_name):
+def test_resume_from_weights_alone_rejected(run, by_name):
     """Without ZeRO the stock Trainer would, with a new optimizer, and say nothing."""
     folder = run.checkpoint(5)
     folder.mkdir()
@@ -115,7 +116,8 @@ FILES = [
 
 @pytest.mark.parametrize("damage", [truncate, flip, delete, empty])
 @pytest.mark.parametrize("name", FILES)
-def test_damage_of_any_kind_to_the_newest_two_falls_back_to_the_third(name, damage, run):
+def test_resume_falls_back_from_damaged_checkpoints(name, damage, run):
+    """Damage of any kind to the newest two falls back to the third."""
     whole = checkpoint(run, 5)
     for step in (10, 15):
         damage(checkpoint(run, step) / name.format(step))
@@ -127,7 +129,7 @@ def test_damage_of_any_kind_to_the_newest_two_falls_back_to_the_third(name, dama
     assert kind in passed[0]
 
 
-def test_when_none_is_whole_the_run_starts_anew_and_says_so(run):
+def test_resume_starts_anew_without_intact_checkpoint(run):
     """The damaged ones have all their files in the right sizes: rotation would keep them in place of the new ones."""
     for step in (5, 10):
         flip(checkpoint(run, step) / "latest")
@@ -141,12 +143,13 @@ def test_when_none_is_whole_the_run_starts_anew_and_says_so(run):
     assert run.checkpoints() == []
 
 
-def test_never_ignores_checkpoints(run):
+def test_resume_never_ignores_checkpoints(run):
     checkpoint(run, 5)
     assert find(run, "never") is None
 
 
-def test_what_was_converted_goes_when_nobody_is_going_to_load_it(run):
+def test_resume_never_removes_converted_checkpoint(run):
+    """What was converted goes when nobody is going to load it."""
     checkpoint(run, 5)
     converted = run.path / ".universal" / "checkpoint-5"
     converted.mkdir(parents=True)
@@ -156,7 +159,7 @@ def test_what_was_converted_goes_when_nobody_is_going_to_load_it(run):
     assert not converted.parent.exists()
 
 
-def test_a_given_folder_must_be_a_whole_checkpoint(run):
+def test_resume_path_must_be_complete_checkpoint(run):
     older, torn = checkpoint(run, 5), checkpoint(run, 10)
     (torn / "trainer_state.json").write_text("cut")
     with pytest.raises(UsageError, match=r"the checkpoint is damaged: trainer_state\.json"):
@@ -166,7 +169,7 @@ def test_a_given_folder_must_be_a_whole_checkpoint(run):
         find(run, str(run.path))
 
 
-def test_what_lies_beyond_a_given_checkpoint_is_another_course(run):
+def test_resume_path_sets_later_checkpoints_aside(run):
     """Else the next `auto` would take checkpoint-15, which this run never reached."""
     for step in (5, 10, 15):
         checkpoint(run, step)
@@ -175,9 +178,7 @@ def test_what_lies_beyond_a_given_checkpoint_is_another_course(run):
     assert find(run) == run.checkpoint(5)
 
 
-def test_a_restart_goes_back_to_the_given_checkpoint_until_the_run_has_one_of_its_own_beyond_it(
-    run, tmp_path
-):
+def test_restart_resumes_given_path_until_own_checkpoint(run, tmp_path):
     """Else a run that dies before its first save would begin at step 0, or with what lay in its folder before."""
     given = checkpoint(RunFolder(tmp_path / "other"), 10)
     checkpoint(run, 5, signed=OWN)
@@ -189,7 +190,7 @@ def test_a_restart_goes_back_to_the_given_checkpoint_until_the_run_has_one_of_it
     assert find(run, str(given), again=OWN) == given
 
 
-def test_a_restart_takes_no_checkpoint_of_another_course_for_its_own(run):
+def test_restart_ignores_checkpoints_of_other_runs(run):
     """The first attempt died before it could set aside what lay beyond the checkpoint that it was to start from."""
     given, *_ = (checkpoint(run, step, signed=["somebody", "job 7"]) for step in (5, 10, 15))
     checkpoint(run, 20)  # of a dsrun that signed nothing yet
@@ -197,7 +198,8 @@ def test_a_restart_takes_no_checkpoint_of_another_course_for_its_own(run):
     assert [step for step, _ in run.checkpoints()] == [5]
 
 
-def test_the_folder_of_a_run_that_was_started_anew_and_died_at_once_is_still_its_own(run):
+def test_run_folder_reusable_after_early_death(run):
+    """The folder of a run that was started anew and died at once is still its own."""
     checkpoint(run, 5)
     run.run_json.write_text("{}")
     set_earlier_run_aside(run, NOW, discard=False)
@@ -207,7 +209,8 @@ def test_the_folder_of_a_run_that_was_started_anew_and_died_at_once_is_still_its
     RunFolder.create(run.path)
 
 
-def test_a_checkpoint_that_dsrun_did_not_write_is_taken_with_a_word(run, tmp_path):
+def test_resume_from_foreign_checkpoint(run, tmp_path):
+    """A checkpoint that dsrun did not write is accepted with a notice."""
     foreign = checkpoint(RunFolder(tmp_path / "other"), 5, complete=False)
     said = []
     assert find(run, str(foreign), said=said) == foreign
@@ -221,18 +224,21 @@ def test_a_checkpoint_that_dsrun_did_not_write_is_taken_with_a_word(run, tmp_pat
             find(run, str(foreign))
 
 
-def test_another_world_size_or_stage_is_no_reason_to_refuse(run):
+def test_resume_with_other_world_size_or_zero_stage(run):
+    """Another world size or stage is no reason to refuse."""
     folder = checkpoint(run, 5, world_size=4, zero_stage=3)
     assert find(run) == folder
 
 
-def test_another_kind_of_model_is_refused_also_with_force(run):
+def test_resume_of_other_model_type_rejected(run):
+    """Another kind of model is refused also with --force."""
     checkpoint(run, 5, model_type="llama")
     with pytest.raises(UsageError, match="holds a llama model, and this run trains a t5 model"):
         find(run, force=True)
 
 
-def test_a_changed_config_is_refused_with_what_changed_unless_forced(run):
+def test_resume_with_changed_model_config_rejected(run):
+    """A changed config is refused with what changed, unless forced."""
     folder = checkpoint(run, 5, config={"d_model": 32, "dropout_rate": 0.0}, config_sha256="c1")
     with pytest.raises(UsageError, match=r"another model config \(dropout_rate was 0.0, is 0.1\).*--force"):
         find(run)
@@ -241,7 +247,8 @@ def test_a_changed_config_is_refused_with_what_changed_unless_forced(run):
     assert "another model config" in said[0]
 
 
-def test_keys_that_only_another_release_of_transformers_writes_are_no_change(run):
+def test_resume_ignores_config_keys_of_other_release(run):
+    """Keys that only another release of Transformers writes are no change."""
     earlier = {"transformers": "5.20.0"}
     config = {"d_model": 32, "gone_since": 1}  # and no dropout_rate yet
     folder = checkpoint(run, 5, config=config, config_sha256="c1", versions=earlier)
@@ -251,7 +258,8 @@ def test_keys_that_only_another_release_of_transformers_writes_are_no_change(run
         find(run)
 
 
-def test_a_manifest_that_does_not_say_which_config_is_refused_in_one_line(run):
+def test_resume_from_manifest_without_config_rejected(run):
+    """A manifest that does not say which config is refused in one line."""
     folder = checkpoint(run, 5, config_sha256="c1", versions={"transformers": "5.20.0"})
     facts = {name: value for name, value in FACTS.items() if name != "config"}
     write_manifest(folder, {"step": 5, **facts, "config_sha256": "c1", "versions": {}}, durable=False)
@@ -259,13 +267,13 @@ def test_a_manifest_that_does_not_say_which_config_is_refused_in_one_line(run):
         find(run)
 
 
-def test_a_changed_tokenizer_is_refused(run):
+def test_resume_with_changed_tokenizer_rejected(run):
     checkpoint(run, 5, tokenizer_sha256="t1")
     with pytest.raises(UsageError, match="was saved with another tokenizer"):
         find(run)
 
 
-def test_other_adapters_are_refused(run):
+def test_resume_with_other_lora_rejected(run):
     """Another rank does not fit, and under another alpha the same adapters compute something else."""
     folder = checkpoint(run, 5, lora="rank 4, alpha 8, on every linear layer")
     assert find(run) == folder  # FACTS do not say
@@ -276,7 +284,7 @@ def test_other_adapters_are_refused(run):
     assert find(run, facts=FACTS | {"lora": "none"}, force=True) == folder
 
 
-def test_a_changed_batch_or_other_data_is_said(run):
+def test_resume_reports_changed_global_batch_and_data(run):
     folder = checkpoint(run, 5, global_batch=32, train_rows=100)
     said = []
     assert find(run, said=said) == folder
@@ -287,7 +295,8 @@ def test_a_changed_batch_or_other_data_is_said(run):
     ]
 
 
-def test_an_untrusted_checkpoint_is_refused_before_it_is_read(run):
+def test_resume_from_untrusted_checkpoint_rejected(run):
+    """An untrusted checkpoint is refused before it is read."""
     folder = checkpoint(run, 5)
     (folder / "latest").chmod(0o666)
     with pytest.raises(UsageError, match=r"everybody may write to latest.*--trust"):
@@ -295,7 +304,7 @@ def test_an_untrusted_checkpoint_is_refused_before_it_is_read(run):
     assert find(run, trust=True) == folder
 
 
-def test_what_a_dead_save_left_is_cleared_first(run):
+def test_resume_removes_unfinished_save(run):
     checkpoint(run, 5)
     leftover = run.path / ".saving" / "checkpoint-10"
     leftover.mkdir(parents=True)
@@ -307,7 +316,7 @@ def test_what_a_dead_save_left_is_cleared_first(run):
 
 
 @pytest.mark.parametrize("discard", [False, True])
-def test_starting_anew_keeps_or_discards_the_earlier_results(run, discard):
+def test_fresh_start_keeps_or_discards_earlier_results(run, discard):
     checkpoint(run, 5)
     hidden = checkpoint(RunFolder(run.path / ".saving"), 10)
     run.metrics.write_text("{}\n")
@@ -327,6 +336,6 @@ def test_starting_anew_keeps_or_discards_the_earlier_results(run, discard):
     assert find(run) is None
 
 
-def test_nothing_to_set_aside_leaves_no_folder(run):
+def test_fresh_start_with_nothing_to_set_aside(run):
     assert set_earlier_run_aside(run, NOW, discard=False) is None
     assert not list(run.path.glob("earlier-*"))

@@ -24,7 +24,7 @@ def begin(run, step):
     return Save(run, step, beat=lambda: None)
 
 
-def test_a_save_is_invisible_until_it_is_finished(run):
+def test_checkpoint_invisible_until_save_is_finished(run):
     save = begin(run, 5)
     weights = save.folder / "weights.pt"
     save.write(lambda: torch.save({"a": torch.ones(3)}, weights), weights)
@@ -64,7 +64,8 @@ def fail_with(error):
         ),
     ],
 )
-def test_a_failed_write_is_told_at_the_end_and_leaves_the_older_ones(run, error, said, cause):
+def test_failed_save_keeps_older_checkpoints(run, error, said, cause):
+    """A failed write is reported at the end, and the older checkpoints stay."""
     begin(run, 5).finish({})
     save = begin(run, 10)
     partial = save.folder / "shard.pt"
@@ -84,7 +85,8 @@ def test_a_failed_write_is_told_at_the_end_and_leaves_the_older_ones(run, error,
     assert not commit.hidden(run, 10).exists()
 
 
-def test_a_disk_that_cannot_even_be_read_does_not_hide_the_reason(run, monkeypatch):
+def test_failed_save_on_unreadable_disk(run, monkeypatch):
+    """A disk that cannot even be read does not hide the reason."""
     save = begin(run, 5)
     save.write(fail_with(OSError(116, "Stale file handle")))
     monkeypatch.setattr(saves, "complete_checkpoints", lambda run: fail_with(OSError(5, "I/O error"))())
@@ -92,7 +94,7 @@ def test_a_disk_that_cannot_even_be_read_does_not_hide_the_reason(run, monkeypat
         save.finish({})
 
 
-def test_a_disk_that_is_full_for_torch_is_asked_itself(run, monkeypatch):
+def test_failed_save_probes_for_full_disk(run, monkeypatch):
     """torch tells of a full disk in words without an errno."""
     save = begin(run, 5)
     monkeypatch.setattr(saves, "_probe", lambda folder: 28)
@@ -101,19 +103,20 @@ def test_a_disk_that_is_full_for_torch_is_asked_itself(run, monkeypatch):
         save.finish({})
 
 
-def test_the_probe_tells_what_the_disk_says(tmp_path):
+def test_disk_probe_returns_errno(tmp_path):
     assert saves._probe(tmp_path) is None
     assert saves._probe(tmp_path / "gone") == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_folder_that_cannot_be_written(run):
+def test_save_into_unwritable_run_folder(run):
     (run.path / commit.HIDDEN).write_text("a file in the way")
     with pytest.raises(SaveFailed, match=r"Not a directory|File exists"):
         begin(run, 5)
 
 
-def test_a_file_that_rank_0_cannot_see_was_written_elsewhere(run, monkeypatch):
+def test_save_without_shared_run_folder_rejected(run, monkeypatch):
+    """A file that rank 0 cannot see was written elsewhere."""
     save = begin(run, 5)
     theirs = ({"global_step5/shard.pt": {"size": 3, "crc32": "0" * 8}}, None)
     monkeypatch.setattr(saves, "everyone", lambda mine: [mine, theirs])
@@ -122,7 +125,8 @@ def test_a_file_that_rank_0_cannot_see_was_written_elsewhere(run, monkeypatch):
     assert run.checkpoints() == []
 
 
-def test_alone_one_agrees_with_oneself():
+def test_collectives_of_a_single_rank():
+    """A single rank agrees with itself."""
     assert everyone("word") == ["word"]
     assert by_main(lambda: 7) == 7
     assert all_ready(True)

@@ -3,7 +3,8 @@
 from dsrun.train import saving
 
 
-def test_the_model_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_final_model_synced_before_rename(tmp_path, monkeypatch):
+    """The model is on the disk before it has its name."""
     partial, folder = tmp_path / "model.partial", tmp_path / "model"
     (partial / "code").mkdir(parents=True)
     for name in ("model.safetensors", "code/config.json"):

@@ -19,17 +19,18 @@ def told(losses):
     return found
 
 
-def test_the_score_is_that_of_a_normal_distribution():
+def test_robust_z_of_normal_distribution():
     rng = random.Random(0)
     sample = [rng.gauss(5.0, 2.0) for _ in range(20_000)]
     assert robust_z(5.0 + 3 * 2.0, sample) == pytest.approx(3.0, rel=0.05)
 
 
-def test_outliers_do_not_hide_each_other():
+def test_robust_z_of_several_outliers():
+    """Outliers do not hide each other."""
     assert robust_z(100.0, [1.0, 1.1, 0.9, 1.0, 1.2, 0.8, 100.0, 100.0]) > 100
 
 
-def test_a_jump_is_told_with_its_step_and_the_usual_loss():
+def test_loss_spike_reported_with_step_and_usual_loss():
     rng = random.Random(1)
     losses = [3.0 + rng.gauss(0, 0.05) for _ in range(40)]
     losses[30] = 9.0
@@ -49,5 +50,5 @@ def test_a_jump_is_told_with_its_step_and_the_usual_loss():
     ],
     ids=["falling", "hardly scattering", "too few", "scattering", "not finite"],
 )
-def test_what_is_usual_is_not_told(losses):
+def test_usual_loss_is_no_spike(losses):
     assert told(losses) == []

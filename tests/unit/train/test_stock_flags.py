@@ -63,18 +63,18 @@ def said(tmp_path):
         {"optim": "rmsprop", "optim_args": "alpha=0.9"},
     ],
 )
-def test_what_works_is_passed_over(said, flags):
+def test_valid_trainer_arguments_accepted(said, flags):
     assert said(**flags) == []
 
 
-def test_missing_kernels_are_named(said, monkeypatch):
+def test_missing_liger_kernel_named(said, monkeypatch):
     monkeypatch.setattr("dsrun.train.stock_flags.is_liger_kernel_available", lambda: False)
     with pytest.raises(MissingError, match="pip install liger-kernel"):
         said(use_liger_kernel=True)
 
 
 @pytest.mark.parametrize("name", ["grokadamw", "galore_adamw", "adamw_anyprecision"])
-def test_a_missing_package_is_named_with_the_optimizer(said, name):
+def test_missing_optimizer_package_named(said, name):
     """No extra brings them; transformers tells of one by a ValueError, of the other by an ImportError."""
     with pytest.raises(MissingError, match=f"^--optim {name}: .*install"):
         said(optim=name, optim_target_modules=["q_proj"])
@@ -96,23 +96,26 @@ def test_a_missing_package_is_named_with_the_optimizer(said, name):
         ({"optim": "adagrad", "deepspeed": STAGE_2}, r"^--optim adagrad: ZeRO loses.*--zero 0"),
     ],
 )
-def test_what_cannot_work_is_refused(said, flags, words):
+def test_invalid_trainer_arguments_rejected(said, flags, words):
     with pytest.raises(UsageError, match=words):
         said(**flags)
 
 
-def test_options_that_the_optimizer_never_sees_are_named(said):
+def test_ineffective_optim_args_named(said):
+    """Options that the optimizer never sees are named."""
     assert said(optim="adamw_torch", optim_args="foo=1") == [
         "--optim-args foo=1 has no effect on --optim adamw_torch"
     ]
 
 
-def test_what_the_json_brings_itself_is_not_tried(said):
+def test_optimizer_of_deepspeed_json_not_checked(said):
+    """What the JSON brings itself is not tried."""
     own = {**STAGE_2, "optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR"}}
     assert said(optim="grokadamw", lr_scheduler_type="warmup_stable_decay", deepspeed=own) == []
 
 
-def test_errors_of_the_stock_classes_get_an_exit_code_of_their_own():
+def test_errors_of_trainer_classes_get_exit_codes():
+    """Errors of the Trainer's own classes get an exit code of their own."""
     with pytest.raises(MissingError, match=r"^here: pip install it$"), in_a_line("here"):
         raise ImportError("pip install it\nat once")
     with pytest.raises(UsageError, match=r"^here: no$"), in_a_line("here"):

@@ -15,6 +15,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.train.stopping import stopping_from
+from tests.forkserver.client import HEAVY
 
 HEAD = """
 import os, signal, sys, time
@@ -42,7 +43,7 @@ def start(tmp_path):
             "DSRUN_STOP_FILE": str(tmp_path / "stop"),
             "DSRUN_FAILURES": str(tmp_path),
         }
-        process = subprocess.Popen(
+        process = HEAVY.popen(
             [sys.executable, "-c", head + textwrap.dedent(body)],
             env={**os.environ, **variables, **env},
             stdout=subprocess.PIPE,
@@ -58,15 +59,15 @@ def start(tmp_path):
         process.wait()
 
 
-def test_before_training_it_leaves_at_once(start, tmp_path):
+def test_preemption_before_training_exits_at_once(start, tmp_path):
     process = start("print('ready', flush=True); time.sleep(600)")
     process.send_signal(signal.SIGUSR1)
     assert process.wait(timeout=60) == 0
     assert (tmp_path / "stop").exists()
 
 
-def test_before_training_it_leaves_also_out_of_code_that_runs_no_handler(start, tmp_path):
-    """As a rank does that waits in C++ code for another one that never comes."""
+def test_preemption_before_training_exits_native_code(start, tmp_path):
+    """Code that runs no handler: as a rank does that waits in C++ code for another one that never comes."""
     body = """
         import torch.distributed as dist
         print('ready', flush=True)
@@ -84,7 +85,7 @@ def test_before_training_it_leaves_also_out_of_code_that_runs_no_handler(start, 
     assert json.loads((tmp_path / "interrupted.json").read_text()) == {"step": None, "path": None}
 
 
-def test_in_training_it_only_takes_note(start):
+def test_preemption_signal_in_training_is_only_noted(start):
     body = """
         stopping.begin()
         print('ready', flush=True)
@@ -115,7 +116,7 @@ def hears(process) -> None:
     assert process.stdout.readline() == "heard\n"
 
 
-def test_a_second_sigterm_ends_it_at_once(start):
+def test_second_sigterm_exits_at_once(start):
     process = start(WORKS_ON.format(first="stopping._first_term", seconds=600))
     hears(process)
     time.sleep(1.3)
@@ -123,7 +124,7 @@ def test_a_second_sigterm_ends_it_at_once(start):
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
-def test_signals_of_one_moment_are_one_wish(start):
+def test_simultaneous_preemption_signals_count_once(start):
     # However long this test is held up, it is one moment.
     moment = "import dsrun.train.stopping as module; module.SAME_WISH_SECONDS = 600\n"
     process = start(moment + WORKS_ON.format(first="stopping._first_term", seconds=3))
@@ -133,7 +134,8 @@ def test_signals_of_one_moment_are_one_wish(start):
     assert process.wait(timeout=60) == 7
 
 
-def test_under_a_supervisor_ending_at_once_is_its_business(start, tmp_path):
+def test_second_sigterm_left_to_supervisor(start, tmp_path):
+    """Under a supervisor, ending at once is up to the supervisor."""
     process = start(
         WORKS_ON.format(first="stopping._asked", seconds=5), DSRUN_HEARTBEAT=str(tmp_path / "beats")
     )
@@ -165,10 +167,11 @@ def test_a_signal_to_a_forked_child_is_not_for_the_parent(start, tmp_path, late)
     assert not (tmp_path / "stop").exists()
 
 
-def test_nobody_asks_where_no_signal_is_named():
+def test_preemption_off_without_signal():
+    """Where no signal is named, none asks to stop."""
     assert not stopping_from({}).is_on
 
 
-def test_a_name_that_is_no_signal_is_refused():
+def test_unknown_preemption_signal_rejected():
     with pytest.raises(UsageError, match="SIGNONSENSE"):
         stopping_from({"DSRUN_SAVE_ON": "USR1,NONSENSE"})

@@ -28,7 +28,8 @@ def flip(file):
     file.write_bytes(data)
 
 
-def test_a_best_checkpoint_that_is_as_it_was_saved_may_be_loaded(best):
+def test_intact_best_checkpoint_accepted(best):
+    """A best checkpoint that is as it was saved may be loaded."""
     write_manifest(best, {}, durable=False)
     check(best)
 
@@ -40,7 +41,8 @@ def test_a_best_checkpoint_that_is_as_it_was_saved_may_be_loaded(best):
         (lambda file: file.unlink(), "model.safetensors: the file is missing"),
     ],
 )
-def test_damage_to_the_best_checkpoint_is_told_with_a_way_out(best, damage, words):
+def test_damaged_best_checkpoint_rejected(best, damage, words):
+    """The error for a damaged best checkpoint names a way out."""
     write_manifest(best, {}, durable=False)
     damage(best / "model.safetensors")
     with pytest.raises(ToolError) as caught:
@@ -50,19 +52,21 @@ def test_damage_to_the_best_checkpoint_is_told_with_a_way_out(best, damage, word
     assert caught.value.cause == "checkpoint_corrupt"
 
 
-def test_a_best_checkpoint_that_is_gone_is_told(tmp_path):
+def test_missing_best_checkpoint_rejected(tmp_path):
     with pytest.raises(ToolError, match="checkpoint-7, cannot be loaded: it has no manifest"):
         check(tmp_path / "checkpoint-7")
 
 
-def test_the_best_checkpoint_of_plain_transformers_has_no_manifest_and_is_fine(best):
+def test_best_checkpoint_of_plain_transformers_accepted(best):
+    """The best checkpoint of plain Transformers has no manifest, and is fine."""
     check(best)
     (best / "latest").write_text("global_step5")
     with pytest.raises(UsageError, match="`latest` names 'global_step5'"):
         check(best)
 
 
-def test_a_best_checkpoint_that_others_may_write_to_is_not_loaded(best):
+def test_untrusted_best_checkpoint_rejected(best):
+    """A best checkpoint that others may write to is not loaded."""
     write_manifest(best, {}, durable=False)
     (best / "model.safetensors").chmod(0o666)
     with pytest.raises(UsageError, match=r"not trusted.*--trust"):

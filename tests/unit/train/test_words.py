@@ -20,7 +20,7 @@ from dsrun.train.saving import check_room
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")]
 )
-def test_durations(seconds, words):
+def test_duration_format(seconds, words):
     assert duration(seconds) == words
 
 
@@ -35,11 +35,11 @@ def test_durations(seconds, words):
         (float("nan"), "nan"),
     ],
 )
-def test_numbers(value, words):
+def test_number_format(value, words):
     assert number(value) == words
 
 
-def test_every_line_is_also_in_the_transcript(tmp_path):
+def test_console_lines_in_transcript(tmp_path):
     out = io.StringIO()
     console = Console(out)
     console.record_in(tmp_path / "console.log")
@@ -51,14 +51,15 @@ def test_every_line_is_also_in_the_transcript(tmp_path):
     assert (tmp_path / "console.log").read_text() == out.getvalue()
 
 
-def test_other_ranks_say_nothing(tmp_path):
+def test_console_silent_on_other_ranks(tmp_path):
     console = Console(None)
     console.record_in(tmp_path / "console.log")
     console.say("words")
     assert not (tmp_path / "console.log").exists()
 
 
-def test_progress_outside_a_terminal_is_a_line_with_loss_speed_and_eta():
+def test_progress_line_outside_terminal():
+    """Progress outside a terminal is a line with loss, speed and ETA."""
     out = io.StringIO()
     bar = Console(out).training(total=20, start=10)
     bar.figures(15, {"loss": 1.5, "lr": 1e-4, "tokens_per_s": 12345.6}, last=True)
@@ -87,14 +88,14 @@ def test_progress_outside_a_terminal_is_a_line_with_loss_speed_and_eta():
         (ValueError("first line\nsecond line"), 1, "ValueError: first line"),
     ],
 )
-def test_a_failure_is_one_line_with_advice(error, code, words):
+def test_failure_message_is_one_line_with_advice(error, code, words):
     found, message = failure.explain(error)
     assert found == code
     assert words in message
     assert "\n" not in message
 
 
-def test_a_failure_is_left_for_the_launcher(tmp_path, monkeypatch):
+def test_failure_report_left_for_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv(failure.FOLDER_VARIABLE, str(tmp_path))
     failure.record(UsageError("bad"), rank=3, log=None, progress=failure.Progress())
     facts = json.loads((tmp_path / "rank-3.json").read_text())
@@ -104,7 +105,7 @@ def test_a_failure_is_left_for_the_launcher(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("free", "checkpoints", "fits"), [(5_000, True, False), (40_000, True, True), (5_000, False, True)]
 )
-def test_room_for_a_checkpoint_and_the_model(free, checkpoints, fits):
+def test_disk_space_for_checkpoint_and_model(free, checkpoints, fits):
     """1,000 trained fp32 parameters: 4 kB of weights each time, 12 kB of optimizer states."""
     room = {"parameters": 1000, "trainable": 1000, "weight_bytes": 4, "where": Path("runs/x")}
     if fits:
@@ -114,7 +115,8 @@ def test_room_for_a_checkpoint_and_the_model(free, checkpoints, fits):
             check_room(free, checkpoints=checkpoints, **room)
 
 
-def test_scores_have_two_decimals_and_losses_the_digits_that_matter():
+def test_metric_number_format():
+    """Scores have two decimals, and losses the digits that matter."""
     metrics = {
         "eval_loss": 0.0012345,
         "eval_bleu": 2.8e-12,
@@ -124,7 +126,7 @@ def test_scores_have_two_decimals_and_losses_the_digits_that_matter():
     assert metric_words(metrics, "eval_") == "loss 0.001234  exact match 99.22  bleu 0.00  (1:01)"
 
 
-def test_an_example_is_one_line_of_bounded_length():
+def test_sample_shown_as_one_line_of_bounded_length():
     assert in_a_line("one\ntwo\t three ") == "one two three"
     assert in_a_line("x" * SHOWN_LENGTH) == "x" * SHOWN_LENGTH
     long = in_a_line("word " * 100)

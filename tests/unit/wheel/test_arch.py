@@ -39,7 +39,7 @@ archs = st.builds(lambda each, ptx: Arch(*each, ptx), st.sampled_from(known_capa
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "8.0"),
     ],
 )
-def test_lists_in_any_mix(typed, value):
+def test_arch_list_mixes_names_and_capabilities(typed, value):
     assert env_value(parse_archs(typed)) == value
 
 
@@ -66,7 +66,7 @@ def test_lists_in_any_mix(typed, value):
         ("sm_" + "9" * 5000, ["is known"]),
     ],
 )
-def test_what_is_not_certain_is_refused_with_a_hint(typed, words):
+def test_ambiguous_arch_is_refused_with_hint(typed, words):
     with pytest.raises(UsageError) as caught:
         parse_archs(typed)
     for word in words:
@@ -74,18 +74,20 @@ def test_what_is_not_certain_is_refused_with_a_hint(typed, words):
 
 
 @given(st.lists(st.sampled_from(gpu_table()), min_size=1, max_size=5), st.sampled_from([",", ";", " , "]))
-def test_names_give_the_sorted_union_of_their_capabilities(rows, separator):
+def test_gpu_names_give_sorted_capabilities(rows, separator):
+    """Several GPU names give the sorted union of their capabilities."""
     parsed = parse_archs(separator.join(row.name for row in rows))
     assert [arch.capability for arch in parsed] == sorted({row.capability for row in rows})
 
 
 @given(st.lists(archs, min_size=1, max_size=6))
-def test_what_is_written_can_be_read_again(listed):
+def test_arch_list_round_trip(listed):
+    """What goes into TORCH_CUDA_ARCH_LIST can be parsed again."""
     assert parse_archs(env_value(listed)) == union(listed)
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_parsed_or_refused(text):
+def test_arch_list_of_any_text_parses_or_is_refused(text):
     with suppress(UsageError):
         assert parse_archs(text)
 
@@ -98,7 +100,8 @@ def builder():
 
 
 @given(listed=st.lists(archs, min_size=1, max_size=6))
-def test_deepspeeds_parser_takes_every_value(builder, listed):
+def test_deepspeed_parser_accepts_arch_list(builder, listed):
+    """DeepSpeed's own parser turns every value into the -gencode flags that were meant."""
     with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": env_value(listed)}):
         flags = builder.compute_capability_args()
         assert os.environ["TORCH_CUDA_ARCH_LIST"] == env_value(listed)
@@ -111,7 +114,8 @@ def test_deepspeeds_parser_takes_every_value(builder, listed):
 
 
 @given(listed=st.lists(archs, min_size=1, max_size=6))
-def test_a_part_of_a_split_list_never_loses_bf16_in_deepspeed(builder, listed):
+def test_split_arch_list_keeps_bf16_in_deepspeed(builder, listed):
+    """No part of a split list makes DeepSpeed switch bf16 off for GPUs that have it."""
     parts = split_archs(listed)
     assert union(arch for part in parts for arch in part) == union(listed)
     for part in parts:
@@ -124,7 +128,7 @@ def test_a_part_of_a_split_list_never_loses_bf16_in_deepspeed(builder, listed):
     ("typed", "parts"),
     [("7.5,8.0,9.0", ["7.5", "8.0;9.0"]), ("8.0,9.0", ["8.0;9.0"]), ("7.0,7.5+PTX", ["7.0;7.5+PTX"])],
 )
-def test_split_below_8_0(typed, parts):
+def test_split_arch_list_below_8_0(typed, parts):
     assert [env_value(part) for part in split_archs(parse_archs(typed))] == parts
 
 
@@ -146,9 +150,9 @@ def test_split_below_8_0(typed, parts):
         ("8.0+PTX", (8, 7), True),
     ],
 )
-def test_which_code_runs_on_which_gpu(built, gpu, runs):
+def test_arch_runs_on_gpu(built, gpu, runs):
     assert runs_on(*parse_archs(built), gpu) is runs
 
 
-def test_arch_in_words():
+def test_arch_as_text():
     assert [str(Arch(9, 0, True)), Arch(12, 1).sm, Arch(8, 0).name] == ["9.0+PTX", "121", "8.0"]

@@ -36,7 +36,7 @@ def check(archs, *, nvcc="13.0.88", torch="2.13.0+cu130", cuda="13.0", **more):
         ("8.0", None, "2.13.0+cu130", "13.0"),
     ],
 )
-def test_nothing_stands_against_what_serves(archs, nvcc, torch, cuda):
+def test_supported_archs_give_no_finding(archs, nvcc, torch, cuda):
     below, above = [part for part in parse_archs(archs) if part.major < 8], "bf16_switched_off"
     codes = [finding.code for finding in check(archs, nvcc=nvcc, torch=torch, cuda=cuda)]
     assert codes == ([above] if 0 < len(below) < len(parse_archs(archs)) else [])
@@ -56,20 +56,22 @@ def test_nothing_stands_against_what_serves(archs, nvcc, torch, cuda):
         ("jetson thor", "torch_has_no_code", ["11.0", "build on the board itself"]),
     ],
 )
-def test_a_gpu_that_is_not_served_names_what_serves_it(archs, code, words):
+def test_unsupported_gpu_names_supporting_versions(archs, code, words):
+    """A GPU that this nvcc or torch does not support is told which versions do."""
     (finding,) = check(archs)
     assert (finding.level, finding.code) == ("error", code)
     for word in words:
         assert word in f"{finding.message} {finding.fix}"
 
 
-def test_a_gpu_too_new_for_this_torch_names_the_first_that_serves_it():
+def test_gpu_too_new_for_torch_names_first_version():
+    """A GPU too new for this torch is told the first torch that supports it."""
     (finding,) = check("b200", nvcc="12.8", torch="2.7.1+cu126", cuda="12.6")
     assert finding.code == "torch_has_no_code"
     assert "torch 2.8 with CUDA 12.8 the first" in finding.fix
 
 
-def test_one_finding_for_each_architecture_that_is_not_served():
+def test_one_finding_per_unsupported_arch():
     codes = [(f.code, f.level) for f in check("p100,v100,t4,a100")]
     assert codes == [
         ("nvcc_cannot_compile", "error"),
@@ -78,7 +80,8 @@ def test_one_finding_for_each_architecture_that_is_not_served():
     ]
 
 
-def test_bf16_lost_says_for_which():
+def test_bf16_switched_off_names_archs():
+    """The warning says which architecture switches bf16 off, and for which others."""
     (finding,) = check("t4,a100,h100")
     assert finding.code == "bf16_switched_off"
     assert "7.5" in finding.message
@@ -90,12 +93,14 @@ def test_bf16_lost_says_for_which():
     "torch",
     [{"torch": "2.9.0a0+nv25.9"}, {"torch": "2.13.0+gitabc"}, {"cuda": "12.6"}, {"machine": "aarch64"}],
 )
-def test_other_builds_of_torch_are_not_judged(torch):
+def test_unknown_torch_build_is_not_judged(torch):
+    """Nightly, NVIDIA and self-built torch: nobody knows which code they hold."""
     (finding,) = check("jetson thor", **torch)
     assert (finding.level, finding.code) == ("info", "torch_unknown")
 
 
-def test_an_nvcc_newer_than_the_table_compiles_at_least_what_its_predecessor_does():
+def test_nvcc_newer_than_table():
+    """An nvcc newer than the table is taken to compile at least what the last known one does."""
     assert check("8.0", nvcc="13.9") == []
     (finding,) = check("v100", nvcc="13.9")
     assert (finding.level, finding.code) == ("warning", "nvcc_unknown")
@@ -104,7 +109,7 @@ def test_an_nvcc_newer_than_the_table_compiles_at_least_what_its_predecessor_doe
     assert nvcc_compiles("12.7") == (nvcc_versions()["12.6"], False)
 
 
-def test_the_table_of_gpus_agrees_on_cuda_and_torch():
+def test_gpu_table_agrees_with_cuda_and_torch_tables():
     versions = nvcc_versions()
     newest = list(versions)[-1]
     for row in gpu_table():
@@ -123,7 +128,7 @@ def test_the_table_of_gpus_agrees_on_cuda_and_torch():
             assert row.capability in tegra(), row.name
 
 
-def test_every_nvcc_has_host_compiler_limits_that_only_grow():
+def test_nvcc_host_compiler_limits_only_grow():
     limits = [host_limits(version) for version in nvcc_versions()]
     assert all(limits)
     for name in ("gcc", "clang"):
@@ -132,14 +137,15 @@ def test_every_nvcc_has_host_compiler_limits_that_only_grow():
     assert host_limits("10.2") is None
 
 
-def test_generations_are_compiled_by_some_nvcc():
+def test_every_generation_is_compiled_by_some_nvcc():
     known = {each for archs in nvcc_versions().values() for each in archs}
     for word, archs in generations().items():
         assert set(archs) <= known - tegra(), word
 
 
 @pytest.mark.skipif(not Path(NVCC).is_file(), reason="no nvcc here")
-def test_the_table_says_of_this_nvcc_what_it_says_itself():
+def test_nvcc_table_matches_installed_nvcc():
+    """The table lists for the installed nvcc what `nvcc --list-gpu-code` lists."""
     said = subprocess.run([NVCC, "--version"], capture_output=True, text=True, check=True).stdout
     version = said.partition("release ")[2].partition(",")[0]
     listed = subprocess.run([NVCC, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout

@@ -74,12 +74,12 @@ def cpuinfo(*flags: str, key: str = "flags") -> str:
         ("", "native"),
     ],
 )
-def test_level_of_a_machine(text, level):
+def test_cpu_level_from_cpuinfo(text, level):
     assert host_level(text) == level
 
 
 @needs_x86
-def test_the_level_of_this_machine_is_what_its_loader_says():
+def test_cpu_level_matches_glibc_loader():
     """glibc's own loader lists the levels that it would search on this machine (glibc-hwcaps)."""
     loader = Path("/lib64/ld-linux-x86-64.so.2")
     said = subprocess.run([loader, "--help"], capture_output=True, text=True, check=False).stdout
@@ -89,7 +89,7 @@ def test_the_level_of_this_machine_is_what_its_loader_says():
     assert host_level(Path("/proc/cpuinfo").read_text()) == max(supported)
 
 
-def test_common_denominator():
+def test_common_cpu_level():
     assert common_level(["x86-64-v4", "x86-64-v3", "x86-64-v4"]) == "x86-64-v3"
     assert common_level(["x86-64-v2", "x86-64"]) == "x86-64"
     assert common_level(["armv8.2-a+sve", "armv8-a"]) == "armv8-a"
@@ -99,7 +99,7 @@ def test_common_denominator():
             common_level(levels)
 
 
-def test_default():
+def test_default_cpu_level():
     assert default_level(["x86-64-v4", "x86-64-v4"]) == "x86-64-v4"
     assert default_level(None) == "x86-64-v3"
     assert default_level([], "x86-64-v4") == "x86-64-v3"
@@ -108,7 +108,8 @@ def test_default():
     assert default_level(None, "native") == "native"
 
 
-def test_native_means_another_thing_on_another_processor():
+def test_native_cpu_level_identity_depends_on_processor():
+    """The level "native" means another thing on another processor."""
     assert identity("x86-64-v3") == "x86-64-v3"
     one, other = identity("native", cpuinfo(V4)), identity("native", cpuinfo(V3))
     assert one != other
@@ -130,13 +131,14 @@ def test_native_means_another_thing_on_another_processor():
         ("native", ""),
     ],
 )
-def test_the_compiler_says_which_vectors_a_level_has(name, define):
+def test_simd_define_of_cpu_level(name, define):
+    """The compiler itself says which vector width a level has."""
     level = resolve_level(find_cxx(os.environ), name)
     assert (level.define, level.flag) == (define, f"-march={name}" if define else "")
 
 
 @needs_x86
-def test_an_unknown_processor():
+def test_unknown_cpu_level_is_refused():
     with pytest.raises(UsageError, match=r"does not know .*haswel.*did you mean haswell"):
         resolve_level(find_cxx(os.environ), "haswel")
     with pytest.raises(UsageError, match=r"does not know .*'nope'") as refused:
@@ -160,7 +162,7 @@ def arm_compiler(folder: Path) -> Path:
     return script
 
 
-def test_arm(tmp_path):
+def test_arm_cpu_levels(tmp_path):
     cxx = find_cxx(os.environ, str(arm_compiler(tmp_path)))
     flags = [resolve_level(cxx, name) for name in ("armv8-a", "armv8.2-a+sve", "neoverse-n1")]
     assert [(level.flag, level.define) for level in flags] == [
@@ -188,7 +190,7 @@ def said(*argv: object) -> list[str]:
 
 
 @needs_x86
-def test_what_the_wrapper_changes(tmp_path):
+def test_compiler_wrapper_replaces_flags(tmp_path):
     cxx = find_cxx(os.environ, str(echo_compiler(tmp_path / "a folder")))
     wrapper = write_wrapper(tmp_path / "our's", cxx, "x86-64-v3")
     odd = ['-DNAME="it\'s"', "a file.cpp", "$HOME", "`x`", "*", ""]
@@ -199,7 +201,7 @@ def test_what_the_wrapper_changes(tmp_path):
 
 
 @needs_x86
-def test_native_leaves_deepspeeds_flags(tmp_path):
+def test_compiler_wrapper_native_keeps_deepspeed_flags(tmp_path):
     cxx = find_cxx(os.environ, str(echo_compiler(tmp_path)))
     wrapper = write_wrapper(tmp_path / "ours", cxx, "native")
     assert said(wrapper, "-march=native", "-D__AVX512__", "-g") == [
@@ -211,7 +213,7 @@ def test_native_leaves_deepspeeds_flags(tmp_path):
 
 
 @needs_x86
-def test_debug_information_cache_and_more_flags(tmp_path):
+def test_compiler_wrapper_debug_cache_and_extra_flags(tmp_path):
     cxx = find_cxx(os.environ, str(echo_compiler(tmp_path)))
     cache = tmp_path / "ccache"
     cache.write_text('#!/bin/sh\necho cached; exec "$@"\n')
@@ -229,7 +231,7 @@ def test_debug_information_cache_and_more_flags(tmp_path):
 
 
 @needs_x86
-def test_flags_for_one_link(tmp_path):
+def test_compiler_wrapper_link_flags_per_library(tmp_path):
     cxx = find_cxx(os.environ, str(echo_compiler(tmp_path)))
     links = {"async_io_op": (("-Wl,--as-needed",), ("-L/a b", "-laio"))}
     environment = compiler_environment(tmp_path / "ours", cxx, "x86-64-v3", links=links)
@@ -260,7 +262,7 @@ def compiled(wrapper: Path | str, folder: Path, *flags: str) -> Path:
 @pytest.mark.parametrize(
     ("level", "simd", "registers"), [("x86-64-v3", b"256", {"ymm"}), ("x86-64-v4", b"512", {"zmm"})]
 )
-def test_real_machine_code(tmp_path, level, simd, registers):
+def test_compiler_wrapper_simd_in_machine_code(tmp_path, level, simd, registers):
     result = compiled(write_wrapper(tmp_path / "ours", find_cxx(os.environ), level), tmp_path)
     assert simd in result.read_bytes()
     text = subprocess.run(["objdump", "-d", result], capture_output=True, text=True, check=True).stdout
@@ -270,7 +272,8 @@ def test_real_machine_code(tmp_path, level, simd, registers):
 
 
 @needs_x86
-def test_dependency_files_are_the_compilers_own(tmp_path):
+def test_compiler_wrapper_dependency_files(tmp_path):
+    """Dependency files (-MMD) come out as the compiler itself writes them."""
     (tmp_path / "part.h").write_text("\n")
     source = tmp_path / "x.cpp"
     source.write_text('#include "part.h"\n')
@@ -284,7 +287,7 @@ def test_dependency_files_are_the_compilers_own(tmp_path):
 
 
 @needs_x86
-def test_c_stays_c(tmp_path):
+def test_compiler_wrapper_compiles_c_as_c(tmp_path):
     """DeepSpeed's has_function compiles C: a C++ compiler would mangle io_submit and find no libaio."""
     environment = compiler_environment(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")
     (tmp_path / "t.c").write_text("void cos(void); int main(int argc, char** argv) { cos(); return 0; }\n")
@@ -295,7 +298,7 @@ def test_c_stays_c(tmp_path):
 
 @needs_x86
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
-def test_nvcc_hands_its_host_flags_to_the_wrapper(tmp_path):
+def test_nvcc_passes_host_flags_to_compiler_wrapper(tmp_path):
     environment = compiler_environment(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")
     (tmp_path / "k.cu").write_text(LOOP + "__global__ void k(float* x) { x[threadIdx.x] += 1; }\n")
     host = ["-Xcompiler", "-march=native", "-Xcompiler", "-D__AVX512__,-O3"]
@@ -319,7 +322,7 @@ def test_nvcc_hands_its_host_flags_to_the_wrapper(tmp_path):
 
 
 @needs_x86
-def test_torch_takes_the_wrapper_for_a_compiler(tmp_path):
+def test_torch_accepts_compiler_wrapper(tmp_path):
     """Its check looks at the name and at what -v prints (check_compiler_ok_for_platform)."""
     wrapper = write_wrapper(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")
     assert wrapper.name == find_cxx(os.environ).path.name
@@ -347,11 +350,11 @@ print(e.check_compiler_ok_for_platform({str(wrapper)!r}), e.check_compiler_is_gc
         ([], None),
     ],
 )
-def test_level_by_a_nodes_features(features, level):
+def test_cpu_level_from_node_features(features, level):
     assert node_level(features) == level
 
 
-def test_level_of_a_cluster():
+def test_cpu_level_of_cluster():
     assert cluster_level([["milan"], ["genoa"], ["genoa"]]) == "x86-64-v3"
     assert cluster_level([["genoa"], ["turin"]]) == "x86-64-v4"
     assert cluster_level([["genoa"], ["rack7"]]) is None, "one unknown node may be anything"

@@ -21,24 +21,24 @@ def kinds(section):
     return {kind: architectures(found, kind) for kind in ("sass", "ptx", "lto") if architectures(found, kind)}
 
 
-def test_several_architectures_and_ptx():
+def test_sass_and_ptx_of_several_archs():
     section = container(entry(SASS, 75), entry(SASS, 80), entry(SASS, 100), entry(PTX, 100))
     assert kinds(section) == {"sass": ("7.5", "8.0", "10.0"), "ptx": ("10.0",)}
 
 
-def test_an_architecture_of_several_containers_counts_once():
+def test_sass_arch_in_several_containers_counts_once():
     section = container(entry(SASS, 80)) + container(entry(SASS, 80), entry(SASS, 75))
     assert len(read_fatbin(section)) == 3
     assert kinds(section) == {"sass": ("7.5", "8.0")}
 
 
-def test_ptx_alone_tells_its_isa():
+def test_ptx_isa_version():
     (only,) = read_fatbin(container(entry(PTX, 80, version=(8, 7))))
     assert (only.kind, only.arch, only.version, only.compression) == ("ptx", "8.0", "8.7", None)
 
 
 @pytest.mark.parametrize(("flag", "name"), [(LZ4, "lz4"), (ZSTD, "zstd")])
-def test_compressed_entries_are_read_by_their_headers(flag, name):
+def test_compressed_fatbin_entries(flag, name):
     found = read_fatbin(
         container(entry(SASS, 90, flag, payload=b"\x28\xb5\x2f\xfd" * 9), entry(PTX, 90, flag))
     )
@@ -46,18 +46,19 @@ def test_compressed_entries_are_read_by_their_headers(flag, name):
     assert kinds(container(entry(SASS, 90, flag))) == {"sass": ("9.0",)}
 
 
-def test_exact_and_family_code_keep_their_suffix():
+def test_arch_and_family_specific_code_keeps_suffix():
+    """9.0a and 10.0f are not 9.0 and 10.0."""
     section = container(
         entry(SASS, 90, EXACT), entry(SASS, 90), entry(SASS, 100, FAMILY), entry(PTX, 120, EXACT)
     )
     assert kinds(section) == {"sass": ("9.0", "9.0a", "10.0f"), "ptx": ("12.0a",)}
 
 
-def test_lto_is_neither_binary_nor_ptx():
+def test_lto_is_neither_sass_nor_ptx():
     assert kinds(container(entry(LTO, 80))) == {"lto": ("8.0",)}
 
 
-def test_kinds_nobody_knows_are_passed_over():
+def test_unknown_fatbin_entry_kind_is_skipped():
     assert [each.kind for each in read_fatbin(container(entry(64, 80), entry(SASS, 80)))] == ["other", "sass"]
 
 
@@ -66,14 +67,14 @@ def test_padding_between_and_after_containers():
     assert kinds(one + b"\0" * 9000 + other + b"\0" * 5) == {"sass": ("7.5", "8.0")}
 
 
-def test_longer_headers_are_stepped_over():
+def test_longer_entry_header_is_skipped():
     header = bytearray(entry(SASS, 86))
     struct.pack_into("<I", header, 4, 112)
     stretched = bytes(header[:64]) + b"\0" * 48 + bytes(header[64:])
     assert kinds(container(stretched, entry(SASS, 89))) == {"sass": ("8.6", "8.9")}
 
 
-def test_no_section_is_no_code():
+def test_empty_section_has_no_code():
     assert read_fatbin(b"") == ()
     assert read_fatbin(b"\0" * 64) == ()
 
@@ -95,18 +96,19 @@ GOOD = container(entry(SASS, 80, payload=b"x" * 32), entry(SASS, 90, payload=b"y
         (container(struct.pack("<HHIQ", SASS, 257, 8, 0) + bytes(56)), "reaches past its container"),
     ],
 )
-def test_what_is_cut_short_or_damaged_is_an_error_and_no_shorter_list(section, said):
+def test_damaged_section_is_an_error(section, said):
+    """A damaged section is an error, never a shorter list."""
     with pytest.raises(FatbinError, match=said):
         read_fatbin(section)
 
 
-def test_every_cut_of_a_good_section_is_found():
+def test_truncated_section_is_an_error_at_any_length():
     for length in range(1, len(GOOD)):
         with pytest.raises(FatbinError):
             read_fatbin(GOOD[:length])
 
 
-def test_the_order_is_by_number():
+def test_arch_order_is_numeric():
     assert sorted(["10.0", "9.0a", "9.0", "7.5", "10.0f"], key=arch_order) == [
         "7.5",
         "9.0",
@@ -166,7 +168,8 @@ def nvcc_built(tmp_path_factory):
 
 @needs_nvcc
 @pytest.mark.parametrize("name", BUILDS)
-def test_what_nvcc_was_asked_for_is_found(nvcc_built, name):
+def test_archs_of_nvcc_built_library(nvcc_built, name):
+    """What nvcc was asked for is found again, as cuobjdump finds it."""
     library = nvcc_built(name)
     code = read_binary(library, name).code
     assert tuple(architectures(code, kind) for kind in ("sass", "ptx", "lto")) == EXPECTED[name]

@@ -29,7 +29,7 @@ def decide(arch="auto", *, cuda="13.0", gpus=(), gres=None, partition=None):
     return decide_target(arch, torch_cuda=cuda, gpus=gpus, gres=ask, partition=partition)
 
 
-def test_auto_takes_the_gpus_here_before_those_of_the_cluster():
+def test_auto_prefers_local_gpus_to_cluster_gpus():
     target = decide(
         gpus=[gpu("NVIDIA H100 PCIe", (9, 0)), gpu(A100, (8, 0)), gpu(A100, (8, 0))], gres="gpu:v100:4"
     )
@@ -37,25 +37,25 @@ def test_auto_takes_the_gpus_here_before_those_of_the_cluster():
     assert "1 × NVIDIA H100 PCIe, 2 × NVIDIA A100-SXM4-80GB" in target.origin
 
 
-def test_a_driver_that_does_not_tell_the_capability_is_helped_by_the_table():
+def test_capability_from_gpu_table_when_driver_gives_none():
     assert env_value(decide(gpus=[gpu("Tesla V100-SXM2-16GB", None)]).archs) == "7.0"
     with pytest.raises(UsageError, match=r"'Mystery X'.*--arch 8.0"):
         decide(gpus=[gpu("Mystery X", None)])
 
 
-def test_the_driver_counts_more_than_the_table():
+def test_driver_capability_wins_over_gpu_table():
     assert env_value(decide(gpus=[gpu(A100, (9, 0))]).archs) == "9.0"
 
 
 @pytest.mark.parametrize("arch", ["auto", "slurm", "SLURM "])
-def test_the_clusters_gpus(arch):
+def test_archs_from_cluster_gres(arch):
     target = decide(arch, gres="gpu:v100:2,gpu:a100_1g.5gb:7,mps:400")
     assert (target.kind, env_value(target.archs)) == ("cuda", "7.0;8.0")
     assert target.origin == "the GPUs of the cluster: gpu:v100:2, gpu:a100_1g.5gb:7"
 
 
 @pytest.mark.parametrize("arch", ["auto", "slurm"])
-def test_a_partition_is_asked_for_whatever_is_here(arch):
+def test_partition_gres_wins_over_local_gpus(arch):
     target = decide(arch, gpus=[gpu(A100, (8, 0))], gres="gpu:h100:8", partition="big")
     assert env_value(target.archs) == "9.0"
     assert "partition big" in target.origin
@@ -63,7 +63,8 @@ def test_a_partition_is_asked_for_whatever_is_here(arch):
 
 @pytest.mark.parametrize("gres", ["gpu:4", "gpu:a100:4,gpu:1g.10gb:7", "gpu:gold:2"])
 @pytest.mark.parametrize("arch", ["auto", "slurm"])
-def test_a_type_that_does_not_name_its_gpu_is_not_guessed_at(arch, gres):
+def test_gres_type_without_gpu_name_is_refused(arch, gres):
+    """A GRES type that does not name its GPU is not guessed at."""
     with pytest.raises(UsageError) as caught:
         decide(arch, gres=gres)
     assert gres.rpartition(",")[2] in caught.value.message
@@ -72,7 +73,8 @@ def test_a_type_that_does_not_name_its_gpu_is_not_guessed_at(arch, gres):
 
 
 @pytest.mark.parametrize("gres", [None, "(null)", ToolError("sinfo failed: no controller")])
-def test_auto_without_any_gpu_is_the_cpu_for_a_cpu_torch_and_a_question_for_a_cuda_torch(gres):
+def test_auto_without_gpu_depends_on_torch_build(gres):
+    """Without any GPU, auto builds for the CPU under a CPU torch and asks for --arch under a CUDA torch."""
     target = decide(cuda=None, gres=gres)
     assert (target.kind, target.archs) == ("cpu", ())
     assert "torch is a CPU build" in target.origin
@@ -83,12 +85,12 @@ def test_auto_without_any_gpu_is_the_cpu_for_a_cpu_torch_and_a_question_for_a_cu
     assert caught.value.exit_code == 2
 
 
-def test_auto_says_that_slurm_did_not_answer():
+def test_auto_reports_sinfo_error():
     with pytest.raises(UsageError, match="no controller"):
         decide(gres=ToolError("sinfo failed: no controller"))
 
 
-def test_slurm_where_there_is_none_or_none_with_a_gpu():
+def test_arch_slurm_without_slurm_or_gpu():
     with pytest.raises(UsageError, match="no SLURM cluster here"):
         decide("slurm")
     with pytest.raises(UsageError, match="no GPU in the cluster"):
@@ -99,7 +101,7 @@ def test_slurm_where_there_is_none_or_none_with_a_gpu():
 
 
 @pytest.mark.parametrize("arch", ["auto", "slurm", "a100"])
-def test_a_cpu_torch_cannot_build_for_gpus_that_are_there(arch):
+def test_cpu_torch_cannot_build_for_gpus(arch):
     with pytest.raises(UsageError, match=r"torch is a CPU build and cannot build CUDA code.*--arch cpu"):
         decide(arch, cuda=None, gres="gpu:4")
     with pytest.raises(UsageError, match="NVIDIA A100"):
@@ -107,12 +109,12 @@ def test_a_cpu_torch_cannot_build_for_gpus_that_are_there(arch):
 
 
 @pytest.mark.parametrize("cuda", [None, "13.0"])
-def test_cpu_is_taken_at_its_word(cuda):
+def test_arch_cpu_ignores_gpus(cuda):
     target = decide("CPU", cuda=cuda, gpus=[gpu(A100, (8, 0))], gres="gpu:a100:4")
     assert (target.kind, target.archs) == ("cpu", ())
 
 
-def test_a_list_asks_nobody():
+def test_arch_list_does_not_query_slurm():
     target = decide("h100, 8.0+PTX", gres=ToolError("asked"))
     assert (target.kind, env_value(target.archs), target.origin) == (
         "cuda",
@@ -121,6 +123,6 @@ def test_a_list_asks_nobody():
     )
 
 
-def test_a_partition_does_not_go_with_a_list():
+def test_partition_with_arch_list_is_refused():
     with pytest.raises(UsageError, match="--partition big does not go with --arch a100"):
         decide("a100", partition="big")

@@ -35,7 +35,7 @@ def with_members(folder: Path, *members: tuple[zipfile.ZipInfo | str, bytes]) ->
     return path
 
 
-def test_a_good_wheel_is_opened_and_nothing_is_said(tmp_path):
+def test_valid_wheel_opens_without_findings(tmp_path):
     path = make_wheel(tmp_path, {"deepspeed/__init__.py": "", "deepspeed/a.txt": "hello"})
     with open_wheel(path) as archive:
         assert check_archive(archive) == []
@@ -54,23 +54,23 @@ def test_a_good_wheel_is_opened_and_nothing_is_said(tmp_path):
         (b"PK\x03\x04" + bytes(500), "is cut short"),
     ],
 )
-def test_what_is_no_archive(tmp_path, content, said):
+def test_not_a_zip_archive(tmp_path, content, said):
     (tmp_path / NAME).write_bytes(content)
     assert said in refusal(tmp_path / NAME)
 
 
-def test_what_is_not_there_or_a_folder(tmp_path):
+def test_missing_file_or_folder(tmp_path):
     (tmp_path / NAME).mkdir()
     assert "is a folder" in refusal(tmp_path / NAME)
     assert "cannot be read: No such file or directory" in refusal(tmp_path / "missing-1-py3-none-any.whl")
 
 
-def test_a_name_that_is_no_wheels(tmp_path):
+def test_invalid_wheel_name(tmp_path):
     path = make_wheel(tmp_path, {"a": "b"})
     assert "not the name of a wheel" in refusal(path.rename(tmp_path / "deepspeed.whl"))
 
 
-def test_a_truncated_wheel_is_refused_wherever_it_ends(tmp_path):
+def test_truncated_wheel_is_refused_at_any_length(tmp_path):
     whole = make_wheel(tmp_path, {"deepspeed/a": b"x" * 3000}).read_bytes()
     for length in range(4, len(whole), 97):
         (tmp_path / NAME).write_bytes(whole[:length])
@@ -87,7 +87,8 @@ def test_a_truncated_wheel_is_refused_wherever_it_ends(tmp_path):
         ("..\\x", "absolute or unusable"),
     ],
 )
-def test_names_that_lead_elsewhere(tmp_path, member, said):
+def test_path_traversal_is_refused(tmp_path, member, said):
+    """Member names that lead out of the folder are refused."""
     # zipfile would mend a backslash on the way in; a hostile archive does not.
     path = with_members(tmp_path, (member.replace("\\", "|"), b"root::0:0"))
     path.write_bytes(path.read_bytes().replace(b"..|x", b"..\\x"))
@@ -96,7 +97,7 @@ def test_names_that_lead_elsewhere(tmp_path, member, said):
     assert message.startswith(f"{NAME}: refused: ")
 
 
-def test_links_are_refused(tmp_path):
+def test_symlink_member_is_refused(tmp_path):
     link = zipfile.ZipInfo("deepspeed/link")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     assert "is a link" in refusal(with_members(tmp_path, (link, b"/etc/passwd")))
@@ -104,19 +105,19 @@ def test_links_are_refused(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("again", ["deepspeed/a.so", "deepspeed//a.so", "deepspeed/./a.so"])
-def test_two_files_of_one_name_are_refused(tmp_path, again):
+def test_duplicate_member_is_refused(tmp_path, again):
     path = with_members(tmp_path, ("deepspeed/a.so", b"one"), (again, b"other"))
     assert "'deepspeed/a.so' is in it twice" in refusal(path)
 
 
-def test_encrypted_and_oddly_packed_files_are_refused(tmp_path):
+def test_unsupported_compression_is_refused(tmp_path):
     odd = tmp_path / NAME
     with zipfile.ZipFile(odd, "w", zipfile.ZIP_LZMA) as opened:
         opened.writestr("a", b"a" * 100)
     assert "packed by a method" in refusal(odd)
 
 
-def test_a_zip_bomb_is_refused_by_its_ratio_before_it_is_unpacked(tmp_path):
+def test_zip_bomb_ratio_is_refused_before_unpacking(tmp_path):
     path = tmp_path / NAME
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened,
@@ -128,23 +129,24 @@ def test_a_zip_bomb_is_refused_by_its_ratio_before_it_is_unpacked(tmp_path):
     assert "(a zip bomb?)" in refusal(path)
 
 
-def test_many_files_that_are_harmless_alone_are_a_bomb_together(tmp_path):
+def test_zip_bomb_of_many_small_members_is_refused(tmp_path):
     content = bytes(8 << 20)
     path = with_members(tmp_path, *((f"deepspeed/{n}", content) for n in range(9)))
     assert "would unpack to 72 MiB" in refusal(path)
 
 
-def test_a_total_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+def test_zip_bomb_total_size_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "MAX_TOTAL", 1000)
     assert "a zip bomb" in refusal(with_members(tmp_path, ("a", b"x" * 1001)))
 
 
-def test_too_many_files_are_refused(tmp_path, monkeypatch):
+def test_too_many_members_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "MAX_FILES", 3)
     assert "holds 4 files" in refusal(with_members(tmp_path, *((str(n), b"") for n in range(4))))
 
 
-def test_a_size_that_lies_does_not_unpack_more_than_it_says(tmp_path):
+def test_false_member_size_unpacks_no_more(tmp_path):
+    """A member that is larger than its header says is not unpacked beyond that size."""
     path = with_members(tmp_path, ("deepspeed/a", bytes(1 << 20)))
     raw = path.read_bytes()
     said = (1 << 20).to_bytes(4, "little")
@@ -154,7 +156,7 @@ def test_a_size_that_lies_does_not_unpack_more_than_it_says(tmp_path):
         archive.copy("deepspeed/a", io.BytesIO())
 
 
-def test_flipped_bits_are_damage(tmp_path):
+def test_crc_mismatch_is_damage(tmp_path):
     path = make_wheel(tmp_path, {"deepspeed/a": bytes(range(256)) * 40})
     raw = bytearray(path.read_bytes())
     raw[60] ^= 0xFF
@@ -171,17 +173,17 @@ def findings(path: Path) -> list[str]:
     return [each.message for each in found]
 
 
-def test_a_file_that_is_not_the_recorded_one(tmp_path):
+def test_record_hash_mismatch(tmp_path):
     path = make_wheel(tmp_path, {"deepspeed/a": "mine"}, recorded={"deepspeed/a": hashed(b"yours")})
     assert findings(path) == ["deepspeed/a differs from its hash in RECORD"]
 
 
-def test_a_recorded_hash_of_a_broken_kind_is_none(tmp_path):
+def test_record_hash_of_weak_algorithm_is_a_mismatch(tmp_path):
     path = make_wheel(tmp_path, {"deepspeed/a": "mine"}, recorded={"deepspeed/a": "md5=abc"})
     assert findings(path) == ["deepspeed/a differs from its hash in RECORD"]
 
 
-def test_files_that_record_does_not_know_and_files_that_are_not_there(tmp_path):
+def test_unrecorded_and_missing_files(tmp_path):
     path = make_wheel(tmp_path, {"deepspeed/a": "a"}, recorded={"deepspeed/gone": hashed(b"")})
     with zipfile.ZipFile(path, "a") as opened:
         opened.writestr("deepspeed/stowaway.so", b"x")
@@ -191,7 +193,7 @@ def test_files_that_record_does_not_know_and_files_that_are_not_there(tmp_path):
     ]
 
 
-def test_a_wheel_without_its_papers(tmp_path):
+def test_missing_metadata_and_record(tmp_path):
     path = with_members(tmp_path, ("deepspeed/a", b""))
     assert [message.split(":")[0] for message in findings(path)] == [
         "has no .dist-info/METADATA",
@@ -199,12 +201,12 @@ def test_a_wheel_without_its_papers(tmp_path):
     ]
 
 
-def test_a_renamed_wheel(tmp_path):
+def test_renamed_wheel_contradicts_metadata(tmp_path):
     path = make_wheel(tmp_path, {"a": ""}).rename(tmp_path / f"deepspeed-0.19.8+cu130-{TAG}.whl")
     assert f"its METADATA says deepspeed {VERSION}" in findings(path)[0]
 
 
-def test_a_version_in_another_spelling_is_the_same(tmp_path):
+def test_version_spelling_is_normalised(tmp_path):
     path = make_wheel(tmp_path, {"a": ""}, version="0.19.8+CPU_torch").rename(
         tmp_path / f"deepspeed-0.19.8+cpu.torch-{TAG}.whl"
     )

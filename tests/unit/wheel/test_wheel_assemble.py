@@ -50,7 +50,7 @@ def merged(tmp_path):
     return assemble([first, second], tmp_path / "out")
 
 
-def test_libraries_of_all_and_one_table(merged):
+def test_merged_wheel_has_all_libraries_and_one_op_table(merged):
     with zipfile.ZipFile(merged) as archive:
         assert archive.read("deepspeed/ops/cpu_adam_op.so") == b"adam"
         assert archive.read("deepspeed/ops/utils_op.so") == b"utils"
@@ -58,7 +58,8 @@ def test_libraries_of_all_and_one_table(merged):
         assert archive.testzip() is None
 
 
-def test_record_lists_every_file_with_its_hash_and_itself_last(merged):
+def test_record_lists_every_file_with_hash(merged):
+    """RECORD lists every file with its hash, itself last."""
     with zipfile.ZipFile(merged) as archive:
         rows = list(csv.reader(io.StringIO(archive.read(f"{INFO}/RECORD").decode())))
         assert [row[0] for row in rows] == archive.namelist()
@@ -70,7 +71,8 @@ def test_record_lists_every_file_with_its_hash_and_itself_last(merged):
         ]
 
 
-def test_times_order_and_permissions_of_the_parts_leave_no_trace(tmp_path):
+def test_merged_wheel_is_reproducible(tmp_path):
+    """Times, order and permissions of the parts leave no trace."""
     made = []
     for number, (moment, backwards) in enumerate(
         [((2026, 1, 1, 1, 1, 2), False), ((1999, 5, 5, 5, 5, 6), True)]
@@ -83,28 +85,28 @@ def test_times_order_and_permissions_of_the_parts_leave_no_trace(tmp_path):
     assert made[0] == made[1]
 
 
-def test_scripts_stay_executable(merged):
+def test_merged_wheel_scripts_stay_executable(merged):
     with zipfile.ZipFile(merged) as archive:
         modes = {info.filename: (info.external_attr >> 16) & 0o777 for info in archive.infolist()}
     assert modes["deepspeed-0.19.8+cpu.data/scripts/ds_report"] == 0o755
     assert modes[INSTALLED] == 0o644
 
 
-def test_parts_that_disagree_are_refused(tmp_path):
+def test_merge_of_conflicting_files_is_refused(tmp_path):
     first = wheel(tmp_path / "a", {}, shared__h=b"1")
     second = wheel(tmp_path / "b", {}, shared__h=b"2")
     with pytest.raises(ToolError, match=r"differ in deepspeed/ops/shared\.h"):
         assemble([first, second], tmp_path)
 
 
-def test_parts_of_two_names_are_refused(tmp_path):
+def test_merge_of_differently_named_wheels_is_refused(tmp_path):
     first = wheel(tmp_path / "a", {})
     second = first.rename(first.with_name(NAME.replace("cpu", "cu130", 1)))
     with pytest.raises(ToolError, match="different wheels"):
         assemble([wheel(tmp_path / "b", {}), second], tmp_path)
 
 
-def test_a_table_of_another_form_is_refused(tmp_path, monkeypatch):
+def test_unexpected_op_table_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "TABLE", "ops={}\n")
     with pytest.raises(ToolError, match="installed_ops"):
         assemble([wheel(tmp_path / "a", {})], tmp_path)

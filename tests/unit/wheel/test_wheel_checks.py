@@ -55,42 +55,43 @@ def wrong(request=REQUEST, ops=OPS, **changes):
     return wrong_with_wheel(replace(REPORT, **changes), request, ops)
 
 
-def test_a_wheel_that_is_right():
+def test_correct_wheel_has_no_problem():
     assert wrong() == []
 
 
-def test_an_operation_that_is_lost():
+def test_missing_op():
     assert wrong(libraries=REPORT.libraries[:1]) == ["utils is not in it"]
 
 
-def test_another_library_with_a_similar_name_is_no_substitute():
+def test_similar_library_name_is_not_the_op():
     other = replace(library("utils"), path="deepspeed/ops/utils_op2.so")
     assert wrong(libraries=(REPORT.libraries[0], other)) == ["utils is not in it"]
 
 
-def test_an_operation_that_deepspeed_would_compile_again():
+def test_op_absent_from_installed_ops():
+    """DeepSpeed would compile an op again that installed_ops does not name."""
     (said,) = wrong(installed_ops=("utils",))
     assert said.startswith("fused_adam is compiled, but")
 
 
-def test_the_cpu_variant_of_a_kernel():
+def test_gpu_op_without_gpu_code():
     (said,) = wrong(libraries=(library("fused_adam"), library("utils")))
     assert said == "fused_adam holds no GPU code: DeepSpeed built its CPU variant"
 
 
-def test_an_architecture_that_is_lost():
+def test_missing_sass_arch():
     assert wrong(libraries=(library("fused_adam", ("9.0",), ("9.0",)), library("utils"))) == [
         "fused_adam has no SASS for 8.0, only for 9.0"
     ]
 
 
-def test_ptx_that_is_lost():
+def test_missing_ptx():
     assert wrong(libraries=(library("fused_adam", ("8.0", "9.0")), library("utils"))) == [
         "fused_adam has no PTX for 9.0, only for none"
     ]
 
 
-def test_an_architecture_more_does_no_harm():
+def test_extra_sass_arch_is_accepted():
     assert wrong(libraries=(library("fused_adam", ("7.5", "8.0", "9.0"), ("9.0",)), library("utils"))) == []
 
 
@@ -104,7 +105,7 @@ def test_an_architecture_more_does_no_harm():
         ({"python": "cp312"}, "its Python is cp312, not cp311"),
     ],
 )
-def test_a_wheel_for_something_else(changes, said):
+def test_wheel_for_another_target(changes, said):
     assert wrong(**changes) == [said]
 
 
@@ -117,17 +118,19 @@ def test_a_wheel_for_something_else(changes, said):
         ("7.0", "8.0", set(), set()),
     ],
 )
-def test_the_code_an_operation_must_hold(archs, lowest, sass, ptx):
+def test_expected_sass_and_ptx_of_op(archs, lowest, sass, ptx):
     assert expected_code(archs, lowest) == (sass, ptx)
 
 
-def test_an_operation_that_leaves_architectures_out_is_judged_by_the_rest():
+def test_op_with_lowest_arch_skips_lower_sass():
+    """An op that leaves low architectures out is judged by the others."""
     op = replace(TABLE["fused_adam"], lowest="9.0")
     libraries = (library("fused_adam", ("9.0",), ("9.0",)), library("utils"))
     assert wrong(ops=(op, TABLE["utils"]), libraries=libraries) == []
 
 
-def test_operations_are_compiled_apart_but_those_that_bring_pin_memory():
+def test_ops_build_separately_except_pin_memory():
+    """Each op is a build of its own, but for those that bring pin_memory with them."""
     names = ("utils", "async_io", "fused_adam", "pin_memory", "cpu_adam")
     groups = [tuple(op.name for op in group) for group in group_ops([TABLE[name] for name in names])]
     assert groups == [("async_io", "pin_memory"), ("fused_adam",), ("utils",), ("cpu_adam",)]

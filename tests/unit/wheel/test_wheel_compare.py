@@ -82,7 +82,7 @@ def with_libraries(*libraries: Library) -> WheelReport:
     return replace(REPORT, libraries=libraries)
 
 
-def test_a_wheel_that_suits_has_nothing_said_about_it():
+def test_matching_wheel_has_no_finding():
     assert found() == {}
 
 
@@ -117,29 +117,29 @@ def test_a_wheel_that_suits_has_nothing_said_about_it():
         ([], [], (8, 0), "none"),
     ],
 )
-def test_which_gpu_runs_which_code(sass, ptx, gpu, expected):
+def test_sass_and_ptx_service_per_gpu(sass, ptx, gpu, expected):
     assert service(sass, ptx, gpu) == expected
 
 
-def test_no_code_and_no_ptx():
+def test_no_sass_and_no_ptx_is_an_error():
     level, code, message = only(gpus=gpus_for([(12, 0)]))
     assert (level, code) == ("error", "arch_missing")
     assert message == "fused_adam: no sm_120 code, and no PTX to fall back on"
 
 
-def test_a_gpu_that_is_there_is_called_by_its_name():
+def test_local_gpu_is_named():
     machine = replace(NODE, gpus=(Gpu(name="Tesla V100", capability=(7, 0)),))
     assert only(machine=machine)[2].endswith("no sm_70 code, and no PTX to fall back on (Tesla V100)")
 
 
-def test_gpus_of_one_kind_are_spoken_of_once():
+def test_one_finding_per_gpu_type():
     every = compare(REPORT, replace(NODE, gpus=(Gpu(name="V100", capability=(7, 0)),) * 8), gpu_ops=GPU_OPS)
     assert [each.code for each in every] == ["arch_missing"]
     assert every[0].fix == "add 7.0 to --arch of dsrun build-wheel"
     assert every[0].where == "gpu01"
 
 
-def test_ptx_to_fall_back_on_is_a_warning():
+def test_ptx_fallback_is_a_warning():
     report = with_libraries(replace(ADAM, ptx=("9.0",), ptx_isa="9.0"), HOST)
     level, code, message = only(report, gpus=gpus_for([(12, 0)]))
     assert (level, code) == ("warning", "arch_ptx")
@@ -150,24 +150,25 @@ def test_tegra_is_a_warning():
     assert only(gpus=gpus_for([(8, 7)]))[:2] == ("warning", "arch_tegra")
 
 
-def test_a_gpu_operation_without_any_gpu_code_is_the_silent_cpu_variant():
+def test_gpu_op_without_gpu_code_is_an_error():
+    """A GPU op without GPU code is the CPU variant that DeepSpeed builds without a word."""
     level, code, message = only(with_libraries(replace(ADAM, sass=()), HOST))
     assert (level, code, message) == ("error", "gpu_code_missing", "fused_adam: no GPU code at all")
 
 
-def test_code_for_the_linker_is_no_code():
+def test_lto_only_code_is_no_gpu_code():
     message = only(with_libraries(replace(ADAM, sass=(), lto=("8.0",)), HOST))[2]
     assert message == "fused_adam: no GPU code at all (code for the just-in-time linker only)"
 
 
-def test_gpus_alone():
+def test_compare_with_gpus_without_machine():
     every = compare_with_gpus(REPORT, gpus_for([(8, 0), (9, 0), (10, 0)]), GPU_OPS)
     assert [(each.code, each.where) for each in every] == [("arch_missing", "")]
     assert "sm_100" in every[0].message
     assert compare_with_gpus(REPORT, gpus_for([(8, 9)]), GPU_OPS) == []
 
 
-def test_a_cpu_wheel_is_no_use_to_gpus():
+def test_cpu_wheel_on_gpu_is_an_error():
     report = replace(REPORT, accelerator="cpu", cuda=None, libraries=(HOST,), installed_ops=("cpu_adam",))
     (each,) = compare_with_gpus(report, gpus_for([(8, 0)]), GPU_OPS)
     assert (each.level, each.code) == ("error", "accelerator")
@@ -177,13 +178,14 @@ def test_a_cpu_wheel_is_no_use_to_gpus():
 # --- the driver ---
 
 
-def test_a_driver_of_an_older_major_version():
+def test_driver_of_older_cuda_major():
     level, code, message = only(machine=replace(NODE, driver="550.54", driver_cuda="12.4"))
     assert (level, code) == ("error", "driver_old")
     assert message == "needs CUDA 13.0, the driver 550.54 knows CUDA 12.4"
 
 
-def test_a_driver_of_an_older_minor_version_runs_binaries_but_not_newer_ptx():
+def test_driver_of_older_cuda_minor_runs_sass_only():
+    """A driver of an older minor version runs SASS, but no newer PTX."""
     report = replace(REPORT, cuda="13.1")
     machine = replace(NODE, torch_cuda="13.1", driver_cuda="13.0")
     assert found(report, machine) == {}
@@ -200,7 +202,7 @@ def test_a_driver_of_an_older_minor_version_runs_binaries_but_not_newer_ptx():
     ("isa", "cuda"),
     [("7.8", "11.8"), ("8.0", "12.0"), ("8.4", "12.4"), ("8.7", "12.8"), ("8.8", "12.9"), ("9.1", "13.1")],
 )
-def test_the_cuda_of_a_ptx_isa(isa, cuda):
+def test_cuda_version_of_ptx_isa(isa, cuda):
     assert cuda_of_isa(isa) == cuda
 
 
@@ -225,55 +227,57 @@ def test_python_tags(python, abi, fits):
     assert codes == ([] if fits else ["python_tag"])
 
 
-def test_another_python_is_named():
+def test_python_tag_mismatch_message():
     message = found(replace(REPORT, python="cp310", abi="cp310"))["error", "python_tag"]
     assert message == "is for Python 3.10 (ABI cp310), here is 3.11.7"
 
 
-def test_a_wheel_for_another_architecture():
+def test_platform_tag_mismatch():
     arm = replace(
         REPORT, platform="linux_aarch64", libraries=(replace(HOST, machine="AArch64"),), installed_ops=()
     )
     assert set(found(arm)) == {("error", "platform_tag"), ("error", "platform_code")}
 
 
-def test_another_torch_minor_is_an_error_and_a_patch_is_not():
+def test_torch_minor_mismatch_is_an_error():
+    """Another minor version of torch is an error, another patch version is not."""
     assert found(machine=replace(NODE, torch="2.13.4+cu130")) == {}
     message = only(machine=replace(NODE, torch="2.12.1+cu130"))[2]
     assert message.startswith("was built with torch 2.13, here is 2.12.1+cu130: DeepSpeed refuses")
 
 
-def test_another_cuda_in_torch():
+def test_torch_cuda_mismatch():
     level, code, message = only(machine=replace(NODE, torch_cuda="12.8", driver_cuda="13.0"))
     assert (level, code) == ("error", "torch_cuda")
     assert "was built for CUDA 13.0, here torch has CUDA 12.8" in message
 
 
-def test_a_cpu_torch_under_a_cuda_wheel():
+def test_cuda_wheel_with_cpu_torch():
     machine = replace(NODE, torch="2.13.0+cpu", torch_cuda=None, absent=("libcudart.so.13",))
     assert set(found(machine=machine)) == {("error", "torch_cuda")}
 
 
-def test_no_torch_is_a_warning_and_its_libraries_are_not_missed():
+def test_missing_torch_is_a_warning():
+    """Without torch there is one warning, and none for the libraries torch would bring."""
     machine = replace(
         NODE, torch=None, torch_cuda=None, cxx11_abi=None, absent=("libcudart.so.13", "libc10.so")
     )
     assert set(found(machine=machine)) == {("warning", "torch_missing")}
 
 
-def test_the_other_cpp_abi():
+def test_cxx11_abi_mismatch():
     message = only(machine=replace(NODE, cxx11_abi=False))[2]
     assert "compiled for the new C++ ABI, torch here has the old one" in message
 
 
-def test_no_gpu_to_be_seen_is_a_remark():
+def test_no_visible_gpu_is_info():
     assert only(machine=replace(NODE, gpus=(), driver=None, driver_cuda=None))[:2] == ("info", "no_gpu")
 
 
 # --- the system ---
 
 
-def test_glibc_and_libstdcxx_that_are_too_old():
+def test_glibc_and_libstdcxx_too_old():
     assert (
         only(machine=replace(NODE, glibc="2.31"))[2] == "fused_adam, cpu_adam: needs glibc 2.34, here is 2.31"
     )
@@ -282,7 +286,7 @@ def test_glibc_and_libstdcxx_that_are_too_old():
     assert message == "fused_adam, cpu_adam: needs a libstdc++ with GLIBCXX_3.4.30, here is 3.4.9"
 
 
-def test_a_processor_that_is_too_old():
+def test_cpu_level_too_old():
     report = with_libraries(ADAM, replace(HOST, cpu_level="x86-64-v4+avx512_bf16"))
     level, code, message = only(report)
     assert (level, code) == ("error", "cpu_level")
@@ -292,11 +296,12 @@ def test_a_processor_that_is_too_old():
     assert "SIGILL" in message
 
 
-def test_code_that_asks_the_processor_first_is_no_danger():
+def test_cpu_dispatched_code_is_accepted():
+    """Code that asks the processor first is no danger on an older one."""
     assert found(with_libraries(ADAM, replace(HOST, cpu_level="x86-64-v4", asks_cpu=True))) == {}
 
 
-def test_a_level_that_is_not_known_is_a_remark():
+def test_unknown_cpu_level_is_info():
     assert only(with_libraries(ADAM, replace(HOST, cpu_level=None)))[:2] == ("info", "cpu_unknown")
 
 
@@ -307,7 +312,8 @@ def test_missing_libraries():
     assert compare(REPORT, replace(NODE, absent=("libaio.so.1",)))[0].fix == "install libaio1"
 
 
-def test_the_drivers_library_is_not_missed_where_there_is_no_driver():
+def test_libcuda_is_not_missing_without_driver():
+    """libcuda.so.1 comes with the driver: where there is none it is not called missing."""
     report = with_libraries(ADAM, replace(HOST, needed=("libcuda.so.1",)))
     machine = replace(NODE, gpus=(), driver=None, driver_cuda=None, absent=("libcuda.so.1",))
     assert set(found(report, machine)) == {("info", "no_gpu")}
@@ -316,17 +322,18 @@ def test_the_drivers_library_is_not_missed_where_there_is_no_driver():
 # --- the wheel itself ---
 
 
-def test_a_promised_operation_that_is_not_there():
+def test_op_in_installed_ops_but_missing():
     message = found(with_libraries(ADAM))["error", "op_missing"]
     assert message == "cpu_adam: promised by the wheel, but not in it"
 
 
-def test_a_wheel_without_operations_compiles_each_at_its_first_use():
+def test_wheel_without_ops_is_a_warning():
+    """Without precompiled ops each is compiled at its first use."""
     bare = replace(REPORT, libraries=(), installed_ops=(), python="py3", abi="none", platform="any")
     assert only(bare)[:2] == ("warning", "wheel_without_ops")
 
 
-def test_the_worst_comes_first():
+def test_findings_sorted_by_severity():
     machine = replace(NODE, gpus=(), driver=None, driver_cuda=None, glibc="2.31", torch=None)
     levels = [each.level for each in compare(with_libraries(ADAM, replace(HOST, cpu_level=None)), machine)]
     assert levels == sorted(levels, key=["error", "warning", "info"].index)

@@ -37,7 +37,7 @@ def run(argv):
     return done.returncode, done.stdout.splitlines()
 
 
-def test_every_line_has_its_label(tmp_path):
+def test_parallel_build_lines_are_labelled(tmp_path):
     code, lines = run(
         plan(
             tmp_path,
@@ -51,7 +51,7 @@ def test_every_line_has_its_label(tmp_path):
     assert [line for line in lines if line.startswith("b")] == ["b\t!begin", f"b\t{tmp_path}", "b\t!end 0"]
 
 
-def test_as_many_at_once_as_the_width_says(tmp_path):
+def test_parallel_build_width_limits_concurrency(tmp_path):
     """Two builds that wait for one another end only side by side, and the third needs a free place."""
     meet = """
 import pathlib, time
@@ -69,12 +69,13 @@ while not pathlib.Path("{other}").exists():
     assert lines.index("c\t!begin") > first_end
 
 
-def test_one_after_another_when_the_width_is_one(tmp_path):
+def test_parallel_build_width_of_one_is_sequential(tmp_path):
     _, lines = run(plan(tmp_path, 1, "print(1)", "print(2)"))
     assert lines == ["a\t!begin", "a\t1", "a\t!end 0", "b\t!begin", "b\t2", "b\t!end 0"]
 
 
-def test_the_first_failure_ends_the_others_and_starts_no_more(tmp_path):
+def test_first_failed_build_ends_the_others(tmp_path):
+    """The first failure ends the builds that run and starts no more."""
     wait = "import pathlib, time; pathlib.Path('there').touch(); time.sleep(600)"
     fail = """
 import pathlib, time
@@ -88,7 +89,7 @@ raise SystemExit(3)
     assert not [line for line in lines if line.startswith(("a\t!end", "c"))]
 
 
-def test_the_first_failure_ends_the_compilers_of_the_others(tmp_path):
+def test_first_failed_build_ends_compilers_of_others(tmp_path):
     """setup.py's own end is not that of the ninja and the compilers it waits for, and these hold its output open."""
     wait = """
 import pathlib, subprocess, sys
@@ -111,13 +112,13 @@ raise SystemExit(3)
         assert not left_of([psutil.Process(int((tmp_path / "pid").read_text()))])
 
 
-def test_what_is_no_text_is_passed_on(tmp_path):
+def test_parallel_build_output_of_invalid_utf8(tmp_path):
     _, lines = run(plan(tmp_path, 1, "import sys; sys.stdout.buffer.write(b'a\\xffb\\n')"))
     assert lines[1] == "a\ta\ufffdb"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM])
-def test_a_signal_ends_builds_and_their_children(tmp_path, signum):
+def test_sigterm_ends_builds_and_their_children(tmp_path, signum):
     """As the kernel sends it when dsrun is killed outright."""
     code = """
 import pathlib, subprocess, sys, time

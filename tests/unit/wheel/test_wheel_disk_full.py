@@ -24,7 +24,7 @@ def packed(folder: Path) -> Path:
     return path
 
 
-def test_a_full_disk_is_not_a_broken_sdist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_unpacking_sdist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RLIMIT_FSIZE stands in for the full disk: the write really fails, with a sibling of ENOSPC."""
     path = packed(tmp_path)
     monkeypatch.setattr(sdist, "FULL", (errno.EFBIG,))

@@ -30,7 +30,8 @@ def made(request=CPU, environ=None, names=("cpu_adam",), cuda_home=None, cache=N
     )
 
 
-def test_every_operation_is_switched_and_only_those_asked_for_are_on():
+def test_ds_build_variables_enable_only_requested_ops():
+    """Every op has its DS_BUILD_* variable set: 1 for those asked for, 0 for all others."""
     env = made(names=("cpu_adam", "async_io"))
     switches = {name: value for name, value in env.items() if name in {op.variable for op in TABLE}}
     assert set(switches) == {op.variable for op in TABLE}
@@ -39,7 +40,7 @@ def test_every_operation_is_switched_and_only_those_asked_for_are_on():
     assert env["DS_BUILD_OPS"] == "0"
 
 
-def test_the_build_is_told_everything_that_it_would_guess():
+def test_build_environment_leaves_nothing_to_guess():
     env = made()
     assert env["DS_ACCELERATOR"] == "cpu"
     assert env["DS_BUILD_STRING"] == "+cputorch2.13.x8664v3"
@@ -53,14 +54,15 @@ def test_the_build_is_told_everything_that_it_would_guess():
     assert "TORCH_CUDA_ARCH_LIST" not in env
 
 
-def test_a_build_for_gpus():
+def test_cuda_build_environment():
     env = made(CUDA, names=("fused_adam",), cuda_home=Path("/cuda"))
     assert (env["CUDA_HOME"], env["TORCH_CUDA_ARCH_LIST"]) == ("/cuda", "8.0;9.0")
     assert env["DS_ACCELERATOR"] == "cuda"
     assert env["DS_NVCC_THREADS"] == "1"
 
 
-def test_what_is_meant_for_other_builds_stays_outside():
+def test_foreign_build_variables_are_dropped():
+    """CFLAGS, MAX_JOBS, CUDA_HOME and the like of the caller do not reach the build."""
     meddling = {
         "CFLAGS": "-march=nocona",
         "CXXFLAGS": "-O0",
@@ -76,7 +78,8 @@ def test_what_is_meant_for_other_builds_stays_outside():
     assert made(environ={"PATH": "/usr/bin", "HOME": "/home/me", **meddling}) == made()
 
 
-def test_a_compiler_cache_is_called_by_us_and_by_nobody_else():
+def test_ccache_only_through_our_wrapper():
+    """The compiler cache is called by dsrun's wrapper; torch must not wrap the compiler again."""
     assert made()["TORCH_NO_COMPILER_WRAPPER"] == "1"
     assert "PYTORCH_NVCC" not in made(CUDA, cuda_home=Path("/cuda"))
     env = made(CUDA, cuda_home=Path("/cuda"), cache=Path("/usr/bin/ccache"))
@@ -85,24 +88,24 @@ def test_a_compiler_cache_is_called_by_us_and_by_nobody_else():
     assert "PYTORCH_NVCC" not in made(CUDA, cuda_home=Path("/cuda"), cache=Path("/usr/bin/sccache"))
 
 
-def test_search_paths_pass_and_are_inputs():
+def test_search_paths_pass_through_and_enter_cache_key():
     environ = {"PATH": "/usr/bin", "CPATH": "/opt/include", "LIBRARY_PATH": "", "CCL_ROOT": "/ccl"}
     assert made(environ=environ)["CPATH"] == "/opt/include"
     assert search_paths(environ) == (("CPATH", "/opt/include"), ("CCL_ROOT", "/ccl"))
 
 
-def test_symbols_stay_in_when_wanted():
+def test_symbols_are_kept_on_request():
     assert made()["LDFLAGS"] == "-Wl,-s"
     assert "LDFLAGS" not in made(replace(CPU, symbols=True))
 
 
-def test_flags_that_are_not_used_are_known():
+def test_unused_compiler_flags_are_reported():
     environ = {"CFLAGS": "-O1", "LDFLAGS": " ", "PATH": "/bin"}
     assert unused_flags(environ) == ["CFLAGS"]
     assert without_flags(environ) == {"PATH": "/bin"}
 
 
-def test_difference():
+def test_environment_difference():
     assert difference({"A": "1", "B": "2", "C": "3"}, {"A": "1", "B": "9", "D": "4"}) == {
         "B": "9",
         "D": "4",

@@ -60,22 +60,23 @@ def look(*texts, codes=None):
         ("g++: error: unrecognized command-line option '-mfoo'", "g++: unrecognized command-line option '-mfoo'"),
     ],
 )  # fmt: skip
-def test_the_first_error_of_a_compiler(line, sentence):
+def test_first_compiler_error(line, sentence):
     found = look(line, "csrc/later.py: a line of no meaning", line.replace("/", "/later/"))
     assert (found.label, found.sentence, found.cause) == ("cpu_adam", sentence, "")
 
 
-def test_a_compilers_error_outweighs_a_linkers_that_came_before():
+def test_compiler_error_outweighs_earlier_linker_error():
     found = look("/usr/bin/ld: cannot find -laio", "a.cpp:1:1: error: real")
     assert found.sentence == "a.cpp:1: real"
 
 
-def test_without_a_compilers_error_pythons_last_one_counts():
+def test_last_python_error_without_compiler_error():
+    """Without a compiler's error the last exception of Python is the reason."""
     found = look("ImportError: first", "torch.cuda.CudaError: the reason")
     assert found.sentence == "torch.cuda.CudaError: the reason"
 
 
-def test_an_assertion_without_words():
+def test_assertion_error_without_message():
     assert look("AssertionError").sentence == "AssertionError: failed"
 
 
@@ -88,11 +89,11 @@ def test_an_assertion_without_words():
         "virtual memory exhausted: Cannot allocate memory",
     ],
 )
-def test_a_compiler_killed_for_memory(line):
+def test_compiler_killed_by_oom(line):
     assert look("a.cpp:1:1: error: before", line).cause == "memory"
 
 
-def test_a_whole_build_that_was_killed():
+def test_build_killed_by_sigkill():
     assert first_failure([("cpu_adam", "running build_ext")], {"cpu_adam": -9}) == Failure(
         label="cpu_adam", where="", what="the build was killed", cause="memory"
     )
@@ -106,11 +107,11 @@ def test_a_whole_build_that_was_killed():
         "ld: final link failed: Disk quota exceeded",
     ],
 )
-def test_a_full_disk_explains_everything_else(line):
+def test_full_disk_outweighs_other_errors(line):
     assert look("a.cpp:1:1: error: before", *line.splitlines()).cause == "disk"
 
 
-def test_nothing_to_see():
+def test_build_log_without_error():
     assert first_failure([("a", line) for line in NOISE], {"a": 1}) is None
 
 
@@ -123,7 +124,7 @@ def test_nothing_to_see():
         "RuntimeError: Error compiling",
     ],
 )
-def test_what_the_builds_say_that_were_ended_is_no_reason(complaint):
+def test_errors_of_cancelled_builds_are_ignored(complaint):
     """The first failure ends the compilers of the others, and only its own build has an exit code."""
     lines = [("a", "RuntimeError: the reason"), ("b", complaint), ("b", "a.cpp:1:1: error: half a file")]
     assert first_failure(lines, {"a": 1, "c": 0}).sentence == "RuntimeError: the reason"

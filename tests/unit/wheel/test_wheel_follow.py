@@ -34,7 +34,8 @@ def followed(text, log=None):
     return [(event.kind, event.label, event.file) for event in seen], log, codes, tracker
 
 
-def test_every_event_is_seen_and_every_line_logged():
+def test_build_events_and_log_are_complete():
+    """Every event is seen and every line logged."""
     text = f"{BEGIN}a\tcopying\n{COMPILED}b\t!begin\n{END}no label\nb\t!end 3\nb\twithout an end"
     seen, log, codes, _ = followed(text)
     assert seen == [
@@ -44,7 +45,7 @@ def test_every_event_is_seen_and_every_line_logged():
     assert codes == {"a": 0, "b": 3}
 
 
-def test_a_file_that_failed_is_not_among_the_compiled():
+def test_failed_file_does_not_count_as_compiled():
     """ninja prints the status line of a command first, and that it failed in the next line."""
     failed = "a\tFAILED: [code=1] one.o \n"
     seen, log, _, tracker = followed(f"{BEGIN}{COMPILED}b\t!begin\n{failed}a\t!end 1\n")
@@ -54,7 +55,8 @@ def test_a_file_that_failed_is_not_among_the_compiled():
     assert tracker.done == 0.5  # a build that has ended takes no more time
 
 
-def test_a_file_is_told_of_before_the_next_line_comes():
+def test_compiled_file_is_reported_at_once():
+    """A compiled file is reported before the next line arrives."""
     read, write = os.pipe()
     seen: queue.Queue[str] = queue.Queue()
     tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
@@ -70,13 +72,13 @@ def test_a_file_is_told_of_before_the_next_line_comes():
             thread.join(60)
 
 
-def test_a_full_disk_does_not_stop_the_reading():
+def test_full_disk_does_not_stop_reading_build_output():
     seen, _, codes, _ = followed(BEGIN + END, Full())
     assert [kind for kind, *_ in seen] == ["begin", "end"]
     assert codes == {"a": 0, "": errno.ENOSPC}
 
 
-def test_what_is_no_text_is_taken_as_far_as_it_is():
+def test_build_output_of_invalid_utf8():
     read, write = os.pipe()
     os.write(write, b"a\t\xff\r\n")
     os.close(write)
@@ -86,7 +88,8 @@ def test_what_is_no_text_is_taken_as_far_as_it_is():
     assert log.getvalue().startswith("a\t\ufffd")
 
 
-def test_a_watcher_that_fails_does_not_keep_the_builds_waiting():
+def test_failing_event_callback_does_not_block_builds():
+    """The pipe is still drained when the callback raises."""
     read, write = os.pipe()
 
     def watch(event, tracker):

@@ -46,7 +46,7 @@ needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="no o
 
 
 @needs_gcc
-def test_a_wheel_tells_what_it_is(tmp_path):
+def test_wheel_report_fields(tmp_path):
     library = compiled(tmp_path / "c", PLAIN)
     path = make_wheel(tmp_path, {ADAM: library, NOTE: built_note(["cpu_adam"], "cuda", "2.13", "13.0")})
     report = read_wheel(path)
@@ -61,20 +61,20 @@ def test_a_wheel_tells_what_it_is(tmp_path):
 
 
 @needs_gcc
-def test_gpu_code_in_a_library_of_a_wheel(tmp_path):
+def test_sass_and_ptx_in_wheel_library(tmp_path):
     section = container(entry(SASS, 80), entry(SASS, 90)) + container(entry(PTX, 90, version=(8, 7)))
     library = compiled(tmp_path / "c", PLAIN, section=section)
     (only,) = read_wheel(make_wheel(tmp_path, {"deepspeed/ops/utils_op.so": library})).libraries
     assert (only.op, only.sass, only.ptx, only.ptx_isa) == ("utils", ("8.0", "9.0"), ("9.0",), "8.7")
 
 
-def test_a_wheel_without_operations(tmp_path):
+def test_wheel_without_ops(tmp_path):
     report = read_wheel(make_wheel(tmp_path, {"deepspeed/__init__.py": ""}, tag="py3-none-any"))
     assert (report.torch, report.cuda, report.accelerator) == (None, None, None)
     assert (report.installed_ops, report.libraries, report.platform) == ((), (), "any")
 
 
-def test_the_build_note_is_read_and_never_run(tmp_path):
+def test_build_note_is_parsed_and_never_executed(tmp_path):
     note = built_note(["cpu_adam"]) + f"open({str(tmp_path / 'ran')!r}, 'w')\nlater = open\n"
     report = read_wheel(make_wheel(tmp_path, {NOTE: note}))
     assert not (tmp_path / "ran").exists()
@@ -82,7 +82,7 @@ def test_the_build_note_is_read_and_never_run(tmp_path):
 
 
 @pytest.mark.parametrize("note", ["torch_info = 7\ninstalled_ops = [1]\n", "(" * 400, "version = \n", ""])
-def test_a_build_note_that_makes_no_sense(tmp_path, note):
+def test_malformed_build_note(tmp_path, note):
     report = read_wheel(make_wheel(tmp_path, {NOTE: note}))
     assert (report.torch, report.accelerator, report.installed_ops) == (None, None, ())
 
@@ -97,7 +97,7 @@ def test_a_build_note_that_makes_no_sense(tmp_path, note):
         ("deepspeed.libs/libaio-1.so.1", None),
     ],
 )
-def test_the_operation_of_a_library(path, op):
+def test_op_name_from_library_path(path, op):
     assert op_of(path) == op
 
 
@@ -105,7 +105,7 @@ def test_the_operation_of_a_library(path, op):
 
 
 @needs_gcc
-def test_what_a_library_needs(tmp_path):
+def test_library_needed_and_glibc_version(tmp_path):
     source = '#include <math.h>\n#include <stdio.h>\ndouble f(double x) { printf("x"); return exp(x); }'
     binary = read_binary(compiled(tmp_path, source, "-lm"), "tiny.so")
     assert binary.needed == ("libm.so.6", "libc.so.6")
@@ -117,7 +117,7 @@ def test_what_a_library_needs(tmp_path):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize(("flag", "new"), [("1", True), ("0", False)])
-def test_the_cpp_abi_from_symbols(tmp_path, flag, new):
+def test_cxx11_abi_from_symbols(tmp_path, flag, new):
     source = tmp_path / "s.cpp"
     source.write_text(
         '#include <string>\nvoid take(const std::string &);\nvoid give() { take(std::string("x")); }'
@@ -144,7 +144,7 @@ def test_the_cpp_abi_from_symbols(tmp_path, flag, new):
         (CHOICE, ["-march=icelake-server"], "x86-64-v4"),
     ],
 )
-def test_the_processor_from_instructions(tmp_path, source, flags, level):
+def test_cpu_level_from_instructions(tmp_path, source, flags, level):
     library = compiled(tmp_path, source, "-O3", *flags)
     subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
     assert read_binary(library, "tiny.so").cpu_level == level
@@ -152,7 +152,8 @@ def test_the_processor_from_instructions(tmp_path, source, flags, level):
 
 @needs_gcc
 @needs_objdump
-def test_avx512_of_a_single_function_is_found_whatever_march_says(tmp_path):
+def test_avx512_in_single_function_is_found(tmp_path):
+    """AVX-512 in a single function is found whatever -march says."""
     source = f'__attribute__((target("avx512bw"))) {SUMS}'
     library = compiled(tmp_path, source, "-O3", "-g", "-march=x86-64", "-mprefer-vector-width=512")
     assert read_binary(library, "tiny.so").cpu_level == "x86-64-v4"
@@ -167,7 +168,8 @@ def test_avx512_of_a_single_function_is_found_whatever_march_says(tmp_path):
         (["-march=haswell"], None),
     ],
 )
-def test_without_objdump_the_debug_information_tells_or_nothing_does(tmp_path, monkeypatch, flags, level):
+def test_cpu_level_from_debug_info_without_objdump(tmp_path, monkeypatch, flags, level):
+    """Without objdump the debug information gives the level, or nothing does."""
     library = compiled(tmp_path, SUMS, "-O3", *flags)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_binary(library, "tiny.so").cpu_level == level
@@ -175,14 +177,15 @@ def test_without_objdump_the_debug_information_tells_or_nothing_does(tmp_path, m
 
 @needs_gcc
 @pytest.mark.parametrize("content", [b"not elf at all", b"\x7fELF", b"\x7fELF" + b"\x02\x01" + b"\xff" * 90])
-def test_a_library_that_is_none(tmp_path, content):
+def test_library_that_is_not_elf(tmp_path, content):
     path = make_wheel(tmp_path, {"deepspeed/ops/utils_op.so": content})
     with pytest.raises(UsageError, match=r"deepspeed/ops/utils_op\.so: not a readable ELF library"):
         read_wheel(path)
 
 
 @needs_gcc
-def test_damaged_libraries_end_in_one_line_wherever_the_damage_is(tmp_path):
+def test_damaged_library_is_one_line_error(tmp_path):
+    """A damaged or truncated library ends in one line, wherever the damage is."""
     whole = compiled(tmp_path / "c", PLAIN, section=container(entry(SASS, 80))).read_bytes()
     spoilt = tmp_path / "spoilt.so"
     for at in range(16, len(whole), max(1, len(whole) // 60)):
@@ -193,7 +196,7 @@ def test_damaged_libraries_end_in_one_line_wherever_the_damage_is(tmp_path):
 
 
 @needs_gcc
-def test_a_section_beyond_every_file_is_damage(tmp_path):
+def test_elf_section_offset_beyond_file(tmp_path):
     """Such an offset cannot even be looked for: the system call fails."""
     library = compiled(tmp_path, PLAIN)
     whole = bytearray(library.read_bytes())
@@ -215,7 +218,7 @@ def read_or_refuse(library):
 
 
 @needs_gcc
-def test_damaged_gpu_code_is_said_to_be_that(tmp_path):
+def test_damaged_gpu_code_message(tmp_path):
     library = compiled(tmp_path / "c", PLAIN, section=container(entry(SASS, 80))[:-3])
     with pytest.raises(UsageError, match="its GPU code is damaged"):
         read_binary(library, "utils_op.so")
@@ -244,16 +247,16 @@ def test_damaged_gpu_code_is_said_to_be_that(tmp_path):
         ("\ttdpbf16ps %tmm0,%tmm1,%tmm2", "x86-64+amx_tile"),
     ],
 )
-def test_the_level_of_an_instruction(line, level):
+def test_cpu_level_of_instruction(line, level):
     assert level_of_code([f"  401000:{line}\n".encode()]) == level
 
 
-def test_the_highest_of_all_blocks_counts():
+def test_highest_cpu_level_of_blocks_counts():
     blocks = [b"\tvaddps %zmm1,%zmm0,%zmm0\n", b"\tnop\n", b"\tvpopcntd %zmm1,%zmm0\n"]
     assert level_of_code(blocks) == "x86-64-v4+avx512_vpopcntdq"
 
 
-def test_levels_of_flags_and_notes():
+def test_cpu_level_from_flags_and_notes():
     assert level_of_flags("GNU C17 -march=x86-64-v3 -O2") == "x86-64-v3"
     assert level_of_flags("GNU C17 -march=rv64gc") is None
     assert level_of_isa(0b0111) == "x86-64-v3"
@@ -263,7 +266,7 @@ def test_levels_of_flags_and_notes():
     assert split_level("x86-64-v4+avx512_bf16") == (3, frozenset({"avx512_bf16"}))
 
 
-def test_what_a_processor_lacks():
+def test_missing_cpu_features():
     nehalem = ["sse2", "cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
     haswell = [*nehalem, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"]
     assert lacking("x86-64-v3", haswell) == ()

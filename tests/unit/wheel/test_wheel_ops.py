@@ -63,7 +63,7 @@ def names(ops):
     return [op.name for op in ops]
 
 
-def test_the_table_is_what_the_installed_deepspeed_declares(upstream):
+def test_op_table_matches_installed_deepspeed(upstream):
     kind, version, rows = upstream
     table = {op.name: op for op in op_table(version) if kind in op.accelerators}
     assert set(table) == set(rows)
@@ -74,7 +74,7 @@ def test_the_table_is_what_the_installed_deepspeed_declares(upstream):
         assert (op.lowest, op.filters_archs) == (row["lowest"], row["lowest"] is not None)
 
 
-def test_every_row_is_whole():
+def test_op_table_rows_are_complete():
     seen = set()
     for op in all_ops():
         assert set(op.needs) <= set(needs()), op.name
@@ -86,13 +86,13 @@ def test_every_row_is_whole():
 
 
 @pytest.mark.parametrize("version", ["0.19.5", "0.19.6", "0.19.7", "0.19.8"])
-def test_one_row_for_each_name_version_and_accelerator(version):
+def test_op_table_has_one_row_per_name_and_accelerator(version):
     for kind in ("cpu", "cuda"):
         found = [op.name for op in op_table(version) if kind in op.accelerators]
         assert len(found) == len(set(found))
 
 
-def test_older_versions_have_other_operations():
+def test_op_table_by_deepspeed_version():
     assert "sparse_attn" in names(op_table("0.19.6"))
     assert "sparse_attn" not in names(op_table("0.19.7"))
     cpu = [op.name for op in op_table("0.19.7") if "cpu" in op.accelerators]
@@ -100,7 +100,7 @@ def test_older_versions_have_other_operations():
     assert "cpu_lion" in names(op_table("0.19.8.dev1+g12"))
 
 
-def test_the_default_is_what_fine_tuning_uses():
+def test_default_ops():
     cuda, notices = choose_ops(None, "cuda", available=everything)
     assert set(names(cuda)) == {
         "cpu_adam", "cpu_adagrad", "cpu_lion", "fused_adam", "fused_lamb", "fused_lion", "utils", "pin_memory",
@@ -114,7 +114,7 @@ def test_the_default_is_what_fine_tuning_uses():
     assert {op.code for op in cpu} == {"host"}
 
 
-def test_without_libaio_the_default_says_what_it_leaves_out():
+def test_default_ops_without_libaio_gives_notice():
     ops, notices = choose_ops(None, "cpu", available=nothing)
     assert "async_io" not in names(ops)
     (notice,) = notices
@@ -122,7 +122,8 @@ def test_without_libaio_the_default_says_what_it_leaves_out():
     assert way_to_install("libaio") in notice
 
 
-def test_a_default_operation_that_needs_cuda_is_never_left_out():
+def test_default_cuda_op_is_never_left_out():
+    """A default op whose CUDA libraries are missing is an error, never left out."""
     ops, _ = choose_ops(None, "cuda", available=nothing)
     assert "fused_adam" in names(ops)
     (finding,) = missing(ops, nothing, cuda="13.0", environ={})
@@ -131,7 +132,7 @@ def test_a_default_operation_that_needs_cuda_is_never_left_out():
     assert finding.fix == "pip install 'cuda-toolkit[cublas,cudart,cusolver,cusparse]==13.0.*'"
 
 
-def test_all_names_the_reason_for_each_it_leaves_out():
+def test_ops_all_gives_reason_for_each_left_out():
     ops, notices = choose_ops("all", "cuda", available=lambda need: need != "deepspeed-kernels")
     left = {op.name for op in op_table() if "cuda" in op.accelerators} - set(names(ops))
     assert left == {"fp_quantizer", "ragged_device_ops", "cutlass_ops"}
@@ -139,7 +140,8 @@ def test_all_names_the_reason_for_each_it_leaves_out():
         assert any(name in notice for notice in notices)
 
 
-def test_asked_for_by_name_it_stays_and_is_missing():
+def test_named_op_with_missing_need_is_an_error():
+    """An op asked for by name stays in the list, and what it lacks is an error."""
     ops, notices = choose_ops("async_io", "cpu", available=nothing)
     assert names(ops) == ["pin_memory", "async_io"]
     assert any("pin_memory" in notice for notice in notices)
@@ -152,18 +154,18 @@ def test_asked_for_by_name_it_stays_and_is_missing():
 @pytest.mark.parametrize(
     "text", ["DS_BUILD_SHM_COMM", "shm_comm", "deepspeed_shm_comm", "shm-comm", " SHM_COMM "]
 )
-def test_names_in_other_words(text):
+def test_op_name_spellings(text):
     assert names(choose_ops(text, "cpu", available=everything)[0]) == ["deepspeed_shm_comm"]
 
 
-def test_words_mix_and_one_can_be_taken_out():
+def test_op_groups_names_and_exclusions_mix():
     ops, notices = choose_ops("default,-async_io,random_ltd", "cuda", available=lambda need: need != "libaio")
     assert "async_io" not in names(ops)
     assert "random_ltd" in names(ops)
     assert notices == ()
 
 
-def test_named_beside_a_group_it_is_not_called_left_out():
+def test_named_op_beside_group_is_not_left_out():
     ops, notices = choose_ops("default,async_io", "cpu", available=nothing)
     assert "async_io" in names(ops)
     assert not any("left out" in notice for notice in notices)
@@ -181,23 +183,24 @@ def test_named_beside_a_group_it_is_not_called_left_out():
         ("fused_adam,-fused_adam", "cuda", "leaves no operation"),
     ],
 )
-def test_refused(text, kind, words):
+def test_invalid_ops_are_refused(text, kind, words):
     with pytest.raises(UsageError, match=words):
         choose_ops(text, kind, available=everything)
 
 
-def test_what_came_later():
+def test_op_of_later_deepspeed_is_refused():
     with pytest.raises(UsageError, match=r"came with 0\.19\.8"):
         choose_ops("cpu_lion", "cpu", available=everything, version="0.19.7")
 
 
-def test_a_patched_tree_may_have_mended_it():
+def test_broken_op_is_allowed_in_patched_tree():
+    """A patched tree may have fixed an op that is broken in the release."""
     assert names(choose_ops("fp_quantizer", "cuda", available=everything, patched=True)[0]) == [
         "fp_quantizer"
     ]
 
 
-def test_flags_of_one_link():
+def test_link_flags_per_op():
     cpu, _ = choose_ops("cpu_adam,async_io,ccl_comm", "cpu", available=everything)
     assert links(cpu, {"CCL_ROOT": "/opt/ccl"}) == {
         "async_io_op": ((), ("-laio",)),
@@ -205,7 +208,7 @@ def test_flags_of_one_link():
     }
 
 
-def test_a_need_is_proved_by_compiling(tmp_path):
+def test_need_is_probed_by_compiling(tmp_path):
     """A header that is there but does not compile does not count, and neither does a library of that name."""
     cxx = find_cxx(os.environ)
     home = tmp_path / "cuda"
@@ -228,7 +231,7 @@ def test_a_need_is_proved_by_compiling(tmp_path):
     assert available()
 
 
-def test_a_module_proves_a_need(tmp_path, monkeypatch):
+def test_need_is_probed_by_python_module(tmp_path, monkeypatch):
     probe = Probe(cxx=find_cxx(os.environ), home=None, python=sys.executable)
     assert not probe.available("deepspeed-kernels")
     (tmp_path / "dskernels.py").write_text("")
@@ -237,7 +240,7 @@ def test_a_module_proves_a_need(tmp_path, monkeypatch):
     assert Probe(cxx=find_cxx(os.environ), home=None, python=sys.executable).available("deepspeed-kernels")
 
 
-def test_oneccl_counts_only_with_its_variable(tmp_path):
+def test_oneccl_needs_ccl_root(tmp_path):
     header = tmp_path / "include/oneapi/ccl.hpp"
     header.parent.mkdir(parents=True)
     header.write_text("\n")
@@ -259,7 +262,7 @@ def test_oneccl_counts_only_with_its_variable(tmp_path):
         ([], {}, "install libaio's header and library"),
     ],
 )
-def test_the_command_is_of_this_machines_package_manager(tmp_path, managers, environ, command):
+def test_install_command_of_package_manager(tmp_path, managers, environ, command):
     for name in managers:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -267,13 +270,13 @@ def test_the_command_is_of_this_machines_package_manager(tmp_path, managers, env
     assert said.removeprefix("sudo ") == command
 
 
-def test_every_need_says_how_to_get_it():
+def test_every_need_has_install_command():
     for name in needs():
         assert way_to_install(name, cuda="12.8", environ={"PATH": ""})
         assert "{" not in way_to_install(name, cuda="12.8", environ={"PATH": ""})
 
 
-def test_nothing_heavy_is_imported_for_it():
+def test_op_table_imports_no_torch():
     code = "import sys, dsrun.wheel.ops as o; o.op_table(); print([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

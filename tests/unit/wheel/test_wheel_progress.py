@@ -41,11 +41,11 @@ NVCC = (
         ("", None),
     ],
 )
-def test_lines(text, event):
+def test_parse_build_output_lines(text, event):
     assert parse_line("L", text) == event
 
 
-def test_a_line_of_the_conductor():
+def test_split_labelled_line():
     assert split_line("cpu_adam\tg++\t-c\n") == ("cpu_adam", "g++\t-c")
 
 
@@ -58,7 +58,8 @@ def track(tracker, steps):
         tracker.note(event, now)
 
 
-def test_the_time_left_is_what_the_rest_takes_at_the_speed_so_far():
+def test_time_left_from_speed_so_far():
+    """The time left is what the rest takes at the speed so far."""
     tracker = Tracker(weights={"a": 1.0, "b": 3.0}, libraries={"a": 1, "b": 1})
     begin, library, half, end = events(
         "!begin", "building 'x.a_op' extension", "[1/2] g++ -c a.cpp", "!end 0"
@@ -75,7 +76,7 @@ def test_the_time_left_is_what_the_rest_takes_at_the_speed_so_far():
     assert tracker.seconds() == {"a": 20.0}
 
 
-def test_a_build_of_several_libraries_advances_through_them():
+def test_progress_through_several_libraries():
     tracker = Tracker(weights={"a": 1.0}, libraries={"a": 2})
     lines = [
         ("!begin", 0.0),
@@ -92,7 +93,8 @@ def test_a_build_of_several_libraries_advances_through_them():
         assert tracker.done == pytest.approx(done), text
 
 
-def test_more_libraries_than_expected_do_not_go_beyond_the_whole():
+def test_progress_never_exceeds_one():
+    """More libraries than expected do not take the progress beyond the whole."""
     tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
     for event in events("!begin", *["building 'x.y_op' extension", "[1/1] g++ -c a.cpp"] * 2):
         tracker.note(event, 1.0)
@@ -104,11 +106,11 @@ def test_more_libraries_than_expected_do_not_go_beyond_the_whole():
     ("seconds", "words"),
     [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (3725, "1 h 02 min")],
 )
-def test_durations(seconds, words):
+def test_duration_as_text(seconds, words):
     assert duration(seconds) == words
 
 
-def test_plain_lines():
+def test_progress_lines_without_terminal():
     tracker = Tracker(weights={"a": 1.0, "b": 1.0}, libraries={"a": 1, "b": 1})
     said = []
     steps = [

@@ -43,19 +43,19 @@ OTHER = {
 }
 
 
-def test_the_same_inputs_have_the_same_key():
+def test_cache_key_is_equal_for_equal_inputs():
     assert replace(CUDA).key == CUDA.key
     assert len(CUDA.key) == 20
     assert int(CUDA.key, 16) >= 0
 
 
-def test_the_key_stays_what_it_is():
+def test_cache_key_is_stable():
     """A change means that every stored wheel is built again: raise RECIPE when that is wanted."""
     assert (CPU.key, CUDA.key) == ("37ac7408453a7a7721e3", "6023e37405f9ea847f90")
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Request)])
-def test_every_input_is_in_the_key(name):
+def test_cache_key_depends_on_every_input(name):
     assert replace(CUDA, **{name: OTHER[name]}).key != CUDA.key
 
 
@@ -76,7 +76,7 @@ def test_every_input_is_in_the_key(name):
         (replace(CPU, label="git.01234567"), "cputorch2.13.x8664v3.git.1234567"),
     ],
 )
-def test_local_version(request_, local):
+def test_wheel_local_version(request_, local):
     assert request_.local_version == local
     # As packaging normalises it, or the file's name would say something else than the version that was asked for.
     assert str(Version(f"0.19.8+{local}")) == f"0.19.8+{local}"
@@ -84,7 +84,7 @@ def test_local_version(request_, local):
     assert version.local == local
 
 
-def test_as_dict_is_plain_json():
+def test_request_as_dict_is_plain_json():
     given = replace(CUDA, environment=(("CPATH", "/opt/include"),)).as_dict()
     assert given["ops"] == ["cpu_adam", "cpu_lion"]
     assert given["environment"] == {"CPATH": "/opt/include"}

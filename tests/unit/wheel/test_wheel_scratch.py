@@ -30,7 +30,8 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_same_request_has_the_same_folder_and_leaves_nothing(temporary):
+def test_build_directory_of_request_is_removed(temporary):
+    """The same request has the same build directory, and nothing of it is left."""
     with build_folder(KEY) as folder:
         assert folder == usual_folder(KEY) == temporary / f"dsrun-wheel-{KEY}"
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -38,13 +39,14 @@ def test_the_same_request_has_the_same_folder_and_leaves_nothing(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_it_is_removed_when_the_build_fails(temporary):
+def test_build_directory_is_removed_on_failure(temporary):
     with pytest.raises(KeyboardInterrupt), build_folder(KEY):
         raise KeyboardInterrupt
     assert list(temporary.iterdir()) == []
 
 
-def test_kept_when_asked_and_empty_the_next_time(temporary):
+def test_build_directory_keep_and_reuse(temporary):
+    """Kept when asked to, and empty the next time."""
     with build_folder(KEY, keep=True) as folder:
         (folder / "trees").mkdir()
         (folder / "link").symlink_to("/nowhere")
@@ -54,7 +56,7 @@ def test_kept_when_asked_and_empty_the_next_time(temporary):
         assert list(again.iterdir()) == []
 
 
-def test_a_build_that_runs_is_left_alone(temporary):
+def test_build_directory_in_use_is_left_alone(temporary):
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(temporary), KEY],
         stdin=subprocess.PIPE,
@@ -73,7 +75,8 @@ def test_a_build_that_runs_is_left_alone(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_somebodys_link_or_open_folder_is_not_used(temporary):
+def test_build_directory_refuses_symlink_and_open_mode(temporary):
+    """A symlink, or a folder others may write, is not used as the build directory."""
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").touch()
@@ -88,6 +91,6 @@ def test_somebodys_link_or_open_folder_is_not_used(temporary):
     assert (elsewhere / "precious").exists()
 
 
-def test_a_temporary_folder_that_needs_quotes_is_passed_over(temporary, monkeypatch):
+def test_build_directory_avoids_tmpdir_with_spaces(temporary, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "two words"))
     assert usual_folder(KEY) == Path(f"/tmp/dsrun-wheel-{KEY}")

@@ -57,7 +57,7 @@ def index(tmp_path, monkeypatch):
 # --- releases --------------------------------------------------------------------------------------------
 
 
-def test_the_default_is_known_without_fetching():
+def test_default_source_is_identified_offline():
     identity = identify_source(None)
     assert (identity.kind, identity.version, identity.label) == ("sdist", LOCKED, "")
     assert identity.digest == f"sha256:{read_lock().sdists[LOCKED]}"
@@ -65,13 +65,13 @@ def test_the_default_is_known_without_fetching():
         assert identify_source(text) == identity
 
 
-def test_the_lock_holds_hashes():
+def test_source_lock_holds_sha256():
     lock = read_lock()
     assert lock.default in lock.sdists
     assert all(len(value) == 64 and int(value, 16) for value in lock.sdists.values())
 
 
-def test_a_version_without_a_hash_is_refused():
+def test_version_without_hash_is_refused():
     with pytest.raises(
         UsageError, match=r"no hash for DeepSpeed 0\.19\.88.*did you mean 0\.19\.8.*#sha256=HEX"
     ):
@@ -82,7 +82,7 @@ def test_a_version_without_a_hash_is_refused():
         identify_source(f"{LOCKED}#sha256=" + "ab" * 32)
 
 
-def test_a_file_with_the_wrong_hash_is_never_run(index, tmp_path):
+def test_sdist_with_wrong_hash_is_never_run(index, tmp_path):
     archive(index / f"deepspeed-{LOCKED}.tar.gz", content(LOCKED))
     with pytest.raises(ToolError, match=r"nothing of it was run") as raised:
         resolve_source(LOCKED, tmp_path / "into", cache=tmp_path / "cache")
@@ -94,7 +94,7 @@ def test_a_file_with_the_wrong_hash_is_never_run(index, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_release_is_fetched_verified_and_kept(index, tmp_path):
+def test_sdist_is_fetched_verified_and_cached(index, tmp_path):
     path = archive(index / "deepspeed-9.1.0.tar.gz", content("9.1.0"))
     text = f"9.1.0#sha256={sha256(path)}"
     source = resolve_source(text, tmp_path / "into", cache=tmp_path / "cache")
@@ -113,20 +113,20 @@ def test_a_release_is_fetched_verified_and_kept(index, tmp_path):
         resolve_source(text, tmp_path / "third", cache=tmp_path / "cache")
 
 
-def test_without_a_cache_nothing_is_kept(index, tmp_path):
+def test_sdist_without_cache_is_not_kept(index, tmp_path):
     path = archive(index / "deepspeed-9.1.0.tar.gz", content("9.1.0"))
     resolve_source(f"9.1.0#sha256={sha256(path)}", tmp_path / "into")
     assert [entry.name for entry in (tmp_path / "into").iterdir()] == ["deepspeed"]
 
 
-def test_pip_finds_nothing(index, tmp_path):
+def test_sdist_not_found_by_pip(index, tmp_path):
     with pytest.raises(ToolError, match=rf"could not fetch the sources of DeepSpeed {LOCKED}") as raised:
         resolve_source(LOCKED, tmp_path / "into")
     assert f"deepspeed-{LOCKED}.tar.gz" in raised.value.fix
     assert list((tmp_path / "into").iterdir()) == []
 
 
-def test_an_environment_without_pip(tmp_path):
+def test_environment_without_pip(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     with pytest.raises(MissingError, match="pip is not installed"):
         fetch_sdist(LOCKED, "ab" * 32, tmp_path / "into", python=str(tmp_path / "env/bin/python"))
@@ -135,13 +135,14 @@ def test_an_environment_without_pip(tmp_path):
 # --- files -----------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_calls_itself_a_locked_release_must_be_it(tmp_path):
+def test_sdist_file_named_as_release_must_match_lock(tmp_path):
+    """A file that bears the name of a locked release must have its hash."""
     path = archive(tmp_path / f"deepspeed-{LOCKED}.tar.gz", content(LOCKED))
     with pytest.raises(UsageError, match=rf"is not DeepSpeed {LOCKED}: its SHA-256 is {sha256(path)}"):
         identify_source(str(path))
 
 
-def test_a_file_of_another_name_is_a_patched_one(tmp_path):
+def test_sdist_file_of_other_name_is_patched(tmp_path):
     path = archive(tmp_path / "mine.tar.gz", content(LOCKED))
     source = resolve_source(str(path), tmp_path / "into")
     assert (source.version, source.label) == (LOCKED, f"patched.{sha256(path)[:8]}")
@@ -178,7 +179,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_archives_leave_nothing(tmp_path, name):
+def test_hostile_sdist_leaves_nothing(tmp_path, name):
     files, more = HOSTILE[name]
     path = archive(tmp_path / "x/sdist.tar.gz", files, *more)
     with pytest.raises(UsageError) as raised:
@@ -189,7 +190,7 @@ def test_hostile_archives_leave_nothing(tmp_path, name):
     assert not Path("/tmp/dsrun-evil").exists()
 
 
-def test_a_bomb_is_not_unpacked(tmp_path):
+def test_sdist_bomb_is_not_unpacked(tmp_path):
     """One megabyte that would become a gigabyte; a header that only claims a terabyte; a header of a gigabyte."""
     member = tarfile.TarInfo("deepspeed-1.0.0/zeros")
     member.size = 1 << 30
@@ -212,7 +213,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
             identify_source(str(path))
 
 
-def test_truncated_and_foreign_files(tmp_path):
+def test_truncated_and_foreign_sdists(tmp_path):
     whole = archive(
         tmp_path / "whole.tar.gz", {**GOOD, "deepspeed-1.0.0/noise": os.urandom(100_000)}
     ).read_bytes()
@@ -228,7 +229,7 @@ def test_truncated_and_foreign_files(tmp_path):
             resolve_source(str(path), tmp_path / "into")
 
 
-def test_an_sdist_of_no_version(tmp_path):
+def test_sdist_without_valid_version(tmp_path):
     path = archive(tmp_path / "odd.tar.gz", {**GOOD, "deepspeed-1.0.0/version.txt": b"abc"})
     with pytest.raises(
         UsageError, match=r"odd\.tar\.gz: version\.txt says 'abc', which is no version of a release"
@@ -236,14 +237,14 @@ def test_an_sdist_of_no_version(tmp_path):
         identify_source(str(path))
 
 
-def test_what_is_nothing_at_all(tmp_path):
+def test_source_neither_version_nor_path(tmp_path):
     with pytest.raises(UsageError, match="neither a version nor a file or folder"):
         identify_source(str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="not a source tree of DeepSpeed: it has no setup"):
         identify_source(str(tmp_path))
 
 
-def test_addresses():
+def test_git_source_urls():
     remote = parse_remote("git+ssh://git@host/owner/name.git@feature/x")
     assert (remote.url, remote.ref) == ("ssh://git@host/owner/name.git", "feature/x")
     assert parse_remote("git+https://host/o/n").ref == "HEAD"
@@ -261,12 +262,12 @@ def test_addresses():
     "text",
     ["git+", "#sha256=", "1.2#sha256=zz", "~nobody/x", "\x00", "a" * 5000, "git+x\ny", "git+https://[::1"],
 )
-def test_nonsense_is_one_line(text):
+def test_malformed_source_is_one_line_error(text):
     with pytest.raises(UsageError) as raised:
         identify_source(text)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "  ", None])
-def test_nothing_is_the_default(text):
+def test_empty_source_is_the_default(text):
     assert identify_source(text).version == LOCKED

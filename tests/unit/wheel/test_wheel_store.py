@@ -49,7 +49,7 @@ def nothing_else(store):
     return sorted(path.name for path in store.root.iterdir() if path.suffix != ".lock")
 
 
-def test_what_was_published_is_found(store):
+def test_published_wheel_is_found_in_cache(store):
     assert store.find(KEY) is None
     entry = put(store)
     found = store.find(KEY)
@@ -60,7 +60,7 @@ def test_what_was_published_is_found(store):
     assert nothing_else(store) == [KEY]
 
 
-def test_publishing_again_replaces_the_entry(store):
+def test_publishing_again_replaces_cache_entry(store):
     put(store)
     entry = put(store, content=b"another wheel")
     assert entry.wheel.read_bytes() == b"another wheel"
@@ -68,7 +68,7 @@ def test_publishing_again_replaces_the_entry(store):
     assert nothing_else(store) == [KEY]
 
 
-def test_a_build_that_fails_leaves_nothing(store):
+def test_failed_build_leaves_nothing_in_cache(store):
     def fail():
         with store.exclusive(KEY, lambda: None), store.staging(KEY) as staged:
             fill(staged)
@@ -80,14 +80,14 @@ def test_a_build_that_fails_leaves_nothing(store):
     assert nothing_else(store) == []
 
 
-def test_leftovers_of_a_killed_build_are_removed(store):
+def test_leftovers_of_killed_build_are_removed(store):
     (store.root / f".{KEY}.4242").mkdir(parents=True)
     (store.root / f".{KEY}.4242" / "half").touch()
     put(store)
     assert nothing_else(store) == [KEY]
 
 
-def test_a_wheel_that_is_not_what_its_record_says_is_not_published(store):
+def test_wheel_that_differs_from_record_is_not_published(store):
     with store.exclusive(KEY, lambda: None), store.staging(KEY) as staged:
         fill(staged)
         (staged / NAME).write_bytes(b"bent")
@@ -143,14 +143,14 @@ def unreadable_wheel(entry):
         (change_record, "WHEEL.json is missing or unreadable"),
     ],
 )
-def test_a_damaged_entry_is_none_and_says_why(store, harm, said):
+def test_damaged_cache_entry_is_ignored_with_reason(store, harm, said):
     harm(put(store))
     heard = []
     assert store.find(KEY, heard.append) is None
     assert heard == [said]
 
 
-def test_a_record_cannot_name_a_file_elsewhere(store, tmp_path):
+def test_cache_record_cannot_name_outside_file(store, tmp_path):
     (tmp_path / "other.whl").write_bytes(b"x")
     entry = put(store)
     record = {"version": 1, "wheel": "../../other.whl", "sha256": sha256_of(tmp_path / "other.whl")}
@@ -158,7 +158,7 @@ def test_a_record_cannot_name_a_file_elsewhere(store, tmp_path):
     assert store.find(KEY) is None
 
 
-def test_a_second_builder_waits_until_the_first_is_dead(store):
+def test_cache_lock_is_released_when_builder_is_killed(store):
     """Killed without a chance to clean up: its lock goes with it."""
     first = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(store.root), KEY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -178,13 +178,13 @@ def test_a_second_builder_waits_until_the_first_is_dead(store):
         first.communicate()
 
 
-def test_other_keys_are_not_held_up(store):
+def test_cache_lock_does_not_block_other_keys(store):
     with store.exclusive(KEY, lambda: None):
         put(store, key="f" * 20)
     assert store.find("f" * 20) is not None
 
 
-def test_a_store_that_cannot_be_written(tmp_path):
+def test_unwritable_cache(tmp_path):
     (tmp_path / "wheels").write_text("a file")
     with (
         pytest.raises(MissingError, match="cannot be written") as failure,
@@ -194,7 +194,7 @@ def test_a_store_that_cannot_be_written(tmp_path):
     assert "DSRUN_CACHE" in failure.value.fix
 
 
-def test_a_copy_has_its_record_and_log_beside_it(store, tmp_path):
+def test_copied_wheel_has_record_and_log(store, tmp_path):
     entry = put(store)
     wheel = copy_out(entry, tmp_path / "out" / "here")
     assert wheel == tmp_path / "out" / "here" / NAME
@@ -202,13 +202,14 @@ def test_a_copy_has_its_record_and_log_beside_it(store, tmp_path):
     assert copy_out(entry, wheel.parent) == wheel
 
 
-def test_a_copy_is_not_the_stored_file(store, tmp_path):
+def test_copied_wheel_is_not_the_cached_file(store, tmp_path):
+    """Editing the copy leaves the cached wheel whole."""
     entry = put(store)
     copy_out(entry, tmp_path / "out").write_bytes(b"edited")
     assert store.find(KEY) is not None
 
 
-def test_another_file_of_that_name_is_kept(store, tmp_path):
+def test_copy_keeps_other_file_of_same_name(store, tmp_path):
     entry = put(store)
     wheel = copy_out(entry, tmp_path / "out")
     wheel.write_bytes(b"precious")
@@ -219,7 +220,7 @@ def test_another_file_of_that_name_is_kept(store, tmp_path):
     assert wheel.read_bytes() == b"a wheel"
 
 
-def test_a_link_is_replaced_and_not_what_it_points_to(store, tmp_path):
+def test_copy_replaces_symlink_and_not_its_target(store, tmp_path):
     """--force is about what is in the folder; the file elsewhere may be anybody's."""
     entry = put(store)
     precious, wheel = tmp_path / "precious", tmp_path / "out" / NAME
@@ -232,7 +233,7 @@ def test_a_link_is_replaced_and_not_what_it_points_to(store, tmp_path):
     assert (wheel.is_symlink(), wheel.read_bytes(), precious.read_bytes()) == (False, b"a wheel", b"precious")
 
 
-def test_the_record_of_another_wheel_is_kept(store, tmp_path):
+def test_copy_keeps_record_of_other_wheel(store, tmp_path):
     copy_out(put(store), tmp_path / "out")
     other = put(store, key="f" * 20, name=NAME.replace("v3", "v4"))
     with pytest.raises(UsageError, match="describes"):
@@ -243,13 +244,13 @@ def test_the_record_of_another_wheel_is_kept(store, tmp_path):
     assert other.wheel.name in (tmp_path / "out" / RECORD_NAME).read_text()
 
 
-def test_a_place_that_cannot_be_written(store, tmp_path):
+def test_copy_to_unwritable_folder(store, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write"):
         copy_out(put(store), tmp_path / "file" / "out")
 
 
-def test_the_store_may_be_moved(store, tmp_path):
+def test_moved_cache_still_works(store, tmp_path):
     put(store)
     shutil.move(store.root, tmp_path / "elsewhere")
     assert Store(tmp_path / "elsewhere").find(KEY) is not None

@@ -40,14 +40,14 @@ def codes(findings):
     return [(finding.level, finding.code) for finding in findings]
 
 
-def test_what_fits_is_not_mentioned(nvcc):
+def test_matching_toolchain_has_no_finding(nvcc):
     assert check_tools("cuda", torch(), nvcc("13.0"), GCC) == []
     assert check_tools("cpu", torch("2.13.0+cpu", None), None, GCC) == []
     assert cuda_check_environment(nvcc("13.0"), torch()) == {}
 
 
 @pytest.mark.parametrize(("version", "cuda"), [("13.5", "13.0"), ("12.4", "12.8"), ("12.8", "12.6")])
-def test_a_minor_difference_is_allowed_and_said(nvcc, version, cuda):
+def test_cuda_minor_difference_is_info(nvcc, version, cuda):
     (finding,) = check_tools("cuda", torch(cuda=cuda), nvcc(version), GCC)
     assert (finding.level, finding.code) == ("info", "cuda_minor_differs")
     assert version in finding.message
@@ -55,7 +55,8 @@ def test_a_minor_difference_is_allowed_and_said(nvcc, version, cuda):
     assert cuda_check_environment(nvcc(version), torch(cuda=cuda)) == {"DS_SKIP_CUDA_CHECK": "1"}
 
 
-def test_another_major_is_refused_with_both_ways_out(nvcc):
+def test_cuda_major_difference_is_refused(nvcc):
+    """The error names both ways out: another nvcc, or another torch."""
     (finding,) = check_tools("cuda", torch(), nvcc("12.4"), GCC)
     assert (finding.level, finding.code) == ("error", "cuda_major_differs")
     assert "nvcc 13.0" in finding.fix
@@ -66,7 +67,7 @@ def test_another_major_is_refused_with_both_ways_out(nvcc):
     )
 
 
-def test_no_nvcc(nvcc):
+def test_missing_nvcc(nvcc):
     (finding,) = check_tools("cuda", torch(), None, GCC)
     assert finding.code == "no_nvcc"
     assert "==13.0.*" in finding.fix
@@ -75,7 +76,7 @@ def test_no_nvcc(nvcc):
     assert "12.4" in older.fix
 
 
-def test_no_torch_or_one_that_cannot(nvcc):
+def test_missing_cpu_or_rocm_torch(nvcc):
     assert codes(check_tools("cpu", None, None, GCC)) == [("error", "no_torch")]
     (plain,) = check_tools("cuda", torch("2.13.0+cpu", None), nvcc("13.0"), GCC)
     assert "without CUDA" in plain.message
@@ -84,13 +85,13 @@ def test_no_torch_or_one_that_cannot(nvcc):
     assert "ROCm 6.4.1" in rocm.message
 
 
-def test_a_toolkit_without_runtime(nvcc, tmp_path):
+def test_cuda_toolkit_without_runtime(nvcc, tmp_path):
     nvcc_ = nvcc("13.0")
     (tmp_path / "include/cuda_runtime.h").unlink()
     assert codes(check_tools("cuda", torch(), nvcc_, GCC)) == [("error", "no_cuda_runtime")]
 
 
-def test_a_host_compiler_newer_than_nvcc_takes(nvcc):
+def test_host_compiler_too_new_for_nvcc(nvcc):
     others = [
         cxx("13.3.0", name="g++-13"),
         cxx("18.1.0", "clang", "clang++-18"),
@@ -108,13 +109,13 @@ def test_a_host_compiler_newer_than_nvcc_takes(nvcc):
     ]
 
 
-def test_an_unknown_nvcc_has_no_limit_here(nvcc):
+def test_unknown_nvcc_has_no_host_compiler_limit(nvcc):
     assert codes(check_tools("cuda", torch(), nvcc("13.99"), cxx("99.0.0"))) == [
         ("info", "cuda_minor_differs")
     ]
 
 
-def test_a_compiler_too_old_for_torchs_headers():
+def test_host_compiler_too_old_for_torch_headers():
     (finding,) = check_tools("cpu", torch(), None, cxx("10.2.1"), [cxx("9.4.0", name="g++-9"), GCC])
     assert finding.code == "compiler_too_old"
     assert "C++20" in finding.message

@@ -32,7 +32,8 @@ def tree(tmp_path):
     return root
 
 
-def test_a_folder_is_named_as_patched_by_its_content(tree, tmp_path):
+def test_source_tree_is_labelled_by_content_digest(tree, tmp_path):
+    """A source tree is called "patched", with a digest of its content."""
     identity = identify_source(str(tree))
     short = identity.digest.removeprefix("sha256:")[:8]
     assert (identity.kind, identity.version, identity.label) == ("tree", "0.19.9", f"patched.{short}")
@@ -46,7 +47,7 @@ def test_a_folder_is_named_as_patched_by_its_content(tree, tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"abc", b"", b"0.19.9+mine", b"../../x", b"\xff\xfe"])
-def test_a_version_that_is_none_is_refused_before_anything_is_built(tree, text):
+def test_invalid_tree_version_is_refused(tree, text):
     """With a local part of its own the version would have two."""
     (tree / "version.txt").write_bytes(text)
     with pytest.raises(UsageError, match=r"version\.txt says .*, which is no version of a release"):
@@ -57,12 +58,12 @@ def test_a_version_that_is_none_is_refused_before_anything_is_built(tree, text):
         identify_source(str(tree))
 
 
-def test_a_version_is_taken_as_setuptools_will_write_it(tree):
+def test_tree_version_is_normalised_as_by_setuptools(tree):
     (tree / "version.txt").write_text("0.19.9-RC1\n")
     assert identify_source(str(tree)).version == "0.19.9rc1"
 
 
-def test_what_builds_leave_behind_does_not_count(tree, tmp_path):
+def test_tree_digest_ignores_build_leftovers(tree, tmp_path):
     before = identify_source(str(tree))
     for name in ("build/x.o", "deepspeed/__pycache__/a.pyc", "dist/d.whl", "deepspeed.egg-info/PKG-INFO"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def test_what_builds_leave_behind_does_not_count(tree, tmp_path):
     assert not left & {"build", "dist", "build.txt", "deepspeed/ops/cpu_adam_op.so", "deepspeed.egg-info"}
 
 
-def test_every_kind_of_change_counts(tree):
+def test_tree_digest_changes_with_every_edit(tree):
     digests = {identify_source(str(tree)).digest}
     (tree / "bin/ds").chmod(0o644)
     digests.add(identify_source(str(tree)).digest)
@@ -93,7 +94,7 @@ def test_every_kind_of_change_counts(tree):
     assert tree_digest(tree, tree_files(tree)) in digests
 
 
-def test_a_link_out_of_the_tree_is_refused(tree, tmp_path):
+def test_symlink_out_of_tree_is_refused(tree, tmp_path):
     (tmp_path / "secret").write_text("x")
     (tree / "csrc").symlink_to(tmp_path / "secret")
     with pytest.raises(UsageError, match="leads out of the source tree"):
@@ -101,13 +102,13 @@ def test_a_link_out_of_the_tree_is_refused(tree, tmp_path):
     assert list((tmp_path / "into").iterdir()) == []
 
 
-def test_a_pipe_is_refused(tree):
+def test_fifo_in_tree_is_refused(tree):
     os.mkfifo(tree / "pipe")
     with pytest.raises(UsageError, match="neither a file nor a folder"):
         identify_source(str(tree))
 
 
-def test_an_existing_target_is_not_touched(tree, tmp_path):
+def test_existing_target_is_not_touched(tree, tmp_path):
     (tmp_path / "into/deepspeed").mkdir(parents=True)
     with pytest.raises(UsageError, match="exists already"):
         resolve_source(str(tree), tmp_path / "into")
@@ -145,7 +146,7 @@ def repository(tree):
 
 
 @needs_git
-def test_a_clean_checkout_is_its_commit(repository, tmp_path):
+def test_clean_checkout_is_labelled_by_commit(repository, tmp_path):
     commit = git("rev-parse", "HEAD", cwd=repository)
     (repository / "ignored.o").write_text("")
     source = resolve_source(str(repository), tmp_path / "into")
@@ -158,7 +159,7 @@ def test_a_clean_checkout_is_its_commit(repository, tmp_path):
 
 @needs_git
 @pytest.mark.parametrize("change", ["edit", "new file", "deletion"])
-def test_a_changed_checkout_is_patched(repository, tmp_path, change):
+def test_changed_checkout_is_patched(repository, tmp_path, change):
     if change == "edit":
         (repository / "setup.py").write_text("# mine\n")
     elif change == "new file":
@@ -174,7 +175,7 @@ def test_a_changed_checkout_is_patched(repository, tmp_path, change):
 
 @needs_git
 @pytest.mark.parametrize("ref", ["@v0.19.9", "@master", "", "@COMMIT"])
-def test_a_repository_elsewhere(repository, tmp_path, ref):
+def test_git_source_from_remote(repository, tmp_path, ref):
     commit = git("rev-parse", "HEAD", cwd=repository)
     bare = tmp_path / "bare.git"
     git("clone", "--quiet", "--bare", repository, bare, cwd=tmp_path)
@@ -188,7 +189,7 @@ def test_a_repository_elsewhere(repository, tmp_path, ref):
 
 
 @needs_git
-def test_what_the_repository_does_not_have(repository, tmp_path):
+def test_git_ref_or_commit_not_found(repository, tmp_path):
     with pytest.raises(UsageError, match="no branch or tag 'v1'"):
         identify_source(f"git+file://{repository}@v1")
     with pytest.raises(ToolError, match=r"has no commit|cannot fetch"):
@@ -199,7 +200,7 @@ def test_what_the_repository_does_not_have(repository, tmp_path):
 
 
 @needs_git
-def test_a_repository_with_a_link_out_is_refused(repository, tmp_path):
+def test_git_source_with_symlink_out_is_refused(repository, tmp_path):
     (repository / "csrc").symlink_to("../../../../etc/passwd")
     git("add", ".", cwd=repository)
     git("commit", "--quiet", "-m", "two", cwd=repository)

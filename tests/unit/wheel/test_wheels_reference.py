@@ -9,12 +9,12 @@ from dsrun.wheel.reference import PART, markdown
 PAGE = Path(__file__).parents[3] / "docs" / "wheels.md"
 
 
-def test_the_page_is_up_to_date():
+def test_wheels_page_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
     assert PART.inserted(text) == text
 
 
-def test_every_gpu_is_in_the_table_under_its_capability():
+def test_wheels_page_lists_every_gpu_by_capability():
     table = markdown().partition("### By torch release")[0]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
     listed = {row[0].removeprefix("| "): set(row[1].split(", ")) for row in rows}
@@ -33,5 +33,5 @@ def test_every_gpu_is_in_the_table_under_its_capability():
         "| 2.13 | 13.0 | 7.5, 8.0, 8.6, 9.0, 10.0, 12.0 |",
     ],
 )
-def test_rows(row):
+def test_wheels_page_table_rows(row):
     assert row in markdown().splitlines()

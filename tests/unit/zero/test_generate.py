@@ -14,16 +14,16 @@ from dsrun.zero.spec import ZeroSpec, from_offload
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_shipped_files_are_what_the_generator_prints(name):
+def test_shipped_configs_match_generator(name):
     assert (data_folder("ds_configs") / name).read_text() == render(generate(SHIPPED[name]))
 
 
-def test_no_shipped_file_is_forgotten():
+def test_every_shipped_config_is_generated():
     assert {f.name for f in data_folder("ds_configs").glob("*.json")} == set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_deepspeed_accepts_the_shipped_files(name):
+def test_deepspeed_accepts_shipped_configs(name):
     """DeepSpeed's own models refuse unknown keys in sub-blocks; "auto" is filled as the Trainer does."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
@@ -46,23 +46,23 @@ def test_moved_defaults_are_written_out(stage):
         assert config["zero_optimization"]["offload_optimizer"]["pin_memory"] is True
 
 
-def test_zero3_can_save_weights():
+def test_zero3_gathers_weights_on_save():
     assert generate(from_offload(3, "none"))["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"]
 
 
 @pytest.mark.parametrize(
     ("hidden", "elements"), [(64, SMALLEST_BUCKET), (4096, 4096 * 4096), (32768, LARGEST_BUCKET)]
 )
-def test_buckets_follow_the_width_within_bounds(hidden, elements):
+def test_bucket_size_follows_hidden_size_within_bounds(hidden, elements):
     assert bucket_elements(hidden) == elements
 
 
-def test_offload_moves_parameters_only_under_stage_3():
+def test_offload_param_only_under_zero3():
     assert "offload_param" not in generate(from_offload(2, "cpu"))["zero_optimization"]
     assert generate(from_offload(3, "cpu"))["zero_optimization"]["offload_param"]["device"] == "cpu"
 
 
-def test_an_optimizer_of_the_users_own_is_not_replaced():
+def test_own_optimizer_is_not_replaced():
     config = generate(from_offload(2, "cpu", own_optimizer=True))
     assert "optimizer" not in config
     assert config["zero_force_ds_cpu_optimizer"] is False
@@ -78,13 +78,13 @@ def test_an_optimizer_of_the_users_own_is_not_replaced():
         (ZeroSpec(stage=2, offload_param="cpu"), "cannot offload parameters"),
     ],
 )
-def test_what_does_not_go_together_is_refused(spec, words):
+def test_incompatible_options_are_refused(spec, words):
     with pytest.raises(UsageError) as error:
         generate(spec)
     assert words in str(error.value)
 
 
-def test_rendering_is_json_with_a_final_newline():
+def test_rendered_config_is_json_with_final_newline():
     text = render(generate(from_offload(3, "cpu")))
     assert text.endswith("}\n")
     assert json.loads(text) == generate(from_offload(3, "cpu"))

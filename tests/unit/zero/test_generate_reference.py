@@ -11,19 +11,19 @@ from dsrun.zero.spec import flag_of, options
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 
 
-def test_the_page_is_up_to_date():
+def test_config_page_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
     assert PART.inserted(text) == text
 
 
-def test_every_option_and_every_rule_is_in_the_reference():
+def test_config_page_lists_every_option_and_rule():
     text = markdown()
     assert [name for name in options() if f"| `{flag_of(name)}` | " not in text] == []
     assert all(rule.source in text for rule in RULES)
     assert "{" not in text
 
 
-def test_every_row_of_a_table_has_the_columns_of_its_head():
+def test_config_page_table_columns_match_header():
     columns = None
     for line in markdown().splitlines():
         cells = line.replace("\\|", "").count("|") if line.startswith("|") else None

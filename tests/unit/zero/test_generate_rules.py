@@ -184,7 +184,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(
     ("asked", "named"), EXAMPLES, ids=lambda value: " ".join(value) if isinstance(value, dict) else ""
 )
-def test_what_does_not_go_together_is_refused_by_name(asked, named):
+def test_incompatible_options_are_refused_by_flag(asked, named):
     with pytest.raises(UsageError) as error:
         generate(ZeroSpec(**asked))
     assert [flag for flag in named if flag not in str(error.value)] == []
@@ -213,7 +213,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-def test_rules_speak_of_flags_that_exist():
+def test_rule_messages_name_existing_flags():
     flags = {flag_of(name) for name in options()}
     flags |= {flag.replace("--", "--no-", 1) for flag in flags} | OTHERS
     for rule in RULES:
@@ -221,16 +221,16 @@ def test_rules_speak_of_flags_that_exist():
             assert word in flags, rule.message
 
 
-def test_options_bound_to_stages_exist():
+def test_stage_bound_options_exist():
     assert set(STAGES_OF_OPTION) <= set(options())
 
 
-def test_a_gpu_without_bf16_is_not_asked_for_it():
+def test_bf16_on_gpu_without_bf16_is_refused():
     with pytest.raises(UsageError, match=r"--precision bf16 and --gpu v100: Tesla V100 has no bf16"):
         generate(ZeroSpec(precision="bf16", gpu="v100"), facts=Facts(gpu=lookup("v100")))
 
 
-def test_rules_let_the_plain_cases_pass():
+def test_rules_accept_default_specs():
     for stage in range(4):
         for target in ("trainer", "deepspeed"):
             spec = ZeroSpec(stage=stage, target=target)

@@ -35,7 +35,7 @@ def autos(spec, **facts):
     }
 
 
-def test_auto_stands_only_where_the_trainer_fills_it():
+def test_auto_only_where_trainer_fills_it():
     found = set()
     for spec in SHIPPED.values():
         found |= autos(spec)
@@ -67,19 +67,19 @@ def test_transformers_fills_every_auto(tmp_path):
 
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("facts", [{}, {"hidden_size": WIDTH}])
-def test_nothing_is_left_open_for_deepspeed_alone(stage, facts):
+def test_no_auto_for_deepspeed_without_trainer(stage, facts):
     offload = {"offload_optimizer": "cpu"} if stage else {}
     assert autos(ZeroSpec(stage=stage, target="deepspeed", **offload), **facts) == set()
 
 
 @pytest.mark.parametrize("target", ["trainer", "deepspeed"])
 @pytest.mark.parametrize("precision", ["auto", "bf16"])
-def test_defaults_that_moved_are_always_written(target, precision):
+def test_moved_defaults_are_always_written(target, precision):
     spec = ZeroSpec(stage=3, target=target, precision=precision, offload_optimizer="cpu", offload_param="cpu")
     assert set(MOVED) <= set(flat(spec))
 
 
-def test_moved_defaults_are_deepspeeds_of_today():
+def test_moved_defaults_match_installed_deepspeed():
     from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config
     from deepspeed.runtime.zero.offload_config import (
@@ -98,7 +98,7 @@ def test_moved_defaults_are_deepspeeds_of_today():
     assert {path: written[path] for path in today} == today
 
 
-def test_printing_twice_gives_the_same_bytes():
+def test_rendering_is_deterministic():
     spec = ZeroSpec(stage=3, target="deepspeed", preset="aggressive", offload_optimizer="cpu")
     assert render(generate(spec)) == render(generate(replace(spec)))
 
@@ -112,12 +112,12 @@ def test_printing_twice_gives_the_same_bytes():
         ("t4", "t5", False, False),
     ],
 )
-def test_the_gpu_decides_the_precision(gpu, model_type, bf16, fp16):
+def test_precision_follows_gpu(gpu, model_type, bf16, fp16):
     found = flat(ZeroSpec(), gpu=lookup(gpu), model_type=model_type)
     assert (found["bf16.enabled"], found["fp16.enabled"]) == (bf16, fp16)
 
 
-def test_buckets_follow_width_preset_and_memory():
+def test_bucket_size_follows_width_preset_and_gpu_memory():
     small, usual, large = (reduce_bucket(PRESETS[name], WIDTH, None) for name in PRESETS)
     assert (small, usual, large) == (WIDTH**2 // 2, WIDTH**2, 4 * WIDTH**2)
     wide = 32768
@@ -133,12 +133,12 @@ def test_buckets_follow_width_preset_and_memory():
 
 
 @pytest.mark.parametrize("width", [2999, 3001, 4097])
-def test_buckets_are_even(width):
+def test_allgather_bucket_size_is_even(width):
     """DeepSpeed asserts it of the all-gather bucket, and squares of odd widths are odd."""
     assert generate(ZeroSpec(stage=2), hidden_size=width)[ZERO]["allgather_bucket_size"] % 2 == 0
 
 
-def test_presets_order_what_they_spend():
+def test_presets_are_ordered_by_memory_use():
     values = [
         flat(ZeroSpec(stage=3, preset=name, offload_optimizer="cpu"), hidden_size=WIDTH) for name in PRESETS
     ]
@@ -155,7 +155,7 @@ def test_presets_order_what_they_spend():
     assert live_parameters(PRESETS["balanced"], None) == 1_000_000_000
 
 
-def test_what_is_asked_for_wins_over_the_preset():
+def test_option_wins_over_preset():
     spec = ZeroSpec(
         stage=3, preset="conservative", overlap_comm=True, reduce_bucket_size=12, sub_group_size=7
     )
@@ -186,13 +186,13 @@ def test_what_is_asked_for_wins_over_the_preset():
         ),
     ],
 )
-def test_batch_sizes_for_deepspeed_alone(asked, sizes):
+def test_batch_sizes_without_trainer(asked, sizes):
     config = generate(ZeroSpec(target="deepspeed", **asked))
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert {name: config[name] for name in names if name in config} == sizes
 
 
-def test_sequence_parallelism_leaves_the_groups_to_the_trainer():
+def test_sequence_parallel_groups_are_left_to_trainer():
     alone = generate(ZeroSpec(target="deepspeed", sequence_parallel=4, gpus=16))
     assert (alone["sequence_parallel_size"], alone["data_parallel_size"]) == (4, 4)
     trainer = generate(ZeroSpec(sequence_parallel=4))
@@ -200,7 +200,8 @@ def test_sequence_parallelism_leaves_the_groups_to_the_trainer():
     assert trainer["seq_parallel_communication_data_type"] == "fp32"
 
 
-def test_muon_gets_a_rate_of_its_own_and_no_schedule_that_levels_it():
+def test_muon_learning_rate_and_schedule():
+    """Muon gets a rate of its own, and no schedule that would level it."""
     config = generate(ZeroSpec(target="deepspeed", optimizer="muon", stage=3), hidden_size=4096)
     assert config[ZERO]["reduce_scatter"] is False
     assert config["optimizer"]["params"]["muon_lr"] == pytest.approx(5e-5 * 0.2 * 64, rel=0.05)
@@ -208,7 +209,7 @@ def test_muon_gets_a_rate_of_its_own_and_no_schedule_that_levels_it():
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "lion", "adagrad", "lamb", "sgd", "muon"])
-def test_deepspeed_knows_every_optimizer_and_its_settings(kind):
+def test_deepspeed_knows_every_optimizer(kind):
     import torch
     from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 
@@ -217,7 +218,7 @@ def test_deepspeed_knows_every_optimizer_and_its_settings(kind):
     assert not {"auto"} & {value for value in block["params"].values() if isinstance(value, str)}
 
 
-def test_explain_covers_every_key_of_every_file():
+def test_explain_covers_every_config_key():
     for spec in SHIPPED.values():
         rows = explain(spec, Facts())
         assert {row.key for row in rows} == set(flat(spec))
@@ -226,19 +227,20 @@ def test_explain_covers_every_key_of_every_file():
         assert '"version": 1' in as_json(rows)
 
 
-def test_no_meaning_is_given_to_keys_that_an_option_explains():
+def test_config_key_is_not_explained_twice():
+    """A key that an option explains has no second explanation."""
     by_option = {each.metadata["sets"] for each in options().values()}
     assert set(DOES) & by_option <= {f"{ZERO}.offload_optimizer.buffer_count"}
     assert set(MOVED) | set(FILLED) <= set(meanings())
 
 
-def test_explain_says_who_asked():
+def test_explain_names_the_flag_that_asked():
     rows = {row.key: row.why for row in explain(ZeroSpec(stage=3, hpz=8, overlap_comm=False), Facts())}
     assert rows[f"{ZERO}.zero_hpz_partition_size"] == "asked by --hpz 8"
     assert rows[f"{ZERO}.overlap_comm"] == "asked by --no-overlap-comm"
 
 
-def test_every_option_has_a_known_group_and_a_flag_of_its_own():
+def test_every_option_has_group_and_unique_flag():
     assert {each.metadata["group"] for each in options().values()} == set(TITLES)
     flags = [flag_of(name) for name in options()]
     assert len(flags) == len(set(flags))
@@ -246,7 +248,8 @@ def test_every_option_has_a_known_group_and_a_flag_of_its_own():
     assert needs <= set(options())
 
 
-def test_the_shipped_readme_is_up_to_date_and_every_file_has_its_line():
+def test_ds_configs_readme_is_up_to_date():
+    """The shipped README is up to date and has a line for every file."""
     from dsrun.datafiles import data_folder
 
     assert (data_folder("ds_configs") / "README.md").read_text() == readme()
@@ -268,10 +271,11 @@ def test_the_shipped_readme_is_up_to_date_and_every_file_has_its_line():
         ({"offload_optimizer": "cpu"}, {}, "CPU Adam"),
     ],
 )
-def test_what_the_file_cannot_say_is_said_beside_it(asked, facts, words):
+def test_notices_for_what_config_cannot_express(asked, facts, words):
+    """What the file cannot say is said in a notice beside it."""
     assert words in "\n".join(notices(ZeroSpec(**asked), Facts(**facts)))
 
 
-def test_the_plain_cases_need_no_word():
+def test_no_notices_for_default_specs():
     assert notices(ZeroSpec(), Facts()) == []
     assert notices(ZeroSpec(stage=3, target="deepspeed"), Facts()) == []

@@ -45,7 +45,8 @@ def blocks_of(documents, block, state=None):
 
 
 @given(documents=DOCUMENTS, block=st.integers(1, 17), before=st.integers(0, 40))
-def test_streamed_blocks_hold_the_documents_once_also_when_begun_anew(documents, block, before):
+def test_streamed_blocks_hold_documents_once(documents, block, before):
+    """Streamed blocks hold the documents once, also when resumed."""
     rows, states, blocks = [], [], blocks_of(documents, block)
     while True:
         states.append(blocks.state())
@@ -65,7 +66,8 @@ def test_streamed_blocks_hold_the_documents_once_also_when_begun_anew(documents,
 
 @settings(deadline=None)
 @given(documents=DOCUMENTS.filter(any), block=st.integers(1, 17), percent=st.integers(1, 99))
-def test_blocks_of_a_file_hold_the_documents_once_divided_or_not(folder, documents, block, percent):
+def test_token_file_blocks_hold_documents_once(folder, documents, block, percent):
+    """Blocks of a file hold the documents once, divided or not."""
     path = folder / "tokens.bin"
     flat = list(chain(*documents))
     written = write_tokens(map(np.array, documents), path, largest_id=max(flat))
@@ -80,19 +82,20 @@ def test_blocks_of_a_file_hold_the_documents_once_divided_or_not(folder, documen
         assert len(rest) >= 1
 
 
-def test_a_limit_of_tokens_is_kept(tmp_path):
+def test_token_limit_kept(tmp_path):
     path = tmp_path / "t.bin"
     assert write_tokens([np.arange(5), np.arange(5)], path, largest_id=4, limit=7) == 7
     assert np.fromfile(path, dtype="<u2").tolist() == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_one_block_cannot_be_divided(tmp_path):
+def test_single_block_cannot_be_divided(tmp_path):
     np.arange(5, dtype="<u2").tofile(tmp_path / "t.bin")
     with pytest.raises(UsageError, match="none can be held out"):
         divide(TokenBin(tmp_path / "t.bin", "uint16", 8), 5, "t.bin")
 
 
-def test_workers_get_a_path_and_not_the_content(tmp_path):
+def test_token_file_pickled_as_path(tmp_path):
+    """Loader workers get a path, and not the content."""
     path = tmp_path / "t.bin"
     np.arange(60_000, dtype="<u2").tofile(path)
     blocks = TokenBin(path, "uint16", 1000)
@@ -105,7 +108,8 @@ def test_workers_get_a_path_and_not_the_content(tmp_path):
         blocks[60]
 
 
-def test_width_follows_the_vocabulary_unless_said(tmp_path):
+def test_token_dtype_from_vocabulary_size(tmp_path):
+    """The width follows the vocabulary unless a .dtype file says it."""
     path = tmp_path / "t.bin"
     assert dtype_of(path, 50_257) == "uint16"
     assert dtype_of(path, 65_536) == "uint16"
@@ -117,13 +121,13 @@ def test_width_follows_the_vocabulary_unless_said(tmp_path):
         dtype_of(path, 5)
 
 
-def test_largest_token_over_pieces(tmp_path, monkeypatch):
+def test_largest_token_over_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr("dsrun.train.data.binaries._CHUNK", 4)
     np.array([1, 2, 3, 4, 5, 900, 7], dtype="<u2").tofile(tmp_path / "t.bin")
     assert largest_token(tmp_path / "t.bin", "uint16") == 900
 
 
-def test_a_file_of_half_tokens(tmp_path):
+def test_token_file_of_partial_tokens_rejected(tmp_path):
     (tmp_path / "t.bin").write_bytes(b"123456")
     with pytest.raises(UsageError, match="no whole number of uint32"):
         TokenBin(tmp_path / "t.bin", "uint32", 8)

@@ -17,6 +17,7 @@ from dsrun.errors import MissingError
 from dsrun.system.cache import cache_root
 from dsrun.train.data import build as building
 from dsrun.train.data.cache import key_of, obtain
+from tests.forkserver.client import HEAVY
 from tests.processes import alive, left_of
 
 ROWS = [{"source": "one", "target": "unu"}, {"source": "two", "target": "doi"}]
@@ -40,7 +41,7 @@ def tokenised(monkeypatch):
     return calls
 
 
-def test_the_second_time_nothing_is_tokenised(seq2seq, prepare, jsonl, monkeypatch):
+def test_cached_data_not_tokenised_again(seq2seq, prepare, jsonl, monkeypatch):
     file = jsonl(ROWS)
     first = prepare(seq2seq, "seq2seq", train_file=file)
 
@@ -54,7 +55,7 @@ def test_the_second_time_nothing_is_tokenised(seq2seq, prepare, jsonl, monkeypat
     assert second.notices == first.notices
 
 
-def test_content_decides_and_not_name_or_time(seq2seq, prepare, jsonl, tokenised):
+def test_cache_key_from_content_not_name_or_time(seq2seq, prepare, jsonl, tokenised):
     prepare(seq2seq, "seq2seq", train_file=jsonl(ROWS))
     file = jsonl(ROWS, "copy.jsonl")
     os.utime(file, (0, 0))
@@ -74,14 +75,15 @@ def test_content_decides_and_not_name_or_time(seq2seq, prepare, jsonl, tokenised
         {"text_column": "target", "summary_column": "source"},
     ],
 )
-def test_whatever_changes_the_rows_tokenises_again(seq2seq, prepare, jsonl, tokenised, change):
+def test_cache_miss_on_changed_flags(seq2seq, prepare, jsonl, tokenised, change):
     file = jsonl(ROWS)
     prepare(seq2seq, "seq2seq", train_file=file)
     prepare(seq2seq, "seq2seq", train_file=file, **change)
     assert len(tokenised) == 2
 
 
-def test_another_tokenizer_tokenises_again_and_a_used_one_does_not(seq2seq, prepare, jsonl, tokenised):
+def test_cache_miss_on_changed_tokenizer(seq2seq, prepare, jsonl, tokenised):
+    """Another tokenizer tokenises again, and a used one does not."""
     file = jsonl(ROWS)
     prepare(seq2seq, "seq2seq", train_file=file)
     seq2seq(["ab"], truncation=True, max_length=2, padding=True)
@@ -92,7 +94,7 @@ def test_another_tokenizer_tokenises_again_and_a_used_one_does_not(seq2seq, prep
     assert len(tokenised) == 2
 
 
-def test_overwrite_builds_again(seq2seq, prepare, jsonl, tokenised, cache):
+def test_overwrite_cache_builds_again(seq2seq, prepare, jsonl, tokenised, cache):
     file = jsonl(ROWS)
     prepare(seq2seq, "seq2seq", train_file=file)
     before = entries(cache)
@@ -105,7 +107,7 @@ def test_overwrite_builds_again(seq2seq, prepare, jsonl, tokenised, cache):
     assert len(data.train) == 2
 
 
-def test_nothing_is_left_beside_the_entry(seq2seq, prepare, jsonl, cache, tmp_path, monkeypatch):
+def test_nothing_left_beside_cache_entry(seq2seq, prepare, jsonl, cache, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
     prepare(seq2seq, "seq2seq", train_file=jsonl(ROWS))
     (entry,) = entries(cache)
@@ -113,7 +115,7 @@ def test_nothing_is_left_beside_the_entry(seq2seq, prepare, jsonl, cache, tmp_pa
     assert not (tmp_path / "hf").exists()
 
 
-def test_a_failed_build_leaves_nothing(cache):
+def test_failed_build_leaves_no_cache_entry(cache):
     def fail(work):
         (work / "half").write_text("x")
         raise RuntimeError("no")
@@ -140,10 +142,11 @@ print(meta["by"], (path / "data").read_text())
 """
 
 
-def test_of_processes_that_ask_at_once_one_builds(cache):
+def test_concurrent_processes_build_cache_entry_once(cache):
+    """Of processes that ask at once, one builds."""
     command = [sys.executable, "-c", SLOW_BUILD]
     workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+        HEAVY.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
     for worker in workers:
         worker.stdin.write("go\n")
@@ -153,7 +156,8 @@ def test_of_processes_that_ask_at_once_one_builds(cache):
     assert entries(cache) == ["shared"]
 
 
-def test_a_killed_build_does_not_count_and_is_cleared_away(tmp_path, cache):
+def test_killed_cache_build_cleared_away(tmp_path, cache):
+    """A killed build does not count and is cleared away."""
     code = (
         "import os, signal\n"
         "from dsrun.train.data.cache import obtain\n"
@@ -178,7 +182,7 @@ def build_slowly(work):
     return {"parts": 4}
 
 
-def test_a_kill_at_any_moment_leaves_no_torn_entry(cache):
+def test_kill_at_any_moment_leaves_no_torn_cache_entry(cache):
     """Children of a fork each, killed after a random time, as often as not in the midst of replacing an entry."""
     folder = cache / "prepared" / "k"
     chance = random.Random(7)
@@ -230,10 +234,10 @@ map_rows(table, Slow(), features, Path({scratch!r}), num_proc=2, progress=lambda
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_no_process_that_tokenises_outlives_its_owner(tmp_path, signum):
+def test_no_tokenising_process_outlives_its_owner(tmp_path, signum):
     """The pool's two and the manager that passes their rows on."""
     code = TOKENISE.format(scratch=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+    with HEAVY.popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout.readline() == "ready\n"
         end = time.monotonic() + 60
         while len(children := psutil.Process(owner.pid).children(recursive=True)) < 3:
@@ -243,7 +247,7 @@ def test_no_process_that_tokenises_outlives_its_owner(tmp_path, signum):
         assert not left_of(children)
 
 
-def test_processes_that_are_forked_later_live_on(tmp_path):
+def test_processes_forked_after_tokenising_live_on(tmp_path):
     """A hook at fork cannot be taken back; it only counts while rows are mapped."""
     code = (
         "import os, time\n"
@@ -253,13 +257,13 @@ def test_processes_that_are_forked_later_live_on(tmp_path):
         "if child: print(child, flush=True); os._exit(0)\n"
         "os.closerange(0, 3); time.sleep(600)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = HEAVY.run([sys.executable, "-c", code], capture_output=True, text=True)
     orphan = psutil.Process(int(done.stdout))
     assert alive(orphan)
     orphan.kill()
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_cache_root(monkeypatch, tmp_path):
     monkeypatch.delenv("DSRUN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_root() == tmp_path / "dsrun"
@@ -267,12 +271,12 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_root() == Path.home() / ".cache" / "dsrun"
 
 
-def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
+def test_unwritable_cache_rejected(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file"))
     with pytest.raises(MissingError, match=r"cannot be written.*DSRUN_CACHE"):
         obtain("k", lambda _: {})
 
 
-def test_keys_do_not_depend_on_order():
+def test_cache_key_independent_of_order():
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 1, "b": 3})

@@ -37,19 +37,20 @@ def masked(row):
     return [label != -100 for label in row["labels"]]
 
 
-def test_answers_and_their_end_of_turn_are_learned(causal):
+def test_chat_loss_mask_of_answers_and_end_of_turn(causal):
+    """Answers and their end of turn are learned."""
     ids, marks = encode_chat(causal, TALK, None, "x")
     assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
     assert causal.convert_ids_to_tokens(ids)[:4] == ["<|im_start|>", "u", "s", "e"]
 
 
-def test_marks_of_the_template_are_used(causal):
+def test_chat_loss_mask_from_template_marks(causal):
     causal.chat_template = MARKED
     ids, marks = encode_chat(causal, TALK, None, "x")
     assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused(causal):
+def test_chat_template_rewriting_messages_rejected(causal):
     causal.chat_template = FORGETFUL
     with pytest.raises(UsageError, match=r"row 3: the chat template changes earlier messages.*generation"):
         encode_chat(causal, TALK, None, "x, row 3")
@@ -57,7 +58,7 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(causal):
     assert learned(causal, ids, marks).endswith("yo<|im_end|>")
 
 
-def test_a_template_that_refuses_says_why(causal):
+def test_chat_template_refusal_says_why(causal):
     causal.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(
         UsageError, match="row 3: the chat template refuses these messages: roles must alternate"
@@ -65,7 +66,8 @@ def test_a_template_that_refuses_says_why(causal):
         encode_chat(causal, TALK, None, "x, row 3")
 
 
-def test_a_line_break_that_ends_a_turn_by_itself_is_learned(causal):
+def test_chat_loss_mask_of_newline_ending_turn(causal):
+    """A line break that ends a turn by itself is learned."""
     causal.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -74,12 +76,12 @@ def test_a_line_break_that_ends_a_turn_by_itself_is_learned(causal):
     assert learned(causal, ids, marks) == "yo\n|ok\n"
 
 
-def test_a_conversation_that_the_assistant_opens(causal):
+def test_chat_opened_by_assistant(causal):
     ids, marks = encode_chat(causal, TALK[1:], None, "x")
     assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
 
 
-def test_slow_tokenizers_are_marked_alike(causal):
+def test_chat_loss_mask_of_slow_tokenizer(causal):
     class Slow:
         """The same tokenizer without offsets."""
 
@@ -95,7 +97,7 @@ def test_slow_tokenizers_are_marked_alike(causal):
     assert learned(causal, ids, marks) == "yo<|im_end|>\n|ok<|im_end|>\n"
 
 
-def test_prepared_conversations(causal, prepare, jsonl):
+def test_prepared_chat_rows(causal, prepare, jsonl):
     rows = [{"messages": TALK}, {"messages": TALK[:2]}]
     data = prepare(causal, "causal-lm", train_file=jsonl(rows), validation_split_percentage=0)
     row = data.train[0]
@@ -103,26 +105,26 @@ def test_prepared_conversations(causal, prepare, jsonl):
     assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
 
 
-def test_conversations_for_evaluation_keep_their_texts(causal, prepare, jsonl):
+def test_chat_evaluation_rows_keep_texts(causal, prepare, jsonl):
     file = jsonl([{"messages": TALK}])
     data = prepare(causal, "causal-lm", validation_file=file, splits=["validation"])
     assert data.validation[0]["target_text"] == "ok"
     assert "so?" in data.validation[0]["source_text"]
 
 
-def test_no_template(seq2seq, prepare, jsonl):
+def test_missing_chat_template_rejected(seq2seq, prepare, jsonl):
     with pytest.raises(UsageError, match="the tokenizer has no chat template"):
         prepare(seq2seq, "causal-lm", train_file=jsonl([{"messages": TALK}]), validation_split_percentage=0)
 
 
-def test_prompts_carry_no_loss_and_completions_end(causal, prepare, jsonl):
+def test_prompt_masked_and_completion_ends_with_eos(causal, prepare, jsonl):
     file = jsonl([{"prompt": "2+2=", "completion": "4"}])
     row = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
     assert causal.convert_ids_to_tokens(row["input_ids"]) == ["2", "+", "2", "=", "4", "</s>"]
     assert row["labels"] == [-100] * 4 + row["input_ids"][4:]
 
 
-def test_other_pairs_are_joined_by_a_line_break(causal, prepare, jsonl):
+def test_question_and_answer_joined_by_newline(causal, prepare, jsonl):
     file = jsonl([{"question": "2+2", "answer": "4"}])
     row = prepare(
         causal, "causal-lm", train_file=file, source_prefix="Q ", validation_split_percentage=0
@@ -140,13 +142,14 @@ def test_a_prompt_keeps_the_tokens_it_has_alone(merging, prepare, jsonl):
     assert data.train[0]["labels"][:2] == [-100, -100]
 
 
-def test_nothing_is_put_around_what_has_it_already(merging, prepare, jsonl):
+def test_bos_and_eos_not_added_twice(merging, prepare, jsonl):
     file = jsonl([{"prompt": "<s>b", "completion": "a</s>"}])
     row = prepare(merging, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
     assert merging.convert_ids_to_tokens(row["input_ids"]) == ["<s>", "b", "a", "</s>"]
 
 
-def test_rows_without_anything_to_learn_are_left_out_and_counted(causal, prepare, jsonl):
+def test_rows_without_target_tokens_dropped_and_counted(causal, prepare, jsonl):
+    """Rows without anything to learn are left out and counted."""
     rows = [{"prompt": "123456789", "completion": "x"}, {"prompt": "1", "completion": "x"}]
     data = prepare(causal, "causal-lm", train_file=jsonl(rows), max_length=4, validation_split_percentage=0)
     assert len(data.train) == 1
@@ -162,7 +165,7 @@ def test_rows_without_anything_to_learn_are_left_out_and_counted(causal, prepare
         )
 
 
-def test_held_out_rows_without_anything_to_learn_are_said_to_be_those(causal, prepare, jsonl):
+def test_held_out_rows_without_target_tokens_rejected(causal, prepare, jsonl):
     """One of the eight is held out, always the same; the others could be trained on."""
     rows = [{"prompt": "1", "completion": str(number)} for number in range(8)]
     both = ["train", "validation"]

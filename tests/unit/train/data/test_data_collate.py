@@ -31,7 +31,7 @@ SMALL = {
 }
 
 
-def test_pads_right_with_ignored_labels():
+def test_collator_pads_right_with_ignored_labels():
     batch = Collator(pad_id=0, seq2seq=True)(ROWS)
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     assert batch["input_ids"].tolist() == [[5, 6, 1], [5, 0, 0]]
@@ -40,14 +40,14 @@ def test_pads_right_with_ignored_labels():
     assert all(tensor.dtype == torch.int64 for tensor in batch.values())
 
 
-def test_the_end_token_is_learned_though_it_also_pads():
+def test_eos_label_kept_though_it_also_pads():
     rows = [{"input_ids": [5, 6, 7, 1], "labels": [5, 6, 7, 1]}, {"input_ids": [5, 1], "labels": [5, 1]}]
     batch = Collator(pad_id=1, seq2seq=False)(rows)
     assert batch["labels"].tolist() == [[5, 6, 7, 1], [5, 1, -100, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
 
 
-def test_widths():
+def test_collator_padded_widths():
     rows = [{"input_ids": [5, 6, 1], "labels": [5, 6, 1]}]
     assert Collator(pad_id=0, seq2seq=False, multiple_of=8)(rows)["labels"].shape == (1, 8)
     batch = Collator(pad_id=0, seq2seq=True, length=10, target_length=6)(ROWS)
@@ -75,12 +75,13 @@ def m2m100():
     return M2M100ForConditionalGeneration(M2M100Config(**SMALL)).eval()
 
 
-def test_the_decoder_reads_the_labels_shifted(t5):
+def test_decoder_input_ids_are_shifted_labels(t5):
     batch = Collator(pad_id=0, seq2seq=True, model=t5)(ROWS)
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 1], [0, 8, 9]]
 
 
-def test_a_model_that_only_shifts_labels_itself_gets_the_same_decoder_input(m2m100):
+def test_decoder_input_ids_of_model_that_shifts_itself(m2m100):
+    """A model that only shifts labels itself gets the same decoder input."""
     batch = Collator(pad_id=1, seq2seq=True, model=m2m100)(ROWS)
     assert batch["decoder_input_ids"].tolist() == [[2, 7, 1], [2, 8, 9]]
     own = m2m100(**{name: tensor for name, tensor in batch.items() if name != "decoder_input_ids"})

@@ -20,18 +20,19 @@ def read(row, hints):
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_known_pairs(source, target):
+def test_column_layout_known_pairs(source, target):
     row = {"id": 7, **dict.fromkeys(source, "question"), target: "answer"}
     _, normal = read(row, SEQ2SEQ)
     assert normal == {"source": "\n".join(["question"] * len(source)), "target": "answer"}
 
 
-def test_instruction_with_empty_input_is_the_instruction_alone():
+def test_instruction_with_empty_input():
+    """With an empty input, the source is the instruction alone."""
     _, normal = read({"instruction": "add", "input": "", "output": "3", "text": "all of it"}, CAUSAL)
     assert normal == {"source": "add", "target": "3"}
 
 
-def test_named_columns_win():
+def test_named_columns_win_over_known_layout():
     hints = Hints("seq2seq", text_column="b", summary_column="a")
     assert read({"a": "x", "b": "y", "source": "s", "target": "t"}, hints)[1] == {
         "source": "y",
@@ -39,7 +40,7 @@ def test_named_columns_win():
     }
 
 
-def test_a_named_column_that_is_not_there_names_the_near_one():
+def test_missing_named_column_suggestion():
     with pytest.raises(
         UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"
     ):
@@ -47,7 +48,8 @@ def test_a_named_column_that_is_not_there_names_the_near_one():
 
 
 @pytest.mark.parametrize("hints", [SEQ2SEQ, CAUSAL])
-def test_unknown_columns_list_what_was_found_and_what_is_known(hints):
+def test_unknown_columns_error_lists_layouts(hints):
+    """Unknown columns list what was found and what is known."""
     with pytest.raises(UsageError) as error:
         detect(["foo", "bar"], {"foo": 1, "bar": 2}, hints, "x.json")
     line = str(error.value)
@@ -57,18 +59,19 @@ def test_unknown_columns_list_what_was_found_and_what_is_known(hints):
     assert "\n" not in line
 
 
-def test_text_alone_is_not_enough_for_seq2seq():
+def test_text_column_alone_rejected_for_seq2seq():
     with pytest.raises(UsageError, match="columns found: text"):
         detect(["text"], {"text": "x"}, SEQ2SEQ, "x.json")
 
 
-def test_prompt_and_completion_stand_together_and_other_pairs_apart():
+def test_separator_of_prompt_and_completion():
+    """Prompt and completion are joined directly, other pairs by a line break."""
     assert read({"prompt": "2+2=", "completion": "4"}, CAUSAL)[0].separator == ""
     assert read({"source": "one", "target": "unu"}, CAUSAL)[0].separator == "\n"
     assert read({"source": "one", "target": "unu"}, SEQ2SEQ)[0].separator == ""
 
 
-def test_translation_dictionaries():
+def test_translation_column():
     row = {"translation": {"en": "one", "ro": "unu"}}
     layout, normal = read(row, Hints("seq2seq", source_lang="ro_RO", target_lang="en_XX"))
     assert normal == {"source": "unu", "target": "one"}
@@ -78,16 +81,16 @@ def test_translation_dictionaries():
     assert "en → ro" in layout.notice
 
 
-def test_the_other_language_follows_from_one():
+def test_other_translation_language_follows_from_one():
     assert translation_keys(["en", "ro"], None, "en", "x") == ("ro", "en")
     assert translation_keys(["en", "ro"], "ro", None, "x") == ("ro", "en")
 
 
-def test_codes_of_nllb_find_two_letter_keys():
+def test_nllb_language_codes_find_two_letter_keys():
     assert translation_keys(["en", "es", "et"], "est_Latn", "spa_Latn", "x") == ("et", "es")
 
 
-def test_wrong_or_undecided_languages_list_the_keys():
+def test_wrong_translation_language_error_lists_keys():
     with pytest.raises(UsageError, match="--source-lang fr: x has translations for en, ro"):
         translation_keys(["en", "ro"], "fr", "ro", "x")
     with pytest.raises(UsageError, match="--target-lang ro"):
@@ -98,13 +101,13 @@ def test_wrong_or_undecided_languages_list_the_keys():
         translation_keys(["en", "ro"], "en", "en", "x")
 
 
-def test_one_unknown_column_of_text_is_the_text():
+def test_single_unknown_text_column_is_the_text():
     layout, normal = read({"body_of_page": "hello"}, CAUSAL)
     assert normal["text"] == "hello"
     assert "body_of_page" in layout.notice
 
 
-def test_messages_lose_the_empty_keys_that_arrow_adds():
+def test_messages_lose_empty_keys_of_arrow():
     row = {
         "messages": [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "yo"}]
     }
@@ -129,7 +132,8 @@ def test_conversational_prompt_and_completion():
     assert len(json.loads(read(row, CAUSAL)[1]["messages"])) == 2
 
 
-def test_content_parts_of_text_are_joined_and_others_refused():
+def test_message_content_parts():
+    """Content parts of text are joined, and others refused."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     row = {"messages": [{"role": "user", "content": parts}]}
     assert json.loads(read(row, CAUSAL)[1]["messages"])[0]["content"] == "ab"
@@ -147,12 +151,12 @@ def test_content_parts_of_text_are_joined_and_others_refused():
         ("hello", "must be a list"),
     ],
 )
-def test_conversations_that_are_none(messages, reason):
+def test_invalid_conversations_rejected(messages, reason):
     with pytest.raises(UsageError, match=reason):
         read({"messages": messages}, CAUSAL)
 
 
-def test_tool_calls_and_tools_go_to_the_template():
+def test_tool_calls_and_tools_kept_for_template():
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1, "y": None}}}
     row = {
         "messages": [
@@ -167,25 +171,26 @@ def test_tool_calls_and_tools_go_to_the_template():
     assert json.loads(normal["tools"]) == [{"name": "f"}]
 
 
-def test_numbers_are_words_and_structures_are_not():
+def test_numbers_become_text_and_structures_rejected():
     assert read({"source": "one", "target": 1}, SEQ2SEQ)[1]["target"] == "1"
     layout = detect(["source", "target"], {"source": "a", "target": "b"}, SEQ2SEQ, "x")
     with pytest.raises(UsageError, match="row 9: column 'target' holds a list"):
         normalise(layout, {"source": "a", "target": ["b"]}, "x, row 9")
 
 
-def test_missing_values_mark_the_row():
+def test_missing_values_become_none():
     layout = detect(["source", "target"], {"source": "a", "target": "b"}, SEQ2SEQ, "x")
     assert normalise(layout, {"source": None, "target": "b"}, "x")["source"] is None
     assert normalise(layout, {"source": "a", "target": ""}, "x")["target"] is None
 
 
-def test_given_tokens_lose_their_padding():
+def test_pretokenised_rows_lose_padding():
     row = {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0], "labels": [5, 6, -100]}
     assert read(row, CAUSAL)[1] == {"input_ids": [5, 6], "labels": [5, 6]}
 
 
-def test_labels_of_seq2seq_are_a_sequence_of_their_own():
+def test_pretokenised_seq2seq_labels():
+    """Labels of seq2seq are a sequence of their own."""
     row = {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0], "labels": [7, 8, 9]}
     layout, normal = read(row, SEQ2SEQ)
     assert normal == {"input_ids": [5, 6], "labels": [7, 8, 9]}
@@ -195,7 +200,7 @@ def test_labels_of_seq2seq_are_a_sequence_of_their_own():
 
 
 @pytest.mark.parametrize("number", [2**31, -(2**70)])
-def test_a_number_that_no_vocabulary_reaches_is_no_token(number):
+def test_token_id_beyond_any_vocabulary_rejected(number):
     with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* no token id: {number}"):
         read({"input_ids": [3, number]}, CAUSAL)
 
@@ -213,12 +218,13 @@ def test_nan_is_a_missing_text():
         {"messages": [{"role": "user", "content": "b \ud83d"}]},
     ],
 )
-def test_half_a_character_is_refused_where_it_stands(row):
+def test_lone_surrogate_rejected(row):
+    """Half a character is refused, and the error says where it stands."""
     with pytest.raises(UsageError, match=r"data, row 1: column '(target|text|messages)' holds .ud83d, half"):
         read(row, CAUSAL)
 
 
-def test_tools_are_a_list_or_json():
+def test_tools_column_is_list_or_json():
     talk = {"messages": [{"role": "user", "content": "x"}]}
     assert read({**talk, "tools": " "}, CAUSAL)[1]["tools"] is None
     assert json.loads(read({**talk, "tools": '[{"name": "f", "unit": null}]'}, CAUSAL)[1]["tools"]) == [
@@ -230,7 +236,7 @@ def test_tools_are_a_list_or_json():
         read({**talk, "tools": {"name": "f"}}, CAUSAL)
 
 
-def test_tools_beside_a_conversational_prompt():
+def test_tools_column_beside_conversational_prompt():
     row = {
         "prompt": [{"role": "user", "content": "x"}],
         "completion": [{"role": "assistant", "content": "y"}],
@@ -242,7 +248,8 @@ def test_tools_beside_a_conversational_prompt():
     assert [each["role"] for each in json.loads(normal["messages"])] == ["user", "assistant"]
 
 
-def test_a_target_column_of_a_causal_model_is_not_passed_over():
+def test_summary_column_of_causal_model_not_ignored():
+    """A target column of a causal model is not passed over."""
     hints = Hints("causal-lm", summary_column="foo")
     with pytest.raises(
         UsageError, match=r"cannot tell .*found: text, foo.*--text-column and --summary-column"
@@ -253,6 +260,6 @@ def test_a_target_column_of_a_causal_model_is_not_passed_over():
     )
 
 
-def test_given_tokens_must_be_whole_numbers():
+def test_pretokenised_ids_must_be_integers():
     with pytest.raises(UsageError, match="not a list of whole numbers"):
         read({"input_ids": ["a"]}, CAUSAL)

@@ -23,7 +23,8 @@ NO_HOLD_OUT = {"validation_split_percentage": 0}
         ("seq2seq", {"max_source_length": 4, "max_target_length": 4}, None),
     ],
 )
-def test_a_length_that_this_kind_of_model_has_not_is_named(task, flags, named, request, prepare, jsonl):
+def test_length_flag_of_other_task_named(task, flags, named, request, prepare, jsonl):
+    """A length that this kind of model does not have is named."""
     tokenizer = request.getfixturevalue("seq2seq" if task == "seq2seq" else "causal")
     row = PAIR if task == "seq2seq" else {"text": "one"}
     data = prepare(tokenizer, task, train_file=jsonl([row]), splits=["train"], **NO_HOLD_OUT, **flags)
@@ -31,7 +32,7 @@ def test_a_length_that_this_kind_of_model_has_not_is_named(task, flags, named, r
     assert [named in notice for notice in said] == ([True] if named else [])
 
 
-def test_truncation_counts_an_example_once(seq2seq, prepare, jsonl):
+def test_truncation_counts_each_sample_once(seq2seq, prepare, jsonl):
     rows = [
         {"source": "a" * 4, "target": "b" * 3},  # fits exactly, with its end token
         {"source": "a" * 5, "target": "b"},
@@ -49,12 +50,12 @@ def test_truncation_counts_an_example_once(seq2seq, prepare, jsonl):
     assert data.truncation["train"] == Truncation(1, 1, 4)
 
 
-def test_words_for_truncation():
+def test_truncation_sentence():
     assert Truncation(312, 10_000, 512).sentence() == "312 of 10,000 examples were cut at 512 tokens"
     assert Truncation(0, 10_000, 512).sentence() == "none of 10,000 examples was cut at 512 tokens"
 
 
-def test_sample_limits(seq2seq, causal, prepare, jsonl, tmp_path):
+def test_max_train_samples(seq2seq, causal, prepare, jsonl, tmp_path):
     file = jsonl([{"source": str(i), "target": "x"} for i in range(10)])
     assert len(prepare(seq2seq, "seq2seq", train_file=file, max_train_samples=3).train) == 3
     with pytest.raises(UsageError, match=r"--max-train-samples 11: there are only 10 rows in .*train.jsonl"):
@@ -77,7 +78,8 @@ def test_sample_limits(seq2seq, causal, prepare, jsonl, tmp_path):
         )
 
 
-def test_few_blocks_of_a_large_corpus_need_its_beginning_only(causal, prepare, jsonl):
+def test_max_train_samples_reads_beginning_only(causal, prepare, jsonl):
+    """Few blocks of a large corpus need its beginning only."""
     file = jsonl([{"text": "abcd"}] * 3000)
     seen = []
     data = prepare(
@@ -96,7 +98,7 @@ def test_few_blocks_of_a_large_corpus_need_its_beginning_only(causal, prepare, j
 @pytest.mark.parametrize(
     "flag", ["max_source_length", "max_target_length", "val_max_target_length", "max_length"]
 )
-def test_lengths_that_cannot_be(seq2seq, prepare, jsonl, flag):
+def test_invalid_max_lengths_rejected(seq2seq, prepare, jsonl, flag):
     name = "--" + flag.replace("_", "-")
     with pytest.raises(UsageError, match=f"{name} 0: a sequence needs at least 2 tokens"):
         prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), **{flag: 0})
@@ -105,7 +107,7 @@ def test_lengths_that_cannot_be(seq2seq, prepare, jsonl, flag):
     prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), max_positions=64, model_type="t5", **{flag: 65})
 
 
-def test_default_lengths(seq2seq, causal, prepare, jsonl):
+def test_default_max_lengths(seq2seq, causal, prepare, jsonl):
     file = jsonl([{"source": "a" * 2000, "target": "b" * 2000}])
     row = prepare(seq2seq, "seq2seq", train_file=file).train[0]
     assert (len(row["input_ids"]), len(row["labels"])) == (1024, 128)

@@ -22,7 +22,7 @@ def all_tokens(blocks):
     return [int(token) for row in blocks for token in row["input_ids"]]
 
 
-def test_seq2seq_rows(seq2seq, prepare, jsonl):
+def test_prepared_seq2seq_rows(seq2seq, prepare, jsonl):
     data = prepare(
         seq2seq,
         "seq2seq",
@@ -40,7 +40,7 @@ def test_seq2seq_rows(seq2seq, prepare, jsonl):
     assert data.origin == "train.jsonl: 1 train, 1 test"
 
 
-def test_no_validation_data_where_it_is_required(seq2seq, prepare, jsonl):
+def test_missing_required_split_rejected(seq2seq, prepare, jsonl):
     with pytest.raises(UsageError, match=r"no validation data.*--validation-file FILE"):
         prepare(
             seq2seq,
@@ -53,7 +53,7 @@ def test_no_validation_data_where_it_is_required(seq2seq, prepare, jsonl):
         prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), splits=["train", "test"])
 
 
-def test_processes_count_together(seq2seq, prepare, jsonl):
+def test_tokenising_processes_count_together(seq2seq, prepare, jsonl):
     rows = [{"source": "a" * (i % 7 + 1), "target": "b"} for i in range(2500)]
     seen = []
     data = prepare(
@@ -70,7 +70,7 @@ def test_processes_count_together(seq2seq, prepare, jsonl):
     assert seen[-1] == ("train", 2500, 2500)
 
 
-def test_the_environment_stays_the_one_everybody_holds(causal, prepare, jsonl, monkeypatch):
+def test_os_environ_kept_by_tokenising_processes(causal, prepare, jsonl, monkeypatch):
     """`datasets` replaces os.environ by a copy when it starts processes."""
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     before = os.environ
@@ -79,21 +79,21 @@ def test_the_environment_stays_the_one_everybody_holds(causal, prepare, jsonl, m
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
-def test_an_error_in_a_process_arrives_whole(causal, prepare, jsonl):
+def test_error_in_tokenising_process_arrives_whole(causal, prepare, jsonl):
     rows = [{"messages": [{"role": "assistant", "content": "x"}]}] * 20
     causal.chat_template = "{{ raise_exception('never') }}"
     with pytest.raises(UsageError, match=r"train.jsonl, line \d+: the chat template refuses"):
         prepare(causal, "causal-lm", train_file=jsonl(rows), num_proc=2, **NO_HOLD_OUT)
 
 
-def test_incomplete_rows_are_left_out_and_counted(seq2seq, prepare, jsonl):
+def test_incomplete_rows_dropped_and_counted(seq2seq, prepare, jsonl):
     rows = [PAIR, {"source": "x", "target": None}, {"source": "x"}, {"source": "", "target": "y"}, PAIR]
     data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows))
     assert len(data.train) == 2
     assert any("3 of 5 rows lack a text" in n and "line 2" in n for n in data.notices)
 
 
-def test_running_text_is_one_document(causal, prepare, tmp_path):
+def test_text_file_is_one_document(causal, prepare, tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\r\nthree")
     data = prepare(causal, "causal-lm", train_file=tmp_path / "a.txt", block_size=4, **NO_HOLD_OUT)
     assert isinstance(data.train, TokenBin)
@@ -102,20 +102,20 @@ def test_running_text_is_one_document(causal, prepare, tmp_path):
     assert "train: 15 tokens in 4 blocks of 4" in data.notices
 
 
-def test_lines_are_documents_without_their_breaks(causal, prepare, tmp_path):
+def test_text_lines_are_documents_without_linebreaks(causal, prepare, tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     data = prepare(causal, "causal-lm", train_file=tmp_path / "a.txt", keep_linebreaks=False, **NO_HOLD_OUT)
     assert text(causal, all_tokens(data.train)) == "one</s>two</s>"
 
 
-def test_documents_end_and_begin_as_the_tokenizer_wants(merging, prepare, jsonl):
+def test_documents_have_bos_and_eos_of_tokenizer(merging, prepare, jsonl):
     data = prepare(
         merging, "causal-lm", train_file=jsonl([{"text": "ab"}, {"text": ""}, {"text": "b"}]), **NO_HOLD_OUT
     )
     assert text(merging, all_tokens(data.train)) == "<s>ab</s><s>b</s>"
 
 
-def test_held_out_text_is_disjoint_and_whole(causal, prepare, tmp_path):
+def test_held_out_blocks_disjoint_and_whole(causal, prepare, tmp_path):
     words = "".join(f"{i:03d}\n" for i in range(300))
     (tmp_path / "a.txt").write_text(words)
     options = {"train_file": tmp_path / "a.txt", "block_size": 16, "validation_split_percentage": 10}
@@ -128,7 +128,8 @@ def test_held_out_text_is_disjoint_and_whole(causal, prepare, tmp_path):
     assert only_train.validation is None
 
 
-def test_held_out_rows_are_disjoint_whole_and_the_same_again(causal, prepare, jsonl):
+def test_held_out_rows_disjoint_and_deterministic(causal, prepare, jsonl):
+    """Held-out rows are disjoint, whole, and the same again."""
     rows = [{"prompt": f"{i}=", "completion": str(i)} for i in range(100)]
     file = jsonl(rows)
     data = prepare(causal, "causal-lm", train_file=file, splits=["train", "validation"])
@@ -141,12 +142,12 @@ def test_held_out_rows_are_disjoint_whole_and_the_same_again(causal, prepare, js
     assert set(again.validation["target_text"]) == held
 
 
-def test_one_row_cannot_be_divided(causal, prepare, jsonl):
+def test_hold_out_of_single_row_rejected(causal, prepare, jsonl):
     with pytest.raises(UsageError, match="none can be held out"):
         prepare(causal, "causal-lm", train_file=jsonl([{"prompt": "a", "completion": "b"}]))
 
 
-def test_given_tokens(causal, seq2seq, prepare, jsonl):
+def test_pretokenised_rows(causal, seq2seq, prepare, jsonl):
     file = jsonl([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
     data = prepare(causal, "causal-lm", train_file=file, max_length=2, **NO_HOLD_OUT)
     assert data.train[0] == {"input_ids": [5, 6], "labels": [5, 6]}
@@ -157,7 +158,7 @@ def test_given_tokens(causal, seq2seq, prepare, jsonl):
         prepare(causal, "causal-lm", train_file=file, **NO_HOLD_OUT)
 
 
-def test_ids_outside_the_embedding(causal, seq2seq, prepare, jsonl, tmp_path):
+def test_token_ids_outside_embedding_rejected(causal, seq2seq, prepare, jsonl, tmp_path):
     file = jsonl([{"input_ids": [5, 600]}])
     with pytest.raises(UsageError, match="token id 600 is outside the model's embedding of 600 rows"):
         prepare(causal, "causal-lm", train_file=file, vocab_size=600, **NO_HOLD_OUT)
@@ -195,7 +196,7 @@ def test_token_files(causal, seq2seq, prepare, tmp_path):
     assert all_tokens(half.validation) + all_tokens(half.train) == list(range(100))
 
 
-def test_padding_tokens(causal, prepare, jsonl):
+def test_missing_pad_token(causal, prepare, jsonl):
     data = prepare(causal, "causal-lm", train_file=jsonl([{"prompt": "a", "completion": "b"}]), **NO_HOLD_OUT)
     assert causal.pad_token == "</s>"
     assert any("has no padding token" in notice for notice in data.notices)
@@ -205,7 +206,7 @@ def test_padding_tokens(causal, prepare, jsonl):
         prepare(causal, "seq2seq", train_file=jsonl([PAIR], "b.jsonl"))
 
 
-def test_t5_is_told_about_its_prefix(seq2seq, prepare, jsonl):
+def test_t5_source_prefix_notice(seq2seq, prepare, jsonl):
     def said(**options):
         data = prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), **{"model_type": "t5", **options})
         return any("prefix" in notice for notice in data.notices)
@@ -216,7 +217,7 @@ def test_t5_is_told_about_its_prefix(seq2seq, prepare, jsonl):
     assert not said(model_type="mt5")
 
 
-def test_folders_saved_datasets_and_their_splits(seq2seq, prepare, jsonl, tmp_path):
+def test_dataset_folder_and_saved_dataset_splits(seq2seq, prepare, jsonl, tmp_path):
     for name in ("data/train-2.jsonl", "data/train-10.jsonl", "data/dev.jsonl", "data/test/part.jsonl"):
         jsonl([{"source": name[-8:-6], "target": "x"}], name)
     (tmp_path / "data" / "README.md").write_text("words")
@@ -230,13 +231,13 @@ def test_folders_saved_datasets_and_their_splits(seq2seq, prepare, jsonl, tmp_pa
     assert data.validation[0]["target_text"] == "unu"
 
 
-def test_a_dataset_and_a_file_for_one_split(seq2seq, prepare, jsonl, tmp_path):
+def test_dataset_and_file_for_one_split_rejected(seq2seq, prepare, jsonl, tmp_path):
     jsonl([PAIR], "data/train.jsonl")
     with pytest.raises(UsageError, match="has training data and --train-file"):
         prepare(seq2seq, "seq2seq", dataset=tmp_path / "data", train_file=jsonl([PAIR]))
 
 
-def test_every_format_gives_the_same_rows(seq2seq, prepare, jsonl, tmp_path):
+def test_data_file_formats_give_same_rows(seq2seq, prepare, jsonl, tmp_path):
     rows = [{"source": "007", "target": "NA"}, {"source": 'a,"b"', "target": "x\ny"}]
     table = 'source,target\n007,NA\n"a,""b""","x\ny"\n'
     (tmp_path / "a.csv").write_text(table)
@@ -249,7 +250,7 @@ def test_every_format_gives_the_same_rows(seq2seq, prepare, jsonl, tmp_path):
         assert [dict(row) for row in data.train] == expected, name
 
 
-def test_text_columns_and_strings_of_json(causal, prepare, tmp_path):
+def test_json_list_of_strings(causal, prepare, tmp_path):
     (tmp_path / "a.json").write_text('["ab", "cd"]')
     data = prepare(causal, "causal-lm", train_file=tmp_path / "a.json", **NO_HOLD_OUT)
     assert text(causal, all_tokens(data.train)) == "ab</s>cd</s>"
@@ -276,7 +277,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_files_name_the_place(seq2seq, prepare, tmp_path, name):
+def test_broken_data_file_error_names_line(seq2seq, prepare, tmp_path, name):
     content, expected = BROKEN[name]
     (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=expected) as error:
@@ -284,7 +285,7 @@ def test_broken_files_name_the_place(seq2seq, prepare, tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-def test_padding_to_the_maximum(seq2seq, prepare, jsonl):
+def test_pad_to_max_length(seq2seq, prepare, jsonl):
     data = prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), pad_to_max_length=True, max_length=9)
     batch = data.collator([data.train[0]])
     assert batch["input_ids"].shape == (1, 9)

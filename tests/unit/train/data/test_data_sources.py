@@ -19,7 +19,7 @@ from dsrun.train.data.sources import find_sources, split_of
         ("strain.json", None), ("latest.json", None), ("values.csv", None),
     ],
 )  # fmt: skip
-def test_names_of_splits(name, split):
+def test_split_from_file_name(name, split):
     assert split_of(name) == split
 
 
@@ -53,7 +53,7 @@ def test_names_of_splits(name, split):
         ),
     ],
 )
-def test_the_hub_refuses_in_one_line(monkeypatch, raised, expected, line):
+def test_hub_dataset_error_is_one_line(monkeypatch, raised, expected, line):
     def refuse(*_args, **_options):
         raise raised
 
@@ -64,7 +64,7 @@ def test_the_hub_refuses_in_one_line(monkeypatch, raised, expected, line):
     assert "\n" not in str(error.value)
 
 
-def test_splits_of_the_hub(monkeypatch, seq2seq, prepare):
+def test_hub_dataset_splits(monkeypatch, seq2seq, prepare):
     rows = [{"document": "abc", "summary": "a", "id": i} for i in range(4)]
     splits = {
         "train": Dataset.from_list(rows),
@@ -94,7 +94,7 @@ def test_splits_of_the_hub(monkeypatch, seq2seq, prepare):
     assert len(data.validation) == 2
 
 
-def test_a_hub_row_that_is_wrong_is_named(monkeypatch, seq2seq, prepare):
+def test_hub_dataset_wrong_row_named(monkeypatch, seq2seq, prepare):
     rows = [{"source": "a", "target": "b"}, {"source": "a", "target": None}]
     monkeypatch.setattr(
         "datasets.load_dataset", lambda *_args, **_options: {"train": Dataset.from_list(rows)}
@@ -103,7 +103,7 @@ def test_a_hub_row_that_is_wrong_is_named(monkeypatch, seq2seq, prepare):
     assert any("org/x (train), row 2" in notice for notice in data.notices)
 
 
-def test_no_split_of_a_known_name(monkeypatch):
+def test_dataset_without_known_split_rejected(monkeypatch):
     monkeypatch.setattr(
         "datasets.load_dataset", lambda *_args, **_options: {"extra": Dataset.from_list([{"a": 1}])}
     )
@@ -111,7 +111,7 @@ def test_no_split_of_a_known_name(monkeypatch):
         find_sources(TrainSpec(dataset="org/x"))
 
 
-def test_folders(tmp_path):
+def test_dataset_folders(tmp_path):
     (tmp_path / "a.xyz").write_text("x")
     with pytest.raises(UsageError, match="holds no data files"):
         find_sources(TrainSpec(dataset=str(tmp_path)))
@@ -128,7 +128,7 @@ def test_folders(tmp_path):
         find_sources(TrainSpec(dataset=str(tmp_path)))
 
 
-def test_files_without_a_split_beside_others_are_told(tmp_path, seq2seq, prepare):
+def test_files_without_split_in_name_reported(tmp_path, seq2seq, prepare):
     for name in ("train-1.csv", "more.csv", "sub/train.csv", "sub/also.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("source,target,,\na,b,,\n")
@@ -153,7 +153,7 @@ def mbart():
     return MBart50Tokenizer(vocab=vocab)
 
 
-def test_languages_go_into_every_sample(mbart, prepare, jsonl):
+def test_language_tokens_in_every_sample(mbart, prepare, jsonl):
     file = jsonl([{"translation": {"en": "a", "ro": "b"}}])
     data = prepare(mbart, "seq2seq", train_file=file, source_lang="en_XX", target_lang="ro_RO")
     source = mbart.convert_ids_to_tokens(data.train[0]["input_ids"])
@@ -161,7 +161,7 @@ def test_languages_go_into_every_sample(mbart, prepare, jsonl):
     assert (source[0], target[0]) == ("en_XX", "ro_RO")
 
 
-def test_languages_that_are_missing_or_unknown(mbart, seq2seq):
+def test_missing_or_unknown_language_rejected(mbart, seq2seq):
     assert is_multilingual(mbart)
     assert not is_multilingual(seq2seq)
     with pytest.raises(UsageError, match="needs --target-lang"):

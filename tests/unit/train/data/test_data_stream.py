@@ -22,7 +22,7 @@ from dsrun.train.data.stream import RowStream
 PAIRS = [{"source": f"{i}", "target": f"{i}{i}"} for i in range(250)]
 
 
-def test_the_same_rows_as_prepared(seq2seq, prepare, jsonl):
+def test_streamed_rows_equal_prepared_rows(seq2seq, prepare, jsonl):
     file = jsonl(PAIRS)
     stream = prepare(seq2seq, "seq2seq", train_file=file, streaming=True)
     assert isinstance(stream.train, RowStream)
@@ -32,7 +32,7 @@ def test_the_same_rows_as_prepared(seq2seq, prepare, jsonl):
     assert stream.truncation == {}
 
 
-def test_documents_are_cut_into_the_same_blocks(causal, prepare, jsonl):
+def test_streamed_blocks_equal_prepared_blocks(causal, prepare, jsonl):
     file = jsonl([{"text": "x" * (i % 13)} for i in range(300)])
     options = {"train_file": file, "block_size": 16, "validation_split_percentage": 0}
     stream = prepare(causal, "causal-lm", streaming=True, **options).train
@@ -57,14 +57,14 @@ def resumed_everywhere(stream, again):
 
 
 @pytest.mark.parametrize("block_size", [7, 16, 250])
-def test_blocks_go_on_where_they_stopped(causal, prepare, jsonl, block_size):
+def test_streamed_blocks_resume_where_they_stopped(causal, prepare, jsonl, block_size):
     file = jsonl([{"text": "x" * (i * 7 % 113)} for i in range(500)])
     options = {"train_file": file, "block_size": block_size, "validation_split_percentage": 0}
     first, second = (prepare(causal, "causal-lm", streaming=True, **options).train for _ in range(2))
     resumed_everywhere(first, second)
 
 
-def test_several_files_go_on_where_they_stopped(seq2seq, prepare, jsonl, tmp_path):
+def test_streamed_files_resume_where_they_stopped(seq2seq, prepare, jsonl, tmp_path):
     """Rows without a target are left out, so that batches of the tokenizer and rows do not run in step."""
     rows = [{**pair, "target": None} if i % 3 == 1 else pair for i, pair in enumerate(PAIRS)]
     jsonl(rows[:100], "data/train-1.jsonl")
@@ -77,7 +77,7 @@ def test_several_files_go_on_where_they_stopped(seq2seq, prepare, jsonl, tmp_pat
 
 
 @pytest.mark.parametrize("kind", [Dataset, IterableDataset])
-def test_a_table_goes_on_where_it_stopped(seq2seq, prepare, jsonl, kind):
+def test_streamed_table_resumes_where_it_stopped(seq2seq, prepare, jsonl, kind):
     """A saved dataset, and a streamed one of the Hub, which comes in shards."""
     table = Dataset.from_list(PAIRS)
     if kind is IterableDataset:
@@ -114,7 +114,7 @@ def written(path, rows):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.json", "a.txt"])
 @pytest.mark.parametrize("keep_linebreaks", [True, False])
-def test_every_format_is_read_from_any_mark_on(tmp_path, name, keep_linebreaks):
+def test_data_file_formats_resume_from_any_mark(tmp_path, name, keep_linebreaks):
     path = written(tmp_path / name, many(200))
     rows = list(read_marked(path, keep_linebreaks=keep_linebreaks))
     assert len(rows) >= 200
@@ -123,7 +123,7 @@ def test_every_format_is_read_from_any_mark_on(tmp_path, name, keep_linebreaks):
         assert list(read_marked(path, keep_linebreaks=keep_linebreaks, start=mark)) == rows[at:]
 
 
-def test_lines_may_end_as_on_old_macs(tmp_path):
+def test_csv_with_carriage_return_line_ends(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b"source,target\ra,b\rc,d\r")
     rows = list(read_marked(path))
@@ -132,7 +132,8 @@ def test_lines_may_end_as_on_old_macs(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_file_that_has_become_shorter_is_not_taken_for_read(tmp_path, name):
+def test_stream_resume_of_shortened_file_rejected(tmp_path, name):
+    """A file that has become shorter is not taken as read to its end."""
     path = written(tmp_path / name, many(200))
     mark = list(read_marked(path))[150][0]
     written(path, many(100))
@@ -140,7 +141,7 @@ def test_a_file_that_has_become_shorter_is_not_taken_for_read(tmp_path, name):
         next(read_marked(path, start=mark))
 
 
-def test_a_stream_of_the_hub_goes_on_out_of_a_loader_process(seq2seq, prepare, jsonl):
+def test_hub_stream_resumes_in_loader_worker(seq2seq, prepare, jsonl):
     """There `datasets` shares its shards out, and the place comes with the batch."""
     stream = prepare(seq2seq, "seq2seq", train_file=jsonl(PAIRS), streaming=True).train
     table = Dataset.from_list(PAIRS).to_iterable_dataset(num_shards=4)
@@ -167,7 +168,7 @@ def same(taken):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_going_on_far_in_reads_little(seq2seq, prepare, tmp_path, name, monkeypatch):
+def test_stream_resume_far_in_reads_little(seq2seq, prepare, tmp_path, name, monkeypatch):
     """To go on behind 50,000 rows it reads one batch to tokenise, twice the lines here, or its row groups."""
     path = written(tmp_path / name, many(50_200))
     stream = prepare(seq2seq, "seq2seq", train_file=path, streaming=True).train
@@ -191,7 +192,7 @@ def counting(function, read):
     return counted
 
 
-def test_limits_and_validation(seq2seq, causal, prepare, jsonl):
+def test_stream_limits_and_validation(seq2seq, causal, prepare, jsonl):
     file = jsonl(PAIRS)
     data = prepare(
         seq2seq,
@@ -215,7 +216,8 @@ def test_limits_and_validation(seq2seq, causal, prepare, jsonl):
         )
 
 
-def test_ids_outside_the_embedding_are_refused_when_they_come(causal, prepare, jsonl):
+def test_streamed_ids_outside_embedding_rejected(causal, prepare, jsonl):
+    """Ids outside the embedding are refused when they come."""
     file = jsonl([{"input_ids": [1, 2]}, {"input_ids": [1, 900]}])
     data = prepare(causal, "causal-lm", train_file=file, streaming=True, vocab_size=900)
     with pytest.raises(UsageError, match="token id 900"):

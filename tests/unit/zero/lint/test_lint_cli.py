@@ -38,7 +38,7 @@ def put(folder, name, content):
     return name
 
 
-def test_a_good_file_is_exit_code_0(here, call):
+def test_config_check_good_file_exits_0(here, call):
     assert call(config_check.command, put(here, "ds.json", GOOD)) == (
         0,
         "ds.json: nothing to complain about\n",
@@ -46,13 +46,14 @@ def test_a_good_file_is_exit_code_0(here, call):
     )
 
 
-def test_warnings_alone_are_exit_code_0(here, call):
+def test_config_check_warnings_exit_0(here, call):
     code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"mine": 1}))
     assert code == 0
     assert out.endswith("ds.json: 1 warning\n")
 
 
-def test_an_error_is_exit_code_3_and_says_where_and_what_to_do(here, call):
+def test_config_check_error_exits_3_with_line_and_fix(here, call):
+    """An error is exit code 3, and says where and what to do."""
     code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"fp16": {"enable": True}}))
     assert code == 3
     assert (
@@ -62,7 +63,7 @@ def test_an_error_is_exit_code_3_and_says_where_and_what_to_do(here, call):
     assert out.endswith("ds.json: 1 error\n")
 
 
-def test_json_output_has_a_version_and_every_field(here, call):
+def test_config_check_json_fields(here, call):
     code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"amp": {}}), "--format", "json")
     answer = json.loads(out)
     assert code == 3
@@ -76,7 +77,7 @@ def test_json_output_has_a_version_and_every_field(here, call):
     )
 
 
-def test_standard_input(here):
+def test_config_check_reads_stdin(here):
     argv = [sys.executable, "-m", "dsrun", "config", "check", "-"]
     done = subprocess.run(argv, input='{"a": 1,}', capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -84,20 +85,20 @@ def test_standard_input(here):
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_file_name_that_is_no_utf_8(here, call, form):
+def test_config_check_file_name_not_utf8(here, call, form):
     name = put(here, os.fsdecode(b"\xff.json"), GOOD)
     code, out, _ = call(config_check.command, name, "--format", form)
     assert code == 0
     assert r"\udcff.json" in out.encode().decode()
 
 
-def test_no_standard_input_at_all(here, call, monkeypatch):
+def test_config_check_closed_stdin(here, call, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match="<stdin> is closed"):
         call(config_check.command, "-")
 
 
-def test_the_world_size_and_the_reader_can_be_said(here, call):
+def test_config_check_world_size_and_target_options(here, call):
     config = put(here, "ds.json", GOOD | {"train_batch_size": 8, "gradient_accumulation_steps": 1})
     assert call(config_check.command, config, "--world-size", 2)[0] == 0
     assert call(config_check.command, config, "--world-size", 4)[0] == 3
@@ -115,7 +116,7 @@ AUTO = {
 }
 
 
-def test_training_flags_behind_two_dashes(here, call):
+def test_config_check_against_training_flags(here, call):
     config = put(here, "ds.json", AUTO)
     code, out, _ = call(config_check.command, config, "--", "--micro-batch-size", "2", "--model", "x")
     assert code == 3
@@ -123,7 +124,7 @@ def test_training_flags_behind_two_dashes(here, call):
     assert call(config_check.command, config, "--", "--per_gpu_train_batch_size", "4")[0] == 0
 
 
-def test_training_flags_of_a_run_file(here, call):
+def test_config_check_against_run_file(here, call):
     config = put(here, "ds.json", AUTO)
     put(here, "run.yaml", "train:\n  model: m\n  per_device_train_batch_size: 2\n")
     code, out, _ = call(config_check.command, config, "--against", "run.yaml")
@@ -135,7 +136,7 @@ def test_training_flags_of_a_run_file(here, call):
     )
 
 
-def test_flags_in_a_file_are_compared_too(here, call):
+def test_config_check_against_arguments_file(here, call):
     config = put(here, "ds.json", GOOD)
     put(here, "args.json", {"per_device_train_batch_size": 8})
     put(here, "run.yaml", "train:\n  per_device_train_batch_size: 8\n")
@@ -146,13 +147,13 @@ def test_flags_in_a_file_are_compared_too(here, call):
     assert call(config_check.command, config, "--", "args.json", "--per_device_train_batch_size", "4")[0] == 0
 
 
-def test_a_second_configuration_is_not_passed_over(here, call):
+def test_config_check_second_config_is_refused(here, call):
     put(here, "other.json", GOOD)
     with pytest.raises(UsageError, match=r"other\.json: train_micro_batch_size_per_gpu: unknown flag"):
         call(config_check.command, put(here, "ds.json", GOOD), "other.json")
 
 
-def test_a_models_config_nested_without_end_says_nothing(here, call):
+def test_config_check_ignores_deeply_nested_model_config(here, call):
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"a":' * 100_000)
     config = put(here, "ds.json", GOOD)
@@ -162,7 +163,7 @@ def test_a_models_config_nested_without_end_says_nothing(here, call):
     )
 
 
-def test_a_global_batch_size_is_compared_too(here, call):
+def test_config_check_against_global_batch_size(here, call):
     config = put(here, "ds.json", AUTO | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32})
     assert call(config_check.command, config, "--", "--global-batch-size", "64")[0] == 3
     assert call(config_check.command, config, "--", "--global-batch-size", "32", "--nproc", "2")[0] == 0
@@ -175,12 +176,12 @@ def test_a_global_batch_size_is_compared_too(here, call):
 @pytest.mark.parametrize(
     ("model", "warned"), [("google/flan-t5-xl", True), ("google/mt5-small", True), ("llama-7b", False)]
 )
-def test_t5_is_known_by_its_name(here, call, model, warned):
+def test_t5_fp16_warning_by_model_name(here, call, model, warned):
     _, out, _ = call(config_check.command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", model)
     assert ("t5_fp16" in out) is warned
 
 
-def test_a_local_models_config_says_what_it_is(here, call):
+def test_t5_fp16_warning_by_local_model_config(here, call):
     (here / "model").mkdir()
     put(here / "model", "config.json", {"model_type": "t5"})
     _, out, _ = call(config_check.command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", "model")
@@ -197,14 +198,14 @@ def test_a_local_models_config_says_what_it_is(here, call):
         (("binary",), "binary: not text in UTF-8"),
     ],
 )
-def test_bad_input_is_a_usage_error(here, call, args, message):
+def test_config_check_bad_input_is_usage_error(here, call, args, message):
     put(here, "ds.json", GOOD)
     (here / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=message):
         call(config_check.command, *args)
 
 
-def test_checking_loads_nothing_heavy(here):
+def test_config_check_imports_no_heavy_library(here):
     put(here, "ds.json", GOOD)
     code = (
         "import sys; from dsrun.cli.config_check import command; command.main(['ds.json'], standalone_mode=False);"
@@ -219,14 +220,14 @@ def test_checking_loads_nothing_heavy(here):
 OLD = GOOD | {"nebula": {}}
 
 
-def test_the_new_text_goes_to_stdout_and_the_changes_to_stderr(here, call):
+def test_config_upgrade_text_to_stdout_changes_to_stderr(here, call):
     code, out, err = call(config_upgrade.command, put(here, "old.json", OLD))
     assert (code, json.loads(out)) == (0, GOOD)
     assert err == "note: nebula: left out (Nebula checkpointing was removed)\n"
     assert json.loads((here / "old.json").read_text()) == OLD
 
 
-def test_to_a_file_and_in_place(here, call):
+def test_config_upgrade_to_file_and_in_place(here, call):
     old = put(here, "old.json", OLD)
     assert call(config_upgrade.command, old, "-o", "new.json")[:2] == (0, "")
     assert json.loads((here / "new.json").read_text()) == GOOD
@@ -235,7 +236,7 @@ def test_to_a_file_and_in_place(here, call):
     assert sorted(path.name for path in here.iterdir()) == ["new.json", "old.json"]
 
 
-def test_nothing_to_do_says_so(here, call):
+def test_config_upgrade_nothing_to_upgrade(here, call):
     text = put(here, "ds.json", GOOD)
     assert call(config_upgrade.command, text) == (
         0,
@@ -244,19 +245,19 @@ def test_nothing_to_do_says_so(here, call):
     )
 
 
-def test_what_no_upgrade_mends_is_exit_code_3(here, call):
+def test_config_upgrade_remaining_error_exits_3(here, call):
     code, out, err = call(config_upgrade.command, put(here, "old.json", OLD | {"fp16": {"enable": True}}))
     assert code == 3
     assert json.loads(out)["fp16"] == {"enable": True}
     assert "error: fp16.enable (old.json:8): DeepSpeed has no key enable in fp16\n" in err
 
 
-def test_in_place_needs_a_file(here, call):
+def test_config_upgrade_in_place_needs_a_file(here, call):
     with pytest.raises(UsageError, match="--in-place"):
         call(config_upgrade.command, "-", "--in-place")
 
 
-def test_a_run_file(here, call):
+def test_config_upgrade_of_run_file(here, call):
     run = put(
         here,
         "run.yaml",

@@ -24,12 +24,12 @@ PAGE = ROOT / "docs" / "config-check.md"
 RULES = sorted((ROOT / "dsrun" / "zero" / "lint").glob("*.py"))
 
 
-def test_the_table_of_codes_is_generated():
+def test_docs_table_of_codes_is_up_to_date():
     page = PAGE.read_text(encoding="utf-8")
     assert PART.inserted(page) == page
 
 
-def test_the_example_of_the_json_output_is_real():
+def test_docs_json_example_is_real_output():
     (example,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     config = {
         "train_batch_size": 8,
@@ -41,7 +41,7 @@ def test_the_example_of_the_json_output_is_real():
     assert json.loads(example)["findings"] == found
 
 
-def test_every_old_key_that_the_page_names_is_upgraded():
+def test_docs_old_keys_are_upgraded():
     page = PAGE.read_text(encoding="utf-8")
     rows = [
         line.split("|")[1] for line in page.partition("| old |")[2].splitlines()[2:] if line.startswith("|")
@@ -63,7 +63,8 @@ def test_every_old_key_that_the_page_names_is_upgraded():
         assert upgrade(json.dumps(config)).changes, name
 
 
-def test_every_code_is_used_and_every_used_code_is_in_the_table():
+def test_every_lint_code_is_used_and_listed():
+    """Every code is used, and every used code is in the table."""
     source = "".join(path.read_text(encoding="utf-8") for path in RULES if path.name != "codes.py")
     assert [code for code in CODES if f'"{code}"' not in source] == []
     with pytest.raises(KeyError):
@@ -72,20 +73,20 @@ def test_every_code_is_used_and_every_used_code_is_in_the_table():
         Sheet(Source({}), "x").info("not_json", (), "message")
 
 
-def test_the_schema_is_that_of_the_installed_deepspeed():
+def test_schema_matches_installed_deepspeed():
     tool = ROOT / "tools" / "harvest_ds_schema.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_code_knows_every_word_of_the_schema():
+def test_every_schema_type_has_a_converter():
     entries = [entry for block in blocks().values() for entry in block.keys.values() if "block" not in entry]
     words = {word for entry in entries for word in entry.get("types", [entry.get("type")])}
     assert words - {"enum", "literal"} <= set(CONVERTERS)
     assert {name for block in ("", "zero_optimization") for name in removed(block)} <= set(REMOVED)
 
 
-def test_what_the_trainer_fills_is_what_its_code_fills():
+def test_trainer_filled_keys_match_transformers():
     """Every key that HfTrainerDeepSpeedConfig names in fill_match and fill_only."""
     package = Path(str(find_spec("transformers").origin)).parent
     source = (package / "integrations" / "deepspeed.py").read_text(encoding="utf-8")

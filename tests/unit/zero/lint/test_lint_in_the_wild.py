@@ -23,7 +23,7 @@ def errors(text):
     return [each.code for each in check(text) if each.level == "error"]
 
 
-def test_aio_inside_zero_optimization_moves_to_the_top():
+def test_aio_in_zero_optimization_moves_to_top_level():
     old = json.dumps(BASE | {"zero_optimization": {"stage": 3, "aio": AIO}})
     new = upgrade(old)
 
@@ -36,7 +36,7 @@ def test_aio_inside_zero_optimization_moves_to_the_top():
     }
 
 
-def test_an_aio_at_the_top_wins():
+def test_aio_at_top_level_wins():
     new = upgrade(
         json.dumps(BASE | {"zero_optimization": {"stage": 3, "aio": AIO}, "aio": {"queue_depth": 8}})
     )
@@ -44,7 +44,7 @@ def test_an_aio_at_the_top_wins():
     assert json.loads(new.text)["aio"] == {"queue_depth": 8}
 
 
-def test_the_old_name_of_the_threads_is_known():
+def test_aio_thread_count_is_renamed():
     findings = check(json.dumps(BASE | {"aio": {"thread_count": 1}}))
 
     assert [each.fix for each in findings if "thread_count" in each.where] == [
@@ -62,7 +62,7 @@ def test_the_old_name_of_the_threads_is_known():
         ({"backend": "inductor", "deepcompile": True}, {"deepcompile": True}),
     ],
 )
-def test_torch_compile_s_own_keys_are_left_out(block, left):
+def test_torch_compile_keys_are_removed(block, left):
     old = json.dumps(BASE | {"compile": block})
     new = upgrade(old)
 
@@ -71,7 +71,8 @@ def test_torch_compile_s_own_keys_are_left_out(block, left):
     assert errors(new.text) == []
 
 
-def test_a_byte_order_mark_stops_the_trainer_and_not_deepspeed():
+def test_byte_order_mark_is_an_error_for_trainer_only():
+    """A byte order mark stops the Trainer and not DeepSpeed."""
     text = "\ufeff" + json.dumps(BASE)
 
     marks = [
@@ -84,7 +85,8 @@ def test_a_byte_order_mark_stops_the_trainer_and_not_deepspeed():
     assert json.loads(upgrade(text).text) == BASE
 
 
-def test_a_batch_size_beyond_all_numbers_is_said_in_whole_words():
+def test_infinite_batch_size_message():
+    """A batch size beyond all numbers is described in words."""
     message = next(
         each.message for each in check('{"train_batch_size": 1e400}') if each.code == "batch_mismatch"
     )

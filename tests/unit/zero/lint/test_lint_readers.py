@@ -11,35 +11,35 @@ from tests.unit.zero.lint.judged import CLIP, FILLED, MICRO, found, only, traine
 # -- who reads it -------------------------------------------------------------------------------------------------
 
 
-def test_without_zero_optimization_only_the_trainer_stops():
+def test_missing_zero_optimization_stops_trainer_only():
     assert found({**MICRO, **CLIP}) == [("warning", "trainer_stops", "ds.json:1:1")]
     assert found({**MICRO, **CLIP}, target="deepspeed") == []
     assert ("error", "trainer_stops", "ds.json:1:1") in found({**MICRO, **CLIP}, target="trainer")
 
 
-def test_bfloat16_does_nothing_under_the_trainer():
+def test_bfloat16_key_is_ignored_under_trainer():
     config = {**zero(2), "bfloat16": {"enabled": True}}
     assert ("warning", "ignored_key", "bfloat16") in found(config, target="trainer")
 
 
-def test_comments_are_errors_but_for_deepspeed():
+def test_json_comments_are_errors_except_for_deepspeed():
     text = json.dumps(zero(2), indent=1).replace("4,", "4, // four").replace("\n}", ",\n}")
     assert [each.level for each in check(text)] == ["error", "error"]
     assert [each.level for each in check(text, target="deepspeed")] == ["warning", "warning"]
 
 
-def test_no_json_is_one_finding_with_its_place():
+def test_invalid_json_is_one_finding_with_position():
     (finding,) = check('{\n  "a": 1\n  "b": 2\n}', file="x.json")
     assert (finding.code, finding.where) == ("not_json", "x.json:3:3")
     assert "line 2" in finding.fix
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null"])
-def test_anything_but_an_object_is_an_error(text):
+def test_json_that_is_no_object_is_an_error(text):
     assert [each.code for each in check(text)] == ["not_an_object"]
 
 
-def test_a_doubled_key_says_where_the_first_stands():
+def test_duplicate_key_names_line_of_first():
     (finding,) = [each for each in check('{"a": 1,\n"a": 2}') if each.code == "duplicate_key"]
     assert finding.where == "a (ds.json:2)"
     assert "first in line 1" in finding.message
@@ -55,7 +55,7 @@ def flags(**given):
     )
 
 
-def test_a_number_that_a_flag_contradicts():
+def test_micro_batch_conflicts_with_flag():
     config = {**trainer(2), "train_micro_batch_size_per_gpu": 4}
     finding = only(config, "conflicts_with_flag", against=flags(per_device_train_batch_size=2))
     assert finding.level == "error"
@@ -63,24 +63,25 @@ def test_a_number_that_a_flag_contradicts():
     assert found(config, against=flags(per_device_train_batch_size=4)) == []
 
 
-def test_a_flag_that_was_not_given_still_has_its_default():
+def test_learning_rate_conflicts_with_flag_default():
+    """A flag that was not given still has its default."""
     config = {**trainer(2), "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
     assert "not given" in only(config, "conflicts_with_flag", against=flags()).message
 
 
-def test_the_precision_is_compared_when_a_flag_asks_for_one():
+def test_precision_conflicts_with_flag():
     config = {**trainer(2), "bf16": {"enabled": True, "check_grad_overflow": True}}
     assert found(config, against=flags()) == []
     assert only(config, "conflicts_with_flag", against=flags(fp16=True)).where.startswith("bf16.enabled")
 
 
-def test_the_global_batch_is_compared_with_a_world_size():
+def test_global_batch_conflict_needs_world_size():
     config = {**trainer(2), "train_batch_size": 16}
     assert "conflicts_with_flag" in {code for _, code, _ in found(config, against=flags(), world_size=4)}
     assert found(config, against=flags(), world_size=2) == []
 
 
-def test_flags_that_the_file_overrules():
+def test_flags_overruled_by_config_have_no_effect():
     config = {**FILLED, "zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR", "params": {}}}
     codes = [
         code for _, code, _ in found(config, against=flags(lr_scheduler_type="cosine", max_grad_norm=0.5))
@@ -88,7 +89,7 @@ def test_flags_that_the_file_overrules():
     assert codes.count("flag_has_no_effect") == 2
 
 
-def test_auto_find_batch_size_does_not_go_with_zero3():
+def test_auto_find_batch_size_conflicts_with_zero3():
     config = trainer(3, stage3_gather_16bit_weights_on_model_save=True)
     assert only(config, "conflicts_with_flag", against=flags(auto_find_batch_size=True))
 
@@ -110,13 +111,13 @@ TINY = 1e-300
         ((None, HUGE, 2), []),
     ],
 )
-def test_batch_sizes_that_cannot_be_computed_with(sizes, codes, world):
+def test_batch_sizes_of_extreme_value(sizes, codes, world):
     config = {name: size for name, size in zip(FILLED, sizes, strict=True) if size is not None}
     rows = found({**config, **CLIP}, world_size=world, target="deepspeed")
     assert [code for _, code, _ in rows if code.startswith("batch")] == codes
 
 
-def test_numbers_too_large_for_a_float():
+def test_bucket_size_too_large_for_float():
     config = zero(
         3, reduce_bucket_size=HUGE, stage3_param_persistence_threshold=HUGE, stage3_prefetch_bucket_size=-HUGE
     )
@@ -127,13 +128,14 @@ def test_numbers_too_large_for_a_float():
     assert ("error", "breaks_later", "zero_optimization.compute_grad_norm") in found(clipping)
 
 
-def test_a_product_with_more_digits_than_python_writes():
+def test_batch_product_beyond_int_digit_limit():
+    """A product with more digits than Python writes is still a finding."""
     config = {"train_batch_size": 1, "train_micro_batch_size_per_gpu": 10**4290, **CLIP}
     text = json.dumps({**config, "gradient_accumulation_steps": 10**4290})
     assert "batch_mismatch" in [each.code for each in check(text, world_size=8)]
 
 
-def test_half_a_surrogate_pair_is_shown_as_an_escape():
+def test_lone_surrogate_is_shown_as_escape():
     rows = check('{"\\ud800": 1, "zero_optimization": {"stage": "\\udfff"}}')
     assert r"\ud800 (ds.json:1)" in [each.where for each in rows]
     for each in rows:
@@ -141,6 +143,6 @@ def test_half_a_surrogate_pair_is_shown_as_an_escape():
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "1e999"])
-def test_nobody_is_told_to_write_what_is_no_number(word):
+def test_bucket_size_nan_or_inf_gets_no_fix(word):
     rows = check(json.dumps(zero(2, reduce_bucket_size=word)))
     assert [each.fix for each in rows if each.code == "wrong_type"] == [""]

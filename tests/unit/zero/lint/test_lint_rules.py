@@ -10,19 +10,20 @@ from dsrun.zero.lint.view import Flags
 from tests.unit.zero.lint.judged import CLIP, MICRO, found, only, trainer, zero
 
 
-def test_a_clean_config_has_no_finding():
+def test_clean_config_has_no_finding():
     assert found(zero(2)) == []
     assert found(trainer(3, stage3_gather_16bit_weights_on_model_save=True)) == []
 
 
-def test_a_finding_names_the_key_the_file_and_the_line():
+def test_finding_names_key_file_and_line():
     finding = only(zero(2, overlap_com=True), "unknown_key", file="my.json")
     assert finding.level == "error"
     assert finding.where == "zero_optimization.overlap_com (my.json:6)"
     assert finding.fix == "did you mean overlap_comm?"
 
 
-def test_all_findings_come_at_once_and_in_the_order_of_the_file():
+def test_findings_come_in_file_order():
+    """All findings come at once, in the order of the file."""
     config = {
         "nebula": {},
         "fp16": {"enabled": "maybe"},
@@ -39,25 +40,27 @@ def test_all_findings_come_at_once_and_in_the_order_of_the_file():
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_typo_that_deepspeed_ignores_is_a_warning():
+def test_unknown_key_ignored_by_deepspeed_is_a_warning():
     assert found({**zero(2), "gradient_cliping": 1.0}) == [("warning", "unknown_key", "gradient_cliping")]
 
 
-def test_an_optimizer_whose_type_is_mistyped_is_none():
+def test_optimizer_without_type():
+    """An optimizer whose "type" is mistyped is no optimizer."""
     assert found({**zero(2), "optimizer": {"typ": "AdamW", "params": {}}}) == [
         ("warning", "optimizer_needs", "optimizer"),
         ("warning", "unknown_key", "optimizer.typ"),
     ]
 
 
-def test_a_key_of_another_block_is_sent_there():
+def test_unknown_key_of_another_block_fix():
     assert only({**zero(2), "offload_optimizer": {"device": "cpu"}}, "unknown_key").fix == (
         "it belongs into zero_optimization"
     )
     assert only({**MICRO, "bf16": {"loss_scale": 0}}, "unknown_key").fix == "it belongs into fp16"
 
 
-def test_a_second_spelling_beside_the_right_one_is_to_be_removed():
+def test_unknown_key_beside_right_spelling_fix():
+    """A second spelling beside the right one is to be removed."""
     assert only({**zero(2), "zero_optimisation": {}}, "unknown_key").fix.startswith(
         "remove it: zero_optimization is"
     )
@@ -67,18 +70,18 @@ def test_a_second_spelling_beside_the_right_one_is_to_be_removed():
     ("key", "value"),
     [("cpu_offload", True), ("cpu_offload_param", True), ("cpu_offload_use_pin_memory", True)],
 )
-def test_old_names_that_work_are_warnings(key, value):
+def test_legacy_offload_keys_are_warnings(key, value):
     config = zero(3, stage3_gather_16bit_weights_on_model_save=True, **{key: value})
     assert ("warning", "legacy_key", f"zero_optimization.{key}") in found(config)
 
 
-def test_an_old_name_that_never_worked_is_an_error():
+def test_misspelt_legacy_offload_key_is_an_error():
     finding = only(zero(3, cpu_offload_params=True), "unknown_key")
     assert finding.level == "error"
     assert "offload_param" in finding.fix
 
 
-def test_old_and_new_name_together_are_an_error():
+def test_legacy_and_new_offload_key_together():
     assert ("error", "given_twice", "zero_optimization.cpu_offload") in found(
         zero(2, cpu_offload=True, offload_optimizer={"device": "cpu"})
     )
@@ -87,54 +90,59 @@ def test_old_and_new_name_together_are_an_error():
 # -- values -------------------------------------------------------------------------------------------------------
 
 
-def test_a_number_in_quotes_is_a_warning_where_deepspeed_converts_it():
+def test_quoted_number_converted_by_deepspeed_is_a_warning():
+    """A number in quotes is a warning where DeepSpeed converts it."""
     finding = only(zero("2"), "wrong_type")
     assert finding.level == "warning"
     assert finding.fix == 'write "stage": 2'
 
 
-def test_a_number_in_quotes_is_an_error_where_it_does_not():
+def test_quoted_number_not_converted_is_an_error():
     finding = only({"train_batch_size": "8"}, "wrong_type")
     assert finding.level == "error"
     assert finding.fix == "write 8 without quotes"
 
 
-def test_a_switch_in_quotes_that_deepspeed_takes_for_true_is_a_warning():
+def test_quoted_false_is_a_warning():
+    """DeepSpeed takes any string for true, "false" as well."""
     finding = only({**zero(2), "prescale_gradients": "false"}, "wrong_type")
     assert (finding.level, finding.where.partition(" ")[0]) == ("warning", "prescale_gradients")
 
 
-def test_a_wrong_word_gets_the_nearest():
+def test_invalid_choice_suggests_nearest():
     assert only(zero(2, offload_optimizer={"device": "CPU"}), "not_a_choice").fix == 'did you mean "cpu"?'
 
 
-def test_whole_floats_are_how_people_write_sizes():
+def test_bucket_size_as_whole_float_is_accepted():
+    """People write sizes as 5e7."""
     assert found(zero(2, reduce_bucket_size=5e7)) == []
 
 
 # -- auto ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_auto_that_nobody_fills_is_an_error_in_a_file_for_the_trainer():
+def test_unfilled_auto_is_an_error_for_trainer():
+    """An "auto" that nobody fills is an error in a file for the Trainer."""
     finding = only(trainer(2, allgather_bucket_size="auto"), "auto_nobody_fills")
     assert finding.level == "error"
     assert "500000000" in finding.fix
 
 
-def test_an_auto_in_a_file_without_any_that_the_trainer_fills_is_a_warning():
+def test_unfilled_auto_is_a_warning_without_trainer_autos():
+    """An "auto" is a warning in a file that holds none the Trainer fills."""
     assert found(zero(2, allgather_bucket_size="auto")) == [
         ("warning", "auto_nobody_fills", "zero_optimization.allgather_bucket_size")
     ]
 
 
-def test_deepspeeds_own_autos_are_refused_under_the_trainer():
+def test_deepspeed_auto_is_an_error_under_trainer():
     config = trainer(
         2, offload_optimizer={"device": "cpu", "pin_memory": True}, zenflow={"select_strategy": "auto"}
     )
     assert ("error", "auto_nobody_fills", "zero_optimization.zenflow.select_strategy") in found(config)
 
 
-def test_a_gather_of_auto_means_false():
+def test_gather_on_save_auto_means_false():
     codes = {code for _, code, _ in found(trainer(3, stage3_gather_16bit_weights_on_model_save="auto"))}
     assert codes == {"auto_is_a_constant", "zero3_no_gather_on_save"}
 
@@ -165,7 +173,7 @@ def test_batch_arithmetic(sizes, world, codes):
     assert [code for _, code, _ in found({**config, **CLIP}, world_size=world, target="deepspeed")] == codes
 
 
-def test_a_shared_sequence_leaves_fewer_batches():
+def test_batch_arithmetic_with_sequence_parallel():
     sizes = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
     shared = {**sizes, **CLIP, "sequence_parallel_size": 2}
     assert found(shared, world_size=8, target="deepspeed") == []
@@ -182,7 +190,7 @@ def test_zero3_has_to_gather_on_save():
     assert found(zero(3, gather_16bit_weights_on_model_save=True)) == []
 
 
-def test_offloading_that_the_stage_ignores():
+def test_offload_ignored_by_stage():
     assert ("warning", "offload_needs_stage", "zero_optimization.offload_param") in found(
         zero(2, offload_param={"device": "cpu", "pin_memory": True})
     )
@@ -206,12 +214,12 @@ def test_nvme_paths(path, code):
     assert [each for _, each, _ in found(config)] == [code]
 
 
-def test_a_good_nvme_path_is_fine():
+def test_nvme_path_accepted():
     block = {"device": "nvme", "pin_memory": True, "nvme_path": "/local_nvme"}
     assert found(zero(3, offload_param=block, stage3_gather_16bit_weights_on_model_save=True)) == []
 
 
-def test_large_and_tiny_buckets():
+def test_large_and_tiny_bucket_sizes():
     assert "9.3 GiB" in only(zero(2, reduce_bucket_size=5_000_000_000), "bucket_wastes_memory").message
     assert only(zero(2, allgather_bucket_size=1000), "bucket_too_small").level == "warning"
     assert (
@@ -219,7 +227,7 @@ def test_large_and_tiny_buckets():
     )
 
 
-def test_keys_of_stage_3_at_stage_2():
+def test_stage3_keys_at_stage2():
     config = zero(2, stage3_max_live_parameters=1000000000, zero_hpz_partition_size=8)
     assert found(config) == [
         ("info", "no_effect", "zero_optimization.stage3_max_live_parameters"),
@@ -235,13 +243,13 @@ def test_t5_in_fp16():
     assert only(trainer(2), "t5_fp16", model_type="t5", against=flags)
 
 
-def test_bf16_on_an_old_gpu():
+def test_bf16_needs_ampere():
     config = {**zero(2), "bf16": {"enabled": True, "check_grad_overflow": True}}
     assert only(config, "bf16_needs_ampere", gpu=lookup("V100")).level == "warning"
     assert found(config, gpu=lookup("A100")) == []
 
 
-def test_defaults_that_moved_are_remarks():
+def test_moved_defaults_are_info():
     config = {
         **MICRO,
         "bf16": {"enabled": True},
@@ -253,20 +261,20 @@ def test_defaults_that_moved_are_remarks():
 # -- optimizers and schedulers ------------------------------------------------------------------------------------
 
 
-def test_an_optimizer_that_is_gone_names_todays():
+def test_removed_optimizer_suggests_replacement():
     finding = only(
         {**zero(1), "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}, "unknown_optimizer"
     )
     assert finding.fix == "use AdamW"
 
 
-def test_muon_reads_what_it_knows_and_passes_over_the_rest():
+def test_muon_ignores_unknown_params():
     muon = {"type": "Muon", "params": {"lr": 0.02, "per_head_muon": True, "foreach": False, "nesterov": True}}
     finding = only(zero(2, reduce_scatter=False) | {"optimizer": muon}, "optimizer_param")
     assert (finding.level, finding.where.split(" ")[0]) == ("warning", "optimizer.params.nesterov")
 
 
-def test_a_parameter_of_another_optimizer():
+def test_optimizer_param_of_another_optimizer():
     params = {"lr": 1e-3, "beta": [0.9, 0.99]}
     assert (
         only({**zero(1), "optimizer": {"type": "AdamW", "params": params}}, "optimizer_param").fix
@@ -274,7 +282,7 @@ def test_a_parameter_of_another_optimizer():
     )
 
 
-def test_the_schedulers_peak_holds_over_the_optimizers_rate():
+def test_scheduler_warmup_max_lr_overrides_optimizer_lr():
     config = {
         **zero(1),
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
@@ -285,7 +293,7 @@ def test_the_schedulers_peak_holds_over_the_optimizers_rate():
     assert "the scheduler's holds" in only(config, "scheduler_warmup").message
 
 
-def test_a_warm_up_longer_than_the_training():
+def test_scheduler_warmup_longer_than_training():
     params = {"total_num_steps": 10, "warmup_num_steps": 100, "warmup_max_lr": 1e-3}
     config = {**zero(1), "scheduler": {"type": "WarmupDecayLR", "params": params}}
     assert only(config, "scheduler_warmup").level == "warning"

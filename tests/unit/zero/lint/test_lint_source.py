@@ -61,14 +61,15 @@ def strict(text):
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(VALUES, st.sampled_from([None, 2, "\t"]), st.booleans())
-def test_json_is_read_as_json_reads_it(value, indent, ascii_only):
+def test_json_reader_matches_json_loads(value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     assert strict(text) == plain(text)
 
 
 @settings(max_examples=400, derandomize=True, deadline=None)
 @given(st.lists(PIECES, max_size=9).map("".join))
-def test_what_json_refuses_is_refused_or_noted(text):
+def test_json_reader_accepts_no_more_than_json_loads(text):
+    """What json.loads refuses is refused, or noted as a syntax issue."""
     assert strict(text) == plain(text)
 
 
@@ -81,7 +82,7 @@ TEXT = """{
 }"""
 
 
-def test_every_key_has_its_place():
+def test_json_key_positions():
     source = read(TEXT)
     places = {dotted(path): str(spot) for path, spot in source.spots.items()}
     assert places == {
@@ -97,7 +98,7 @@ def test_every_key_has_its_place():
     assert source.spot(("nonsense",)).line == 1
 
 
-def test_numbers_remember_how_they_were_written():
+def test_json_number_text_is_kept():
     source = read("[5e8, 1E-5, 1.50, -0, 12]")
     assert [number.text for number in source.value] == ["5e8", "1E-5", "1.50", "-0", "12"]
     assert source.value == [5e8, 1e-5, 1.5, 0, 12]
@@ -115,23 +116,23 @@ def test_numbers_remember_how_they_were_written():
         ('{"a": "// no comment, True, }"}', []),
     ],
 )
-def test_what_people_write_is_read_and_noted(text, kinds):
+def test_json_syntax_issues_are_read_and_noted(text, kinds):
     source = read(text)
     assert [slip.kind for slip in source.slips] == kinds
     assert isinstance(source.value, dict)
 
 
 @pytest.mark.parametrize("text", [r"'it\'s'", r"'x\"y'", "'a\"b'", r"'\u00e9'", r"'a\\b'", "''"])
-def test_single_quotes_hold_what_python_reads_in_them(text):
+def test_json_single_quoted_strings(text):
     assert read(text).value == ast.literal_eval(text)
 
 
-def test_an_escape_of_python_alone_is_refused():
+def test_json_python_only_escape_is_refused():
     with pytest.raises(NotJsonError, match="escape"):
         read(r"'\x41'")
 
 
-def test_slips_have_their_place_and_values_their_meaning():
+def test_json_syntax_issue_positions_and_values():
     source = read("{\n 'a': True,\n}")
     assert source.value == {"a": True}
     assert [(slip.kind, str(slip.spot)) for slip in source.slips] == [
@@ -161,7 +162,7 @@ def test_slips_have_their_place_and_values_their_meaning():
         ("[" * 200, "1:102", "more than 100 levels deep", ""),
     ],
 )
-def test_text_that_is_no_json_is_refused_with_its_place(text, place, message, fix):
+def test_invalid_json_is_refused_with_position(text, place, message, fix):
     with pytest.raises(NotJsonError) as caught:
         read(text)
     assert str(caught.value.spot) == place
@@ -169,7 +170,7 @@ def test_text_that_is_no_json_is_refused_with_its_place(text, place, message, fi
     assert fix in caught.value.fix
 
 
-def test_a_doubled_key_is_noted_and_the_last_one_holds():
+def test_json_duplicate_key_last_one_wins():
     source = read('{\n"a": {"x": 1, "y": 2},\n"a": {"x": 3}}')
     assert source.value == {"a": {"x": 3}}
     assert [(double.path, double.spot.line, double.first.line) for double in source.doubles] == [
@@ -178,5 +179,5 @@ def test_a_doubled_key_is_noted_and_the_last_one_holds():
     assert ("a", "y") not in source.spots
 
 
-def test_a_byte_order_mark_is_skipped():
+def test_json_byte_order_mark_is_skipped():
     assert read('\ufeff{"a": 1}').value == {"a": 1}

@@ -62,7 +62,7 @@ def errors(text):
     return [each for each in check(text) if each.level == "error"]
 
 
-def test_an_old_file_becomes_todays_in_place():
+def test_upgrade_old_file_in_place():
     found = upgrade(OLD)
     assert found.text == NEW
     assert errors(OLD)
@@ -81,14 +81,14 @@ def test_an_old_file_becomes_todays_in_place():
     ]
 
 
-def test_a_file_of_today_comes_back_byte_for_byte():
+def test_upgrade_leaves_current_file_byte_for_byte():
     text = '{"b":1 ,\n\t"a" : [ 1,2 ],"zero_optimization":{"stage":2}}'
     assert upgrade(text).text == text
     assert upgrade(text).changes == ()
 
 
 @pytest.mark.parametrize("name", removed(""))
-def test_removed_blocks_go(name):
+def test_upgrade_drops_removed_blocks(name):
     found = upgrade(f'{{{MICRO}, "{name}": {{"enabled": true}}}}')
     assert json.loads(found.text) == {"train_micro_batch_size_per_gpu": 4}
     assert [each.path for each in found.changes] == [name]
@@ -127,7 +127,7 @@ def test_removed_blocks_go(name):
         ({"zeropp_loco_param": {}}, {}),
     ],
 )
-def test_keys_of_zero_optimization(old, new):
+def test_upgrade_zero_optimization_keys(old, new):
     text = json.dumps({"zero_optimization": {"stage": 3, **old}})
     assert json.loads(upgrade(text).text)["zero_optimization"] == {"stage": 3, **new}
 
@@ -159,11 +159,11 @@ def test_keys_of_zero_optimization(old, new):
         ),
     ],
 )
-def test_keys_of_the_top_level(old, new):
+def test_upgrade_top_level_keys(old, new):
     assert json.loads(upgrade(json.dumps(old)).text) == new
 
 
-def test_comments_and_trailing_commas_are_listed_as_changes():
+def test_upgrade_lists_comments_and_trailing_commas():
     found = upgrade('{\n  // four\n  "a": 1,\n}')
     assert found.text == '{\n  "a": 1\n}\n'
     assert [str(each) for each in found.changes] == [
@@ -175,7 +175,7 @@ def test_comments_and_trailing_commas_are_listed_as_changes():
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "x.json:1:1: not JSON"), ("[]", "x.json: not a JSON object")]
 )
-def test_what_is_no_config_is_refused(text, message):
+def test_upgrade_refuses_what_is_no_config(text, message):
     with pytest.raises(UsageError, match=message):
         upgrade(text, file="x.json")
 
@@ -232,7 +232,8 @@ CONFIGS = st.fixed_dictionaries(
 
 @settings(max_examples=400, derandomize=True, deadline=None)
 @given(CONFIGS, st.sampled_from([None, 2, 4, "\t"]))
-def test_upgrading_twice_changes_nothing_more_and_never_adds_an_error(config, indent):
+def test_upgrade_is_idempotent_and_adds_no_error(config, indent):
+    """Upgrading twice changes nothing more, and never adds an error."""
     text = json.dumps(config, indent=indent)
     once = upgrade(text)
     twice = upgrade(once.text)
@@ -245,7 +246,7 @@ def test_upgrading_twice_changes_nothing_more_and_never_adds_an_error(config, in
     assert {code for code, _ in after} <= {code for code, _ in before} | MAY_COME
 
 
-def test_a_file_keeps_its_line_ends_and_its_indent():
+def test_upgrade_keeps_line_ends_and_indent():
     text = '// mine\r\n{\r\n    "bfloat16": {\r\n        "enabled": true\r\n    },\r\n    "train_batch_size": 8\r\n}'
     assert upgrade(text).text == (
         '{\r\n    "bf16": {\r\n        "enabled": true\r\n    },\r\n    "train_batch_size": 8\r\n}\r\n'
@@ -255,14 +256,15 @@ def test_a_file_keeps_its_line_ends_and_its_indent():
     )
 
 
-def test_what_stands_on_one_line_stays_there_with_what_is_new_in_it():
+def test_upgrade_keeps_single_line_objects():
+    """What stands on one line stays there, with what is new in it."""
     text = '{"zero_optimization": {"stage": 2, "cpu_offload": true}}'
     new = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}}'
     assert upgrade(text).text == new + "\n"
 
 
 @pytest.mark.parametrize("word", [r"\u00e9", r"\ud800", "é", r"é \ud800"])
-def test_letters_stay_as_they_can_be_written(word):
+def test_upgrade_keeps_non_ascii_text_and_escapes(word):
     text = f'{{"nebula": {{}}, "mine": "{word}", "{word}": 1}}'
     found = upgrade(text).text
     found.encode()
@@ -270,7 +272,7 @@ def test_letters_stay_as_they_can_be_written(word):
     assert text.isascii() <= found.isascii()
 
 
-def test_the_overflow_check_under_todays_name_holds():
+def test_upgrade_check_grad_overflow_wins():
     text = '{"bf16": {"enabled": true, "check_overflow": false, "check_grad_overflow": true}}'
     found = upgrade(text)
     assert json.loads(found.text) == {"bf16": {"enabled": True, "check_grad_overflow": True}}

@@ -80,7 +80,7 @@ def padded_batch(seq2seq):
     ("kind", "settings", "dtype"), [(kind, settings, dtype) for kind, settings, types in CASES for dtype in types],
     ids=lambda each: each if isinstance(each, str) else "",
 )  # fmt: skip
-def test_kept_is_what_autograd_saves(kind, settings, dtype):
+def test_kept_activations_match_autograd(kind, settings, dtype):
     model, described = build(kind, settings, dtype)
     work = Work(
         micro_batch=SAMPLES,
@@ -101,7 +101,7 @@ def llama(**changes):
     )
 
 
-def test_recomputing_keeps_one_input_per_layer():
+def test_activation_checkpointing_keeps_one_input_per_layer():
     whole, recomputed = llama(), llama(checkpointing=True)
     inputs = 8 * 2 * 256 * 128 * 2
     assert inputs < recomputed.kept < inputs + whole.kept / 8
@@ -109,7 +109,8 @@ def test_recomputing_keeps_one_input_per_layer():
     assert recomputed.working > whole.working
 
 
-def test_grows_with_batch_and_eager_attention_with_the_square_of_length():
+def test_activations_grow_with_batch_and_length():
+    """Activations grow with the batch, and under eager attention with the square of the length."""
     assert llama(micro_batch=4).kept == pytest.approx(2 * llama(micro_batch=2).kept, rel=0.001)
     fused = llama(length=512, padded=False).kept / llama(padded=False).kept
     eager = llama(length=512, attention="eager").kept / llama(attention="eager").kept
@@ -121,5 +122,5 @@ def test_logits_take_twelve_bytes_each():
     assert llama().logits == 12 * 2 * 256 * 100
 
 
-def test_frozen_norms_keep_less_than_trained_ones():
+def test_frozen_norms_keep_fewer_activations():
     assert llama(adapters=8).kept < llama().kept

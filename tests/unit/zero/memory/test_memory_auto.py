@@ -26,32 +26,32 @@ def auto(gpus="a100-80:4", **more):
     return decide(ONE_B, describe(ONE_B), cluster(gpus), **({"precision": "bf16", "length": 2048} | more))
 
 
-def test_what_was_given_is_kept():
+def test_zero_auto_keeps_given_options():
     assert auto(micro_batch=2).micro_batch == 2
     assert auto(checkpointing=True).checkpointing
     assert not auto(checkpointing=False).checkpointing
 
 
-def test_micro_batch_divides_the_rank_s_share():
+def test_zero_auto_micro_batch_divides_share_of_rank():
     assert 16 % auto(global_batch=64).micro_batch == 0
 
 
-def test_never_nvme_unasked():
+def test_zero_auto_never_picks_nvme_unasked():
     assert auto("l4:1").offload != "nvme"
 
 
-def test_a_micro_batch_too_large_for_anything_is_refused():
+def test_zero_auto_micro_batch_too_large_is_refused():
     with pytest.raises(UsageError, match=r"nothing fits .* with micro batch 512"):
         auto("l4:1", micro_batch=512)
 
 
-def test_an_offload_that_was_given_is_the_one_chosen():
+def test_zero_auto_keeps_given_offload():
     assert auto(offload="cpu").offload == "cpu"
     assert auto(offload="none").offload == "none"
     assert auto(offload="nvme").offload == "nvme"
 
 
-def test_settings_are_those_of_train():
+def test_zero_auto_sets_train_options():
     recipe = resolve(["--model", "m"], None)
     chosen = Chosen(stage=3, offload="cpu", micro_batch=4, checkpointing=True)
     settled = with_defaults(recipe, settings(chosen), "--zero auto")

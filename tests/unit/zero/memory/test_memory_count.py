@@ -26,7 +26,7 @@ def write(folder, config):
     return find(str(folder))
 
 
-def test_meta_device_and_shapes_agree(tmp_path):
+def test_parameter_count_meta_device_and_shapes_agree(tmp_path):
     found = write(tmp_path, LLAMA)
     meta, shapes = count(found, meta=True), count(found, meta=False)
     assert meta.architecture == shapes.architecture
@@ -34,7 +34,8 @@ def test_meta_device_and_shapes_agree(tmp_path):
     assert meta.findings == ()
 
 
-def test_an_unlisted_family_is_counted_with_transformers_only(tmp_path):
+def test_parameter_count_of_unlisted_model_family(tmp_path):
+    """An unlisted family is counted with transformers only."""
     from transformers import BloomConfig, BloomForCausalLM
 
     found = write(tmp_path, BLOOM)
@@ -47,7 +48,8 @@ def test_an_unlisted_family_is_counted_with_transformers_only(tmp_path):
         count(found, meta=False)
 
 
-def test_what_transformers_cannot_build_is_an_error_or_a_warning(tmp_path):
+def test_parameter_count_when_transformers_fails(tmp_path):
+    """What transformers cannot build is an error, or a warning where the shapes are known."""
     with pytest.raises(ToolError, match=r"meta device failed: .*does not recognize this architecture"):
         count(write(tmp_path, {"model_type": "no-such-model"}), meta=True)
     broken = write(tmp_path, LLAMA | {"tie_word_embeddings": "no-such-thing"})
@@ -58,25 +60,25 @@ def test_what_transformers_cannot_build_is_an_error_or_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"hidden_size": 4}'])
-def test_a_file_that_is_no_config(tmp_path, text):
+def test_invalid_model_config(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UsageError, match=r"config\.json"):
         find(str(tmp_path))
 
 
-def test_a_folder_without_config(tmp_path):
+def test_model_folder_without_config(tmp_path):
     with pytest.raises(UsageError, match=r"holds no config\.json"):
         find(str(tmp_path))
 
 
-def test_cache_folder_follows_the_hubs_variables():
+def test_hub_cache_follows_environment():
     assert str(hub_cache({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"})) == "/a"
     assert str(hub_cache({"HF_HOME": "/b", "HOME": "/h"})) == "/b/hub"
     assert str(hub_cache({"XDG_CACHE_HOME": "/x", "HOME": "/h"})) == "/x/huggingface/hub"
     assert str(hub_cache({"HOME": "/h"})) == "/h/.cache/huggingface/hub"
 
 
-def test_snapshot_is_the_one_of_main(tmp_path):
+def test_hub_snapshot_is_that_of_main(tmp_path):
     repository = tmp_path / "models--org--name"
     for commit in ("old", "new"):
         (repository / "snapshots" / commit).mkdir(parents=True)
@@ -89,7 +91,7 @@ def test_snapshot_is_the_one_of_main(tmp_path):
     assert cached_snapshot("org/other", tmp_path) is None
 
 
-def test_stored_tensors_are_read_from_real_headers(tmp_path):
+def test_stored_tensors_from_safetensors_headers(tmp_path):
     import torch
     from safetensors.torch import save_file
 
@@ -102,7 +104,7 @@ def test_stored_tensors_are_read_from_real_headers(tmp_path):
     assert stored_tensors(tmp_path) is None
 
 
-def test_files_may_leave_computed_positions_out(tmp_path):
+def test_stored_tensors_without_computed_positions(tmp_path):
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
@@ -116,24 +118,24 @@ def test_files_may_leave_computed_positions_out(tmp_path):
     assert counted.findings == ()
 
 
-def test_a_damaged_header_is_no_count(tmp_path):
+def test_stored_tensors_damaged_header(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2**60))
     assert stored_tensors(tmp_path) is None
 
 
 @pytest.mark.parametrize("shape", [[3, "4"], [2.5], [-1], 3, [True]])
-def test_a_shape_that_is_none_is_no_count(tmp_path, shape):
+def test_stored_tensors_invalid_shape(tmp_path, shape):
     header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     assert stored_tensors(tmp_path) is None
 
 
-def test_an_index_nested_without_end_is_no_count(tmp_path):
+def test_stored_tensors_deeply_nested_index(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
     assert stored_tensors(tmp_path) is None
 
 
-def test_clusters():
+def test_cluster_from_gpu_spec():
     made = cluster("a100-80:8", nodes=4)
     assert (made.per_node, made.nodes, made.world, made.memory, made.has_nvlink) == (8, 4, 32, 80.0, True)
     assert cluster("l4").world == 1
@@ -157,7 +159,7 @@ def built(folder, config):
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 
 
-def test_settings_that_a_config_leaves_to_their_defaults(tmp_path):
+def test_model_config_defaults(tmp_path):
     # As Gemma 3's published configs do: neither heads nor vocabulary.
     text = {"model_type": "gemma3_text", "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 40}
     vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -167,7 +169,7 @@ def test_settings_that_a_config_leaves_to_their_defaults(tmp_path):
     assert (model.hidden, model.decoder.layers, model.decoder.ffn) == (32, 2, 40)
 
 
-def test_sides_of_different_depth(tmp_path):
+def test_encoder_and_decoder_of_different_depth(tmp_path):
     sides = {
         "d_model": 32, "vocab_size": 64, "encoder_layers": 3, "decoder_layers": 1, "encoder_ffn_dim": 40,
         "decoder_ffn_dim": 24, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
@@ -187,12 +189,12 @@ def test_sides_of_different_depth(tmp_path):
         ({"model_type": "nemotron_h", "hidden_size": 32, "layers_block_type": ["full_attention", "mlp"]}, 2, 32),
     ],
 )  # fmt: skip
-def test_widths_under_other_names(tmp_path, config, layers, heads):
+def test_model_config_alternative_key_names(tmp_path, config, layers, heads):
     model = built(tmp_path, config)
     assert (model.hidden, model.decoder.layers, model.decoder.heads) == (32, layers, heads)
 
 
-def test_a_token_goes_through_its_experts_only(tmp_path):
+def test_moe_active_parameters_from_config(tmp_path):
     config = SMALL | {
         "intermediate_size": 24,
         "num_local_experts": 8,
@@ -207,6 +209,6 @@ def test_a_token_goes_through_its_experts_only(tmp_path):
     assert active_parameters(model) == sum(others) + sum(matrices) // 4
 
 
-def test_the_reason_is_the_first_line_of_what_was_raised(tmp_path):
+def test_parameter_count_error_is_first_line_of_exception(tmp_path):
     with pytest.raises(ToolError, match="Unrecognized configuration class"):
         count(write(tmp_path, {"model_type": "clip"}), meta=True)

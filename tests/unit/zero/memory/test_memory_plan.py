@@ -31,7 +31,7 @@ def row(made, stage, offload="none", checkpointing=False):
     return next(each for each in made.rows if each.strategy == wanted)
 
 
-def test_higher_stages_and_offload_take_less_of_the_gpu():
+def test_higher_stage_and_offload_take_less_gpu_memory():
     question = ask()
     totals = [
         gpu(question, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total
@@ -45,7 +45,7 @@ def test_higher_stages_and_offload_take_less_of_the_gpu():
         assert away.states.host.total > here.states.host.total == 0
 
 
-def test_largest_micro_batch_is_the_largest():
+def test_largest_micro_batch_fits_and_next_does_not():
     question = ask()
     most = largest_micro_batch(question, ZERO_2, question.budget)
     assert gpu(question, ZERO_2, most).total <= question.budget < gpu(question, ZERO_2, most + 1).total
@@ -60,7 +60,7 @@ def test_micro_batch_divides_the_global_batch():
             assert each.micro_batch * each.accumulation * 4 == 28
 
 
-def test_choice_is_the_fastest_that_fits():
+def test_plan_chooses_fastest_that_fits():
     made = plan(ask())
     assert made.choice.verdict == "fits"
     assert made.choice.relative >= 0.95 * max(each.relative for each in made.rows if each.verdict == "fits")
@@ -68,19 +68,20 @@ def test_choice_is_the_fastest_that_fits():
     assert (chosen.stage, chosen.micro_batch) == (made.choice.strategy.stage, made.choice.micro_batch)
 
 
-def test_plenty_of_memory_needs_no_sharding_and_little_needs_all():
+def test_zero_stage_follows_gpu_memory():
+    """Plenty of memory needs no sharding, and little needs all of it."""
     small = describe(LLAMA | {"num_hidden_layers": 2, "vocab_size": 1000})
     assert choose(ask(model=small, length=128)).stage == 0
     assert choose(ask("l4:2", host_memory=500.0, length=4096)).stage == 3
 
 
-def test_host_memory_rules_strategies_out():
+def test_host_memory_rules_out_offload():
     roomy, poor = plan(ask()), plan(ask(host_memory=8.0))
     assert row(roomy, 2, "cpu").verdict == "fits"
     assert row(poor, 2, "cpu").verdict == "does not fit"
 
 
-def test_preset_orders_micro_batches():
+def test_preset_orders_micro_batch():
     sizes = [
         largest_micro_batch(question, ZERO_2, question.budget)
         for question in (ask(preset=name) for name in ("conservative", "balanced", "aggressive"))
@@ -89,13 +90,14 @@ def test_preset_orders_micro_batches():
     assert sizes[0] < sizes[2]
 
 
-def test_correction_scales_the_gpu():
+def test_correction_factor_scales_gpu_memory():
     question = ask()
     plain = gpu(question, ZERO_2, 1).total
     assert gpu(replace(question, factor=1.1), ZERO_2, 1).total == pytest.approx(1.1 * plain, rel=1e-6)
 
 
-def test_of_what_is_tight_another_may_take_less():
+def test_tight_plan_may_not_be_the_smallest():
+    """Of the plans that are tight, another may take less than the chosen one."""
     made = plan(ask("l4:2", preset="conservative", host_memory=64.0, length=8192))
     tight = [each for each in made.rows if each.verdict == "tight"]
     assert made.choice.verdict == "tight"
@@ -103,7 +105,7 @@ def test_of_what_is_tight_another_may_take_less():
     assert made.why.endswith("but nothing stays within that")
 
 
-def test_nothing_fits_is_an_error_with_a_way_out():
+def test_nothing_fits_is_an_error_with_hint():
     with pytest.raises(UsageError, match=r"nothing fits 1 × l4 \(24 GiB\).*GiB of host memory per node"):
         choose(ask("l4", host_memory=4.0))
 
@@ -129,12 +131,13 @@ def test_nothing_fits_is_an_error_with_a_way_out():
         ),
     ],
 )
-def test_where_what_was_fixed_does_not_fit_the_way_out_changes_little_of_it(gpus, given, words):
+def test_nothing_fits_hint_changes_few_given_options(gpus, given, words):
+    """Where what was given does not fit, the way out changes little of it."""
     with pytest.raises(UsageError, match=re.escape(words)):
         choose(ask(gpus, host_memory=500.0), **given)
 
 
-def test_a_token_goes_through_some_experts_only():
+def test_moe_active_parameters():
     mixtral = {
         "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 100, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "num_local_experts": 8,
@@ -156,6 +159,6 @@ def test_a_token_goes_through_some_experts_only():
         {"host_memory": 0.0},
     ],
 )
-def test_nonsense_is_refused(wrong):
+def test_invalid_plan_request_is_refused(wrong):
     with pytest.raises(UsageError):
         ask(**wrong)

@@ -54,7 +54,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=lambda each: each if isinstance(each, str) else "")
-def test_tensors_are_those_of_transformers(kind, settings):
+def test_tensor_shapes_match_transformers(kind, settings):
     import torch
     import transformers
 
@@ -71,7 +71,7 @@ def test_tensors_are_those_of_transformers(kind, settings):
     assert described.parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_published_t5_brings_an_output_embedding_of_its_own(tmp_path):
+def test_published_t5_has_untied_output_embedding(tmp_path):
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -86,18 +86,18 @@ def test_published_t5_brings_an_output_embedding_of_its_own(tmp_path):
     assert describe(config, from_scratch=True).parameters == describe(config).parameters - 50 * 16
 
 
-def test_default_of_a_missing_setting_is_that_of_the_family():
+def test_model_family_defaults():
     assert describe({"model_type": "t5"}).hidden == 512
     assert describe({"model_type": "mt5"}).decoder.queries == 6 * 64
 
 
-def test_unknown_family_says_what_would_help():
+def test_unknown_model_family_suggests_nearest():
     with pytest.raises(MissingError, match=r"'lama'.*did you mean llama"):
         describe({"model_type": "lama"})
 
 
 @pytest.mark.parametrize("value", [0, -4, "4096", 10**12, 1.5, True])
-def test_a_number_that_makes_no_model_is_refused(value):
+def test_invalid_hidden_size_is_refused(value):
     config = {
         "model_type": "llama", "hidden_size": value, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 1, "vocab_size": 8,
@@ -106,12 +106,12 @@ def test_a_number_that_makes_no_model_is_refused(value):
         describe(config)
 
 
-def test_a_missing_number_is_named():
+def test_missing_vocab_size_is_named():
     with pytest.raises(UsageError, match="vocab_size"):
         describe({"model_type": "llama", "hidden_size": 8})
 
 
-def test_positions_end_where_the_table_does():
+def test_max_length_limited_by_position_embeddings():
     gpt2 = describe({"model_type": "gpt2"})
     check_length(gpt2, "--max-length", 1024)
     with pytest.raises(UsageError, match="positions for 1,024"):

@@ -18,7 +18,8 @@ def sharding(stage, offload="none", world=2, precision="bf16", **more):
     return Sharding(stage=stage, offload=offload, world=world, precision=precision, **more)
 
 
-def test_plain_ddp_keeps_everything_in_fp32_whatever_the_precision():
+def test_ddp_model_states_are_fp32():
+    """Plain DDP keeps everything in fp32, whatever the precision."""
     for precision in ("bf16", "fp32"):
         gpu = states(SMALL, sharding(0, precision=precision)).gpu
         assert (gpu.parameters, gpu.gradients, gpu.master, gpu.optimizer) == (4 * 137, 4 * 127, 0, 8 * 127)
@@ -26,7 +27,7 @@ def test_plain_ddp_keeps_everything_in_fp32_whatever_the_precision():
     assert states(SMALL, sharding(0, world=1)).gpu.staging == 0
 
 
-def test_shares_of_zero_1_and_2_are_padded_to_even_numbers():
+def test_zero1_and_zero2_shards_are_padded_to_even():
     assert partition((100, 20), 2) == 60
     assert partition((7,), 2) == 4
     gpu = states(SMALL, sharding(2)).gpu
@@ -35,13 +36,13 @@ def test_shares_of_zero_1_and_2_are_padded_to_even_numbers():
     assert gpu.optimizer == 8 * 64
 
 
-def test_a_tensor_across_two_shares_is_held_by_both():
+def test_tensor_across_two_shards_is_held_by_both_ranks():
     assert owned((100, 20), sharding(2), 0) == 100
     assert owned((100, 20), sharding(2), 1) == 120
     assert owned((100, 20), sharding(2), None) == 120
 
 
-def test_a_tensor_is_held_by_every_rank_between():
+def test_tensor_across_many_shards_is_held_by_every_rank():
     assert [owned((100, 20), sharding(2, world=6), rank) for rank in range(6)] == [100] * 5 + [20]
     assert owned((100, 20), sharding(2, world=6), None) == 100
 
@@ -50,22 +51,23 @@ def test_a_tensor_is_held_by_every_rank_between():
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 40), st.sampled_from(["none", "cpu"])
 )
-def test_the_fullest_rank_is_the_fullest_of_all(group, world, offload):
+def test_fullest_rank_is_maximum_over_ranks(group, world, offload):
     asked = sharding(2, offload, world=world)
     assert owned(group, asked, None) == max(owned(group, asked, rank) for rank in range(world))
 
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
-def test_more_ranks_than_a_list_could_hold(offload):
+def test_fullest_rank_at_huge_world_size(offload):
     assert owned((999, 21), sharding(2, offload, world=10**12), None) == 1020
 
 
-def test_offloaded_gradients_are_dealt_out_in_turn():
+def test_offloaded_gradients_are_dealt_round_robin():
     assert owned((10, 20, 30, 20), sharding(2), 0) == 10 + 20 + 30
     assert owned((10, 20, 30, 20), sharding(2, "cpu"), 0) == 10 + 30
 
 
-def test_zero_1_accumulates_all_gradients_zero_2_its_own():
+def test_zero1_gradient_accumulation_holds_all_gradients():
+    """ZeRO-1 accumulates all gradients, ZeRO-2 those of its own shard."""
     assert states(SMALL, sharding(1)).gpu.gradients == 2 * 128
     assert (
         states(SMALL, sharding(1, accumulates=False)).gpu.gradients
@@ -73,7 +75,8 @@ def test_zero_1_accumulates_all_gradients_zero_2_its_own():
     )
 
 
-def test_zero_3_pads_each_tensor_and_keeps_small_ones_whole():
+def test_zero3_pads_tensors_and_keeps_small_ones_whole():
+    """ZeRO-3 pads each tensor's shard, and keeps tensors below the persistence threshold whole."""
     gpu = states(SMALL, sharding(3, world=8)).gpu
     assert gpu.parameters == 2 * (13 + 3 + 1 + 2)
     assert gpu.master == 4 * (13 + 3 + 1)
@@ -81,20 +84,21 @@ def test_zero_3_pads_each_tensor_and_keeps_small_ones_whole():
     assert kept - gpu.parameters == 2 * (7 + 10)
 
 
-def test_fp32_has_a_master_copy_too():
+def test_fp32_has_master_weights_too():
     gpu = states(SMALL, sharding(3, precision="fp32")).gpu
     assert gpu.master == gpu.gradients
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_offload_empties_the_gpu_of_optimizer_states(stage):
+def test_offload_frees_gpu_of_optimizer_states(stage):
     made = states(SMALL, sharding(stage, "cpu"))
     assert made.gpu.optimizer == made.gpu.master == 0
     assert made.host.optimizer == states(SMALL, sharding(stage)).gpu.optimizer
     assert made.nvme.total == 0
 
 
-def test_nvme_takes_the_optimizer_and_leaves_the_host_buffers():
+def test_nvme_offload_leaves_host_buffers():
+    """NVMe takes the optimizer states, and leaves buffers in host memory."""
     made = states(Training(decayed=(4 * 10**9,), undecayed=(), frozen=()), sharding(3, "nvme"))
     share = 2 * 10**9
     assert made.nvme.master == 4 * share
@@ -104,7 +108,7 @@ def test_nvme_takes_the_optimizer_and_leaves_the_host_buffers():
     assert made.nvme.parameters == 2 * (share - 10**9)
 
 
-def test_pinned_blocks_are_rounded_up_to_powers_of_two():
+def test_pinned_memory_rounds_up_to_powers_of_two():
     assert [rounded(each) for each in (0, 1, 5, 4096, 4097)] == [0, 1, 8, 4096, 8192]
     made = states(SMALL, sharding(3, "cpu", world=1))
     # 127 parameters and gradients in two bytes, master copy and its gradient in four; the moments are not pinned
@@ -113,13 +117,13 @@ def test_pinned_blocks_are_rounded_up_to_powers_of_two():
     assert made.host_bytes == made.host.total + 2 * (256 - 254) + (512 - 508)
 
 
-def test_sub_groups_cut_the_optimizers_work():
+def test_sub_groups_bound_optimizer_step_memory():
     assert sub_groups(10, 4) == [4, 4, 2]
     assert sub_groups(8, 4) == [4, 4]
     assert states(SMALL, sharding(3, sub_group=30)).step == 4 * 30
 
 
-def test_adapters_train_and_the_rest_is_frozen():
+def test_lora_trains_adapters_and_freezes_the_rest():
     model = describe({"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
                       "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 10})  # fmt: skip
     made = training(model, 2)
@@ -131,7 +135,8 @@ def test_adapters_train_and_the_rest_is_frozen():
     assert states(made, one).gpu.parameters == 4 * made.trainable + 2 * model.parameters
 
 
-def test_checkpoint_holds_weights_twice_master_and_moments():
+def test_checkpoint_bytes():
+    """A checkpoint holds the weights twice, the master copy and the moments."""
     plain = Training(decayed=(100,), undecayed=(), frozen=())
     assert checkpoint_bytes(plain, sharding(2)) == 100 * (2 + 2 + 4 + 8)
     assert checkpoint_bytes(plain, sharding(0)) == 100 * (4 + 8)
