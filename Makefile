@@ -5,20 +5,36 @@ CUDA_VENV ?= .venv-cuda
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_OUTPUT ?= runs/demo
+# Each test worker has engines of two ranks at work.
+TEST_WORKERS ?= 2
+# Each with clusters of its own; their jobs mostly wait.
+SLURM_WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
 
-.PHONY: demo test test-slurm test-faults test-kills test-cuda-wheel lint bench docs clean
+.PHONY: demo test test-all test-slurm test-faults test-kills test-cuda-wheel test-repeat fast-lint lint bench docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
 		$$(nvidia-smi -L >/dev/null 2>&1 || echo --nproc 2)
 
-test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# What a change is tried with again and again: minutes.
+test: $(VENV)/.test fast-lint
+	$(PYTEST) -n $(TEST_WORKERS) -m 'not exhaustive'
+
+# Everything that runs here unattended, and what CI runs after `make lint`.
+test-all: $(VENV)/.test
+	$(PYTEST) -n $(TEST_WORKERS)
+	$(MAKE) test-slurm
+
+# `make test` so many times, every second time on a busy machine whose processes are stopped at random.
+N ?= 20
+test-repeat: $(VENV)/.test fast-lint
+	$(BIN)/python tools/repeat_tests.py $(N)
 
 # Brings clusters of namespaces up on this machine. As root it installs the Debian packages it needs; exit code 4 where
 # it may not, or where no namespaces can be made.
 test-slurm: $(VENV)/.test
-	$(BIN)/python -m tests.slurm
+	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist loadfile
 
 # Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test` has eight of them.
 test-faults: $(VENV)/.test
@@ -32,9 +48,11 @@ test-kills: $(VENV)/.test
 test-cuda-wheel: $(VENV)/.test $(CUDA_VENV)/.ready
 	DSRUN_CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/python -m pytest tests/cuda_wheel
 
-lint: $(VENV)/.lint
+fast-lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: fast-lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def spent() -> float:
     """CPU seconds of this process, of its children that have ended, and of processes forked for it."""
     times = os.times()
-    return sum(times[:4]) + client.cpu_seconds()
+    return sum(times[:4]) + client.HEAVY.cpu_seconds + client.LIGHT.cpu_seconds
 
 
 class Meter:

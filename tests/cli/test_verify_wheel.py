@@ -238,6 +238,7 @@ def push(dsrun, path: Path, *args: str):
     return done
 
 
+@pytest.mark.exhaustive
 def test_wheel_push_installs_and_smoke_tests_every_node(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     pushed = [add_node(nodes, name) for name in ("n1", "n2")]
@@ -270,6 +271,7 @@ def test_wheel_push_failing_node_does_not_hide_others(dsrun, here, nodes):
     assert told["findings"] == []
 
 
+@pytest.mark.exhaustive
 def test_wheel_push_nodes_with_different_torch(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     add_node(nodes, "n1")

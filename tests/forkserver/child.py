@@ -38,7 +38,7 @@ def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> N
             os.setsid()
         os.chdir(request["cwd"])
         _imitate_exec(request["argv"], request["env"], streams)
-        sys.path[0] = request["cwd"]
+        sys.path[0] = request["cwd"] if request["program"][0] == "-m" else ""
         os.execv = _imitate_execv
         _, name = request["program"]
         if (name, *request["args"][:1]) in _SUPERVISORS or name in _SUPERVISORS:

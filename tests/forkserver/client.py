@@ -38,14 +38,6 @@ FOR_TORCH = {
 _ROOM = 100_000
 
 
-_used: list[float] = []
-
-
-def cpu_seconds() -> float:
-    """Of all forks that have ended, with their children."""
-    return sum(_used)
-
-
 class ForkServer:
     """A process that has imported `modules`, started when it is first needed; it ends with this process."""
 
@@ -54,6 +46,8 @@ class ForkServer:
         self._reads = reads
         self._env = env
         self._socket: socket.socket | None = None
+        self.cpu_seconds = 0.0
+        """Of all forks that have ended, with their children."""
         self._start = threading.Lock()
         self._lock = threading.Lock()
 
@@ -164,7 +158,7 @@ class Process(subprocess.Popen):
                     data = self._answer.recv(END.size)
                     # A server that was killed takes all its forks along.
                     self.returncode, used = END.unpack(data) if data else (-9, 0.0)
-                    _used.append(used)
+                    self._server.cpu_seconds = max(used, self._server.cpu_seconds)
                     self._answer.close()
         return self.returncode
 

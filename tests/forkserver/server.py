@@ -7,9 +7,11 @@ command lines that /proc is to show of the forks.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -25,7 +27,8 @@ from tests.forkserver.child import become
 
 PID = struct.Struct("!i")
 END = struct.Struct("!id")
-"""Exit code, and CPU seconds with those of its children."""
+"""Exit code, and CPU seconds of all forks that have ended so far, with their children."""
+_PR_SET_CHILD_SUBREAPER = 36
 LARGEST = 1 << 20
 
 
@@ -54,6 +57,8 @@ def _serve(requests: socket.socket) -> None:
     for each in (requests, woken):
         selector.register(each, selectors.EVENT_READ)
     answers: dict[int, socket.socket] = {}
+    # A run leaves ranks to whoever takes them, when its supervisor has killed them: here they are waited for.
+    _become_subreaper()
     while True:
         for key, _ in selector.select():
             if key.fileobj is woken:
@@ -77,10 +82,21 @@ def _serve(requests: socket.socket) -> None:
 def _reap(answers: dict[int, socket.socket]) -> None:
     with suppress(ChildProcessError):
         while (found := os.wait4(-1, os.WNOHANG))[0]:
-            pid, status, used = found
+            pid, status, _ = found
             if answer := answers.pop(pid, None):
-                _answer(answer, END.pack(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime))
+                _answer(answer, END.pack(os.waitstatus_to_exitcode(status), _cpu_seconds()))
                 answer.close()
+
+
+def _cpu_seconds() -> float:
+    """Of all processes that have ended so far, with their children."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _become_subreaper() -> None:
+    """Processes whose parent has ended become children of this one, see prctl(2)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _answer(channel: socket.socket, message: bytes) -> None:

@@ -15,7 +15,8 @@ from dsrun.system.net import free_port
 pytestmark = pytest.mark.train
 
 
-def test_dollars_reach_the_program(tmp_path):
+def test_torchrun_passes_argv_with_dollar_signs_unchanged(tmp_path):
+    """Dollar signs, spaces and quotes reach the program as they were typed."""
     (tmp_path / "say_words.py").write_text("import json, sys; print('WORDS', json.dumps(sys.argv[1:]))\n")
     words = ["$local_rank", "$$HOME", "${x}", "a b", "--cost=5$", "'\"`"]
     argv = agent_argv(Topology(1, "cpu", 1), port=free_port(), module="say_words", args=words)

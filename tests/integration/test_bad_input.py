@@ -27,12 +27,13 @@ def jsonl(path, *rows):
     return path
 
 
-def test_missing_columns(tiny, tmp_path):
+def test_dataset_missing_columns_is_refused(tiny, tmp_path):
     data = jsonl(tmp_path / "d.jsonl", {"foo": "w1", "bar": "w2"})
     refused(dsrun("--model", tiny["t5"], "--train-file", data, output=tmp_path / "run"), "foo", "translation")
 
 
-def test_more_samples_than_there_are(tiny, pairs, tmp_path):
+def test_max_train_samples_above_dataset_size_is_refused(tiny, pairs, tmp_path):
+    """More samples are asked for than the training data holds."""
     done = dsrun(
         "--model",
         tiny["t5"],
@@ -45,12 +46,14 @@ def test_more_samples_than_there_are(tiny, pairs, tmp_path):
     refused(done, "--max-train-samples", "54", "53")
 
 
-def test_ids_outside_the_embedding(tiny, tmp_path):
+def test_token_ids_outside_vocabulary_are_refused(tiny, tmp_path):
+    """Pre-tokenized input ids must lie within the embedding."""
     data = jsonl(tmp_path / "d.jsonl", *[{"input_ids": [3, 4, 999]}] * 3)
     refused(dsrun("--model", tiny["llama"], "--train-file", data, output=tmp_path / "run"), "999", "64")
 
 
-def test_a_folder_with_a_config_of_no_known_architecture(tmp_path, pairs):
+def test_model_config_with_unknown_architecture_is_refused(tmp_path, pairs):
+    """A model folder whose config names no known architecture."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_thing"}')
     (tmp_path / "model" / "model.safetensors").write_bytes(b"")
@@ -59,7 +62,7 @@ def test_a_folder_with_a_config_of_no_known_architecture(tmp_path, pairs):
     )
 
 
-def test_a_hub_out_of_reach_is_the_same_for_model_tokenizer_and_dataset(tiny, pairs, tmp_path):
+def test_hub_offline_error_for_model_tokenizer_and_dataset(tiny, pairs, tmp_path):
     """The tests run with HF_HUB_OFFLINE and an empty cache: something is missing, nothing is wrong."""
     flags = {"--model": tiny["t5"], "--train-file": pairs["train"]}
     for changes, what, instead in (
@@ -73,19 +76,21 @@ def test_a_hub_out_of_reach_is_the_same_for_model_tokenizer_and_dataset(tiny, pa
         refused(done, f"{what} cannot be fetched from the Hub", fix, code=4)
 
 
-def test_a_task_the_model_cannot_do(tiny, pairs, tmp_path):
+def test_task_unsupported_by_model_is_refused(tiny, pairs, tmp_path):
+    """A decoder-only model cannot be trained for seq2seq."""
     done = dsrun(
         "--model", tiny["llama"], "--task", "seq2seq", "--train-file", pairs["train"], output=tmp_path / "run"
     )
     refused(done, "--task seq2seq", "llama")
 
 
-def test_fp16_on_t5(tiny, pairs, tmp_path):
+def test_fp16_on_t5_is_refused(tiny, pairs, tmp_path):
     done = dsrun("--model", tiny["t5"], "--fp16", "--train-file", pairs["train"], output=tmp_path / "run")
     refused(done, "overflow", "--bf16")
 
 
-def test_lora_targets_that_do_not_exist(tiny, pairs, tmp_path):
+def test_unknown_lora_targets_are_refused(tiny, pairs, tmp_path):
+    """LoRA targets that do not exist are refused, and the existing ones are listed."""
     done = dsrun(
         "--model", tiny["llama"], "--lora", "2", "--lora-targets", "nope", "--train-file", pairs["train"],
         output=tmp_path / "run",
@@ -93,7 +98,7 @@ def test_lora_targets_that_do_not_exist(tiny, pairs, tmp_path):
     refused(done, "nope", "q_proj")
 
 
-def test_the_disk_is_too_small(tiny, pairs, tmp_path):
+def test_disk_too_small_for_checkpoint_is_refused(tiny, pairs, tmp_path):
     """A file system of 2 MiB, smaller than one checkpoint of this model."""
     small = tmp_path / "small"
     small.mkdir()
@@ -121,7 +126,8 @@ def mounted(folder, size):
     return manager()
 
 
-def test_validation_that_was_asked_for_but_is_not_there(tiny, pairs, tmp_path):
+def test_do_eval_without_validation_data_is_refused(tiny, pairs, tmp_path):
+    """Evaluation was asked for, but there is no validation data."""
     done = dsrun(
         "--model",
         tiny["t5"],
@@ -134,7 +140,8 @@ def test_validation_that_was_asked_for_but_is_not_there(tiny, pairs, tmp_path):
     refused(done, "--validation-file")
 
 
-def test_a_metric_that_no_evaluation_yields(tiny, pairs, tmp_path):
+def test_unknown_metric_for_best_model_is_refused(tiny, pairs, tmp_path):
+    """A metric that no evaluation yields is refused, with the closest name as a suggestion."""
     done = dsrun(
         "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"],
         "--load-best-model-at-end", "--metric-for-best-model", "blue", output=tmp_path / "run",
@@ -142,7 +149,8 @@ def test_a_metric_that_no_evaluation_yields(tiny, pairs, tmp_path):
     refused(done, "blue", "did you mean bleu")
 
 
-def test_positions_that_cannot_be_stretched(pairs, tmp_path):
+def test_position_embeddings_that_cannot_be_resized(pairs, tmp_path):
+    """Learned position embeddings that cannot be resized limit the source length."""
     from transformers import BartConfig, BartForConditionalGeneration
 
     config = BartConfig(

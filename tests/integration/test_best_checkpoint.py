@@ -43,7 +43,8 @@ def state(folder, step):
     return json.loads((folder.checkpoint(step) / "trainer_state.json").read_text())
 
 
-def test_a_best_between_two_saves_is_saved_and_loaded(runs):
+def test_best_checkpoint_between_two_saves_is_saved_and_loaded(runs):
+    """A best evaluation between two regular saves gets a checkpoint, which becomes the final model."""
     folder = runs["sparse"]
     evaluations = records(folder.path, "eval_loss")
     assert max(evaluations) == evaluations[0]
@@ -53,7 +54,7 @@ def test_a_best_between_two_saves_is_saved_and_loaded(runs):
     assert all((final[name] == best[name]).all() for name in best)
 
 
-def test_a_damaged_best_checkpoint_does_not_become_the_final_model(runs):
+def test_corrupt_best_checkpoint_is_not_loaded_as_final_model(runs):
     """Its file loads as well as the whole one, so that nothing else would tell."""
     run = runs["damaged"].path
     for rank in range(2):
@@ -64,7 +65,8 @@ def test_a_damaged_best_checkpoint_does_not_become_the_final_model(runs):
         assert error["cause"] == "checkpoint_corrupt"
 
 
-def test_the_step_at_which_patience_ends_is_saved_though_it_is_not_the_best(runs):
+def test_early_stopping_saves_checkpoint_of_its_last_step(runs):
+    """The step at which early stopping's patience ends is saved, though it is not the best."""
     folder = runs["early"]
     # Three in training, and one of the best model at the end.
     *trained, final = records(folder.path, "eval_loss")

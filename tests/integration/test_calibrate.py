@@ -36,7 +36,8 @@ def calibrate(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
-def test_two_steps_are_measured_beside_the_prediction(kind, tiny, calibrate, tmp_path):
+def test_plan_calibrate_measures_peak_memory_of_two_steps(kind, tiny, calibrate, tmp_path):
+    """The memory of two real steps is reported beside the predicted memory."""
     done = calibrate("--model", tiny[kind], *QUESTION, "--format", "json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -57,7 +58,7 @@ def test_two_steps_are_measured_beside_the_prediction(kind, tiny, calibrate, tmp
     assert not (tmp_path / "cache" / "calibration").exists()
 
 
-def test_steps_that_fail_are_one_line(tiny, calibrate, tmp_path):
+def test_plan_calibrate_failure_is_one_line(tiny, calibrate, tmp_path):
     """A config that can be planned for but not trained: its tokenizer is missing."""
     folder = make_model(tmp_path / "bare", "llama")
     for file in folder.glob("tokenizer*"):

@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [["--zero", "2"], ["--zero", "3", "--background"]])
-def test_saves_killed_at_random_moments_are_all_recovered_from(options):
+def test_kill_during_checkpoint_save_is_recovered(options):
+    """Saves killed at random moments are all recovered from."""
     argv = [sys.executable, "-m", "tests.faults.kill_saves", "--kills", "10", "--seed", "5", *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -38,7 +39,7 @@ def test_saves_killed_at_random_moments_are_all_recovered_from(options):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_disk_that_fails_one_rank_ends_the_run_with_one_line(rank, tiny, pairs, tmp_path):
+def test_checkpoint_save_disk_error_on_one_rank_is_one_line(rank, tiny, pairs, tmp_path):
     """A limit on the size of files (setrlimit(2)) fails the large writes of one rank, as a full disk would."""
     run = RunFolder(tmp_path / "run")
     argv = [
@@ -74,7 +75,7 @@ def wait_for(condition, seconds: float = 300) -> None:
         time.sleep(0.1)
 
 
-def test_in_the_background_the_same_and_as_safe(tiny, pairs, tmp_path):
+def test_async_save_checkpoints_equal_synchronous_ones(tiny, pairs, tmp_path):
     """The same losses, weights and checkpoints; rotation, the best and the last one as in the foreground."""
     flags = [
         "--model", tiny["llama"], "--zero", "2", "--train-file", pairs["train"],
@@ -104,7 +105,7 @@ def test_in_the_background_the_same_and_as_safe(tiny, pairs, tmp_path):
         assert not (run.path / ".saving").exists()
 
 
-def test_what_a_checkpoint_says_of_itself(tiny, pairs, tmp_path):
+def test_checkpoint_manifest_and_metadata(tiny, pairs, tmp_path):
     """The manifest's facts; paths as they are after the rename; no pickle of the arguments with the Hub token."""
     run = RunFolder(tmp_path / "run")
     flags = [
@@ -140,7 +141,8 @@ def test_what_a_checkpoint_says_of_itself(tiny, pairs, tmp_path):
     ]
 
 
-def test_a_changed_model_or_tokenizer_is_refused(tiny, pairs, tmp_path):
+def test_resume_with_changed_model_config_is_refused(tiny, pairs, tmp_path):
+    """Resuming with a changed model config is refused unless --force is given."""
     flags = [
         "--model",
         tiny["llama"],
@@ -203,13 +205,13 @@ def two_nodes(*commands):
     return said
 
 
-def test_nodes_that_share_nothing_are_told_before_training(tmp_path):
+def test_nodes_without_shared_filesystem_are_refused(tmp_path):
     """Two ranks whose run folder has one name and two places, as with --output on a local disk of each node."""
     for words in two_nodes(*(["-c", UNSHARED, str(tmp_path / f"node{rank}")] for rank in range(2))):
         assert "UsageError: the nodes do not share the run folder" in words
 
 
-def test_ranks_that_read_different_batches_do_not_train(tiny, pairs, tmp_path):
+def test_ranks_with_different_micro_batch_sizes_are_refused(tiny, pairs, tmp_path):
     """As where a node has not yet seen the remedy or the checkpoint from which the batch follows."""
     flags = [
         "-m",

@@ -134,7 +134,8 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [*RUNS, *(name for name in SHIPPED if name not in UNFIT_SHIPPED)])
-def test_an_engine_takes_its_steps(ran, name, tmp_path):
+def test_deepspeed_config_runs_engine_steps(ran, name, tmp_path):
+    """A real engine takes its steps under each printed or shipped config."""
     config = (
         printed(RUNS[name], tmp_path)
         if name in RUNS
@@ -165,12 +166,14 @@ def test_an_engine_takes_its_steps(ran, name, tmp_path):
         ("zero3_offload.json", {"basic": "DeepSpeedCPUAdam", "optimizer": "DeepSpeedZeroOptimizer_Stage3"}),
     ],
 )
-def test_the_engine_is_the_one_that_was_asked_for(ran, name, expected):
+def test_deepspeed_engine_has_configured_optimizer_and_dtype(ran, name, expected):
+    """The engine, its optimizer and its dtype are those that were asked for."""
     assert {key: ran[name][key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_engines_with_groups_of_their_own(name, tmp_path):
+def test_deepspeed_config_tensor_and_sequence_parallel(name, tmp_path):
+    """Engines with process groups of their own, each in a launch of its own, take their steps."""
     found = many_engines([case(name, GROUPS[name], tmp_path)], tmp_path)[name]
     assert found["engine"] == "DeepSpeedEngine"
     assert found["moved"]
@@ -178,14 +181,16 @@ def test_engines_with_groups_of_their_own(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PARSED)
-def test_deepspeed_parses_what_this_machine_cannot_run(name, tmp_path):
+def test_deepspeed_parses_config_for_missing_hardware(name, tmp_path):
+    """DeepSpeed parses generated configs that this machine cannot run."""
     flags, reason = PARSED[name]
     assert reason
     parse(printed(flags, tmp_path))
 
 
 @pytest.mark.parametrize("name", UNFIT_SHIPPED)
-def test_deepspeed_parses_shipped_files_that_this_machine_cannot_run(name):
+def test_deepspeed_parses_shipped_config_for_missing_hardware(name):
+    """DeepSpeed parses shipped configs that this machine cannot run."""
     parse(json.loads((data_folder("ds_configs") / name).read_text()))
 
 

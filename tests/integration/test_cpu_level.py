@@ -59,7 +59,7 @@ def question():
     return lines["answer"].split(), Path(lines["source"])
 
 
-def test_cpu_adam_for_x86_64_v3_holds_no_avx512(tmp_path, question):
+def test_cpu_adam_for_x86_64_v3_contains_no_avx512(tmp_path, question):
     flags, source = question
     assert "-march=native" in flags
     environment = compiler_environment(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3", debug=False)

@@ -10,14 +10,16 @@ pytestmark = pytest.mark.train
 
 
 @pytest.mark.exhaustive
-def test_the_demo_learns_to_translate_numbers(tmp_path):
+def test_demo_model_learns_translation(tmp_path):
+    """The demo learns to translate numbers."""
     done = dsrun("--zero", "2", "--model", "demo-t5", "--nproc", "2", output=tmp_path / "run").ok()
     assert done.evaluations[-1]["eval_exact_match"] > 90
     assert done.err.count("    -> ") == 5
     assert "dsrun train --zero 2 --model t5-large" in done.err
 
 
-def test_a_model_without_data_trains_on_the_demos_and_says_so(tiny, tmp_path):
+def test_train_without_dataset_uses_demo_data(tiny, tmp_path):
+    """A model without data trains on the demo's, and the output says so."""
     done = dsrun(
         "--zero",
         "2",

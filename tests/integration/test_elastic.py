@@ -130,14 +130,15 @@ def weights(run):
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_it_takes_the_steps_that_were_left_and_no_other(runs, name):
+def test_elastic_resume_takes_exactly_the_remaining_steps(runs, name):
+    """It takes the steps that were left and no other."""
     _, step, _, _ = RESUMED[name]
     assert list(by_step(runs / name, "loss")) == list(range(step + 1, 10))
     assert (runs / name / "FINISHED").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in RESUMED if name != "2to1-bf16"])
-def test_losses_are_those_of_the_uninterrupted_run(runs, name):
+def test_elastic_resume_losses_equal_uninterrupted_run(runs, name):
     start, *_ = RESUMED[name]
     expected = by_step(runs / start, "loss")
     # CPU Adam fuses its operations differently from torch's AdamW.
@@ -146,7 +147,7 @@ def test_losses_are_those_of_the_uninterrupted_run(runs, name):
         assert loss == pytest.approx(expected[step], rel=tolerance), step
 
 
-def test_bf16_goes_on_from_the_fp32_weights(runs):
+def test_elastic_resume_bf16_from_fp32_master_weights(runs):
     """The first loss shows that the weights are the same. Later ones are as near as bf16 sums on 1 and 2 ranks are."""
     expected = by_step(runs / "llama-z2-bf16-2", "loss")
     losses = by_step(runs / "2to1-bf16", "loss")
@@ -155,14 +156,15 @@ def test_bf16_goes_on_from_the_fp32_weights(runs):
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_every_step_has_its_learning_rate(runs, name):
+def test_elastic_resume_keeps_learning_rate_schedule(runs, name):
+    """Every step has the learning rate of the uninterrupted run."""
     start, *_ = RESUMED[name]
     expected = by_step(runs / start, "lr")
     assert by_step(runs / name, "lr") == {step: expected[step] for step in by_step(runs / name, "lr")}
 
 
 @pytest.mark.parametrize("name", [name for name in RESUMED if name != "2to1-bf16"])
-def test_final_weights_are_those_of_the_uninterrupted_run(runs, name):
+def test_elastic_resume_final_weights_equal_uninterrupted_run(runs, name):
     start, *_ = RESUMED[name]
     expected, found = weights(runs / start), weights(runs / name)
     assert expected.keys() == found.keys()
@@ -171,18 +173,20 @@ def test_final_weights_are_those_of_the_uninterrupted_run(runs, name):
         assert torch.allclose(found[key], value, rtol=0, atol=tolerance), key
 
 
-def test_a_checkpoint_that_was_converted_is_left_as_it_was(runs):
+def test_elastic_resume_leaves_source_checkpoint_unchanged(runs):
+    """A checkpoint that was converted is left as it was."""
     assert all(verify(runs / start / f"checkpoint-{step}") == [] for start, step, *_ in RESUMED.values())
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_the_conversion_goes_when_the_run_has_a_checkpoint_of_its_own(runs, name):
+def test_universal_checkpoint_is_deleted_after_first_save(runs, name):
+    """The conversion is deleted once the run has a checkpoint of its own."""
     assert not (runs / name / ".universal").exists()
     assert (runs / name / "checkpoint-9").is_dir()
 
 
 @pytest.mark.parametrize("name", ["4to2-z2", "1to2-z3", "gpu-to-cpu"])
-def test_its_own_checkpoints_are_ordinary_ones(runs, name):
+def test_checkpoint_saved_after_elastic_resume_is_ordinary(runs, name):
     """Of two ranks, under the stage it runs, and whole for each of its parameters."""
     saved = ZeroCheckpoint(runs / name / "checkpoint-8")
     assert saved.world_size == 2
@@ -192,7 +196,7 @@ def test_its_own_checkpoints_are_ordinary_ones(runs, name):
     assert saved.parameters.keys() == later.parameters.keys()
 
 
-def test_it_is_what_deepspeeds_own_converter_writes(runs, tmp_path):
+def test_universal_checkpoint_equals_ds_to_universal_output(runs, tmp_path):
     """For ZeRO-2, whose output ZeRO-2 can load; where parameters are not shuffled."""
     from deepspeed.checkpoint import ds_to_universal
 
@@ -225,7 +229,7 @@ def test_it_is_what_deepspeeds_own_converter_writes(runs, tmp_path):
             assert int(value) == int(expected), theirs
 
 
-def test_a_global_batch_that_followed_from_the_ranks_stays_too(tiny, pairs, tmp_path):
+def test_elastic_resume_keeps_global_batch_derived_from_ranks(tiny, pairs, tmp_path):
     """Steps are counted in global batches: with another one, samples would be seen twice or never."""
     flags = [
         "--model", tiny["llama"], "--train-file", pairs["train"], *without(SHORT, "--global-batch-size"), *SHAPE,
@@ -241,7 +245,7 @@ def test_a_global_batch_that_followed_from_the_ranks_stays_too(tiny, pairs, tmp_
     assert not_once(ledgers(tmp_path / "run")) == []
 
 
-def test_the_best_checkpoint_may_be_older_than_the_elastic_resume(tiny, pairs, tmp_path):
+def test_best_checkpoint_older_than_elastic_resume_is_loaded(tiny, pairs, tmp_path):
     """A learning rate that spoils the model: the best evaluation is at step 4, saved by another number of ranks."""
     data = ["--train-file", pairs["train"], "--validation-file", pairs["validation"]]
     spoil = ["--learning-rate", "3", "--lr-scheduler-type", "constant_with_warmup", "--warmup-steps", "9"]

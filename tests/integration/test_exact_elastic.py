@@ -59,7 +59,8 @@ def without(line, flag):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_sample_is_seen_once_by_two_ranks_and_then_by_one(folders, case):
+def test_elastic_resume_sees_every_sample_once(folders, case):
+    """Every sample is seen once, by two ranks and then by one."""
     two, one = (ledgers(folder) for folder in folders[case])
     assert not_once(two, samples=SAMPLES) == []
     assert not_once(one, samples=SAMPLES) == []
@@ -70,7 +71,7 @@ def test_every_sample_is_seen_once_by_two_ranks_and_then_by_one(folders, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_losses_are_those_of_two_ranks(folders, case):
+def test_elastic_resume_losses_equal_those_of_two_ranks(folders, case):
     expected, found = (curve(folder) for folder in folders[case])
     assert list(found) == list(range(case.after + 1, STEPS + 1))
     for step, (loss, norm, rate, tokens) in found.items():

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.train
 SAMPLES, STEPS = 53, 30
 
 
-def test_a_killed_run_goes_on_and_loses_nothing(tiny, pairs, tmp_path):
+@pytest.mark.exhaustive
+def test_resume_after_sigkill_equals_uninterrupted_run(tiny, pairs, tmp_path):
+    """A run with a killed rank is resumed and loses nothing."""
     flags = [
         "--model", tiny["t5"], "--from-scratch", "--model-config", "dropout_rate=0.1", "--zero", "2", "--nproc", "2",
         "--train-file", pairs["train"], *SHORT, "--gradient-accumulation-steps", "2", "--dataloader-num-workers", "1",

@@ -58,7 +58,8 @@ def endless(tiny, pairs):
     ]  # fmt: skip
 
 
-def test_a_dead_loader_ends_the_rank_with_a_word_about_it(tiny, pairs, tmp_path):
+def test_killed_dataloader_worker_ends_rank_with_message(tiny, pairs, tmp_path):
+    """A dead loader process ends the rank, and the failure record names it."""
     metrics = tmp_path / "run" / "metrics.jsonl"
     with worker(endless(tiny, pairs), tmp_path) as rank:
         loaders = children_of(rank, 2, when=lambda: metrics.exists() and metrics.stat().st_size > 0)
@@ -70,7 +71,7 @@ def test_a_dead_loader_ends_the_rank_with_a_word_about_it(tiny, pairs, tmp_path)
     assert not left_of(loaders)
 
 
-def test_loaders_die_with_a_killed_rank(tiny, pairs, tmp_path):
+def test_dataloader_workers_die_with_killed_rank(tiny, pairs, tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     with worker(endless(tiny, pairs), tmp_path) as rank:
         loaders = children_of(rank, 2, when=lambda: metrics.exists() and metrics.stat().st_size > 0)
@@ -79,7 +80,7 @@ def test_loaders_die_with_a_killed_rank(tiny, pairs, tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
-def test_tokenising_ends_at_once_with_all_its_processes(signum, tiny, tmp_path):
+def test_signal_during_tokenization_ends_all_processes(signum, tiny, tmp_path):
     """The pool's two processes and the manager; a rank that is told to stop leaves without a failure."""
     arguments = [
         "--model", tiny["llama"], "--use-cpu", "--train-file", many_rows(tmp_path, 100_000), "--num-proc", "2",

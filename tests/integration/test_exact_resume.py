@@ -131,7 +131,8 @@ def curve(folder: Path) -> dict[int, tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_resumed_run_is_the_uninterrupted_one_to_the_bit(folders, case):
+def test_resume_is_bit_identical_to_uninterrupted_run(folders, case):
+    """Losses, gradient norms and final weights of a resumed run are those of the uninterrupted one."""
     whole, resumed = folders[case]
     expected = curve(whole)
     assert list(expected) == sorted({1, *range(case.logging, STEPS + 1, case.logging), STEPS})
@@ -141,7 +142,7 @@ def test_the_resumed_run_is_the_uninterrupted_one_to_the_bit(folders, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_sample_is_seen_once_an_epoch(folders, case):
+def test_resume_sees_every_sample_once_per_epoch(folders, case):
     """By the ledgers of the whole run, and by those of a run that was killed at its end and went on from the
     checkpoint: what it does again counts once."""
     whole, resumed = (ledgers(folder) for folder in folders[case])

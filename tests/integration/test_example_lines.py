@@ -54,7 +54,7 @@ def run_line(line: str, hub: Path, tmp_path: Path):
     return dsrun(*argv, *SHORTER, output=output).ok()
 
 
-def test_translation(hub, tiny, tmp_path):
+def test_run_translation_example_command(hub, tiny, tmp_path):
     done = run_line(
         f"""--model_name_or_path {tiny["t5"]} --do_train --do_eval --source_lang en --target_lang ro \\
         --source_prefix "translate English to Romanian: " --dataset_name HUB/wmt16 \\
@@ -69,7 +69,7 @@ def test_translation(hub, tiny, tmp_path):
     assert "4 = 4 × 1 CPU rank × 1 step" in done.err
 
 
-def test_summarization_with_prediction(hub, tiny, tmp_path):
+def test_run_summarization_example_command_with_predict(hub, tiny, tmp_path):
     done = run_line(
         f"""--model_name_or_path {tiny["t5"]} --do_train --do_eval --do_predict --dataset_name HUB/cnn_dailymail \\
         --dataset_config "3.0.0" --source_prefix "summarize: " --text_column article --summary_column highlights \\
@@ -84,7 +84,7 @@ def test_summarization_with_prediction(hub, tiny, tmp_path):
     assert "24 of 24 examples were cut at 16 tokens" in done.err
 
 
-def test_clm_on_a_dataset(hub, tiny, tmp_path):
+def test_run_clm_example_command_on_hub_dataset(hub, tiny, tmp_path):
     done = run_line(
         f"""--model_name_or_path {tiny["llama"]} --dataset_name HUB/wikitext \\
         --dataset_config_name wikitext-2-raw-v1 --per_device_train_batch_size 8 --per_device_eval_batch_size 8 \\
@@ -95,7 +95,7 @@ def test_clm_on_a_dataset(hub, tiny, tmp_path):
     assert done.evaluations[-1]["eval_perplexity"] > 1
 
 
-def test_clm_on_files_from_scratch(hub, tiny, tmp_path):
+def test_run_clm_example_command_on_files_from_scratch(hub, tiny, tmp_path):
     """A model type and overrides instead of a model, as run_clm's README trains GPT-2 from scratch."""
     done = run_line(
         f"""--model_type gpt2 --tokenizer_name {tiny["llama"]} \\

@@ -71,7 +71,7 @@ def saved(folder):
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if "lora" not in name])
-def test_the_weights_are_those_of_the_checkpoint(runs, name, tmp_path):
+def test_exported_weights_equal_checkpoint(runs, name, tmp_path):
     checkpoint = runs / name / "checkpoint-1"
     weights = export(checkpoint, tmp_path / "out")
     expected = saved(checkpoint)
@@ -86,7 +86,8 @@ def test_the_weights_are_those_of_the_checkpoint(runs, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama-z3-bf16", "llama-z2-bf16"])
-def test_fp32_takes_the_weights_that_zero_trains(runs, name, tmp_path):
+def test_export_fp32_takes_zero_master_weights(runs, name, tmp_path):
+    """An fp32 export takes the master weights that ZeRO trains, not the rounded bf16 ones."""
     checkpoint = runs / name / "checkpoint-2"
     weights = export(checkpoint, tmp_path / "out", dtype="fp32")
     masters = ZeroCheckpoint(checkpoint)
@@ -99,7 +100,7 @@ def test_fp32_takes_the_weights_that_zero_trains(runs, name, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
 
 
-def test_another_dtype_and_small_shards(runs, tmp_path):
+def test_export_to_other_dtype_in_small_shards(runs, tmp_path):
     checkpoint = runs / "t5-z3" / "checkpoint-2"
     weights = export(checkpoint, tmp_path / "out", dtype="fp16", limit=30_000)
     expected = saved(checkpoint)
@@ -112,7 +113,7 @@ def test_another_dtype_and_small_shards(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama-z3-bf16", "t5-z3", "t5-z2-cpu"])
-def test_ranks_shards_alone_suffice(runs, name, tmp_path):
+def test_export_from_zero_shards_alone(runs, name, tmp_path):
     """As saved by plain DeepSpeed without gathering: no model.safetensors, no manifest."""
     checkpoint = shutil.copytree(runs / name / "checkpoint-2", tmp_path / "checkpoint-2")
     expected = saved(checkpoint)
@@ -128,7 +129,8 @@ def test_ranks_shards_alone_suffice(runs, name, tmp_path):
 @pytest.mark.parametrize(
     "placeholder", [lambda value: value.new_empty(0), lambda value: value.reshape(-1)[:7].clone()]
 )
-def test_placeholders_of_zero3_are_never_exported(runs, tmp_path, placeholder):
+def test_export_rejects_zero3_empty_placeholder_weights(runs, tmp_path, placeholder):
+    """Placeholders of ZeRO-3 are never exported: the shards are read instead, or the export is refused."""
     checkpoint = shutil.copytree(runs / "t5-z3" / "checkpoint-2", tmp_path / "checkpoint-2")
     expected = saved(checkpoint)
     empty = {name: placeholder(value) if value.dim() == 2 else value for name, value in expected.items()}
@@ -144,7 +146,8 @@ def test_placeholders_of_zero3_are_never_exported(runs, tmp_path, placeholder):
 
 
 @pytest.mark.parametrize("name", ["llama-lora", "t5-lora"])
-def test_an_adapter_is_exported_or_merged(runs, name, tmp_path):
+def test_export_lora_adapter_or_merged_model(runs, name, tmp_path):
+    """A LoRA adapter is exported by itself or merged into its base model."""
     checkpoint = runs / name / "checkpoint-2"
     adapter = export(checkpoint, tmp_path / "adapter")
     expected = load_file(checkpoint / "adapter_model.safetensors")
@@ -167,7 +170,7 @@ def test_an_adapter_is_exported_or_merged(runs, name, tmp_path):
     auto.from_pretrained(tmp_path / "merged")
 
 
-def test_merging_what_is_no_adapter_is_refused(runs, tmp_path):
+def test_merge_lora_without_adapter_is_refused(runs, tmp_path):
     with pytest.raises(UsageError, match="holds no LoRA adapter"):
         export(runs / "t5-z3" / "checkpoint-2", tmp_path / "out", merge=True)
     done = dsrun_export(runs / "t5-z3", "--to", tmp_path / "out", "--merge-lora")
@@ -178,7 +181,8 @@ def test_merging_what_is_no_adapter_is_refused(runs, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_folder_is_replaced_by_force_alone(runs, tmp_path):
+def test_export_into_nonempty_folder_needs_force(runs, tmp_path):
+    """A folder that is not empty is replaced by --force alone."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")
     source = runs / "t5-ddp" / "model"
@@ -189,7 +193,7 @@ def test_a_full_folder_is_replaced_by_force_alone(runs, tmp_path):
     assert not (tmp_path / "out" / "mine").exists()
 
 
-def test_a_model_that_computes_something_else_is_no_export(runs, tmp_path):
+def test_export_verification_rejects_wrong_weights(runs, tmp_path):
     """The proof itself: a weight too few is found by loading, a wrong one by the forward pass."""
     out = tmp_path / "out"
     export(runs / "t5-z3" / "checkpoint-2", out)
@@ -212,7 +216,8 @@ def test_a_model_that_computes_something_else_is_no_export(runs, tmp_path):
         exporting_prove.logits_of_export(out)
 
 
-def test_files_are_what_the_safetensors_library_reads(tmp_path):
+def test_safetensors_writer_roundtrip(tmp_path):
+    """The safetensors library reads what was written, and a placeholder is never written."""
     values = {
         "a": torch.randn(3, 5).bfloat16(), "b": torch.arange(7), "c": torch.tensor(2.5), "d": torch.randn(4) > 0,
         "e": torch.randn(2, 3),
@@ -236,7 +241,8 @@ def dsrun_export(*args):
     return HEAVY.run(argv, capture_output=True, text=True)
 
 
-def test_of_a_run_the_newest_checkpoint_that_verifies(runs, tmp_path):
+def test_export_of_run_takes_newest_verified_checkpoint(runs, tmp_path):
+    """Of a run, the newest checkpoint that verifies is exported; a damaged one is passed over."""
     run = shutil.copytree(runs / "t5-z3", tmp_path / "run")
     (run / "FINISHED").unlink()
     file = next((run / "checkpoint-2" / "global_step2").glob("*_optim_states.pt"))
@@ -255,7 +261,7 @@ def test_of_a_run_the_newest_checkpoint_that_verifies(runs, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_memory_does_not_grow_with_the_model(tmp_path):
+def test_export_peak_memory_is_bounded_by_shard_size(tmp_path):
     """A ZeRO-3 checkpoint of 300 MB against one of a few kB: the difference in peak memory is below 1.5 shards."""
 
     def peak(name, **size):

@@ -52,7 +52,7 @@ def export(source, to, *, dtype=None, merge=False, force=False):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_adapter_of_a_grown_vocabulary(tied, tmp_path):
+def test_export_lora_adapter_with_resized_vocabulary(tied, tmp_path):
     """More tokens than the base model has: peft saves the whole embedding, and the base's config has the old size."""
     base = make_base(tmp_path / "base", tied=tied)
     adapter = make_adapter(tmp_path / "adapter", base, rows=GROWN)
@@ -73,7 +73,7 @@ def test_an_adapter_of_a_grown_vocabulary(tied, tmp_path):
         assert torch.allclose(merged.state_dict()[name], value, atol=1e-6), name
 
 
-def test_an_adapter_alone_needs_no_base_model(tmp_path, monkeypatch):
+def test_export_lora_adapter_without_base_model(tmp_path, monkeypatch):
     """On a machine without a network, and with a base model from the Hub."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     adapter = make_adapter(tmp_path / "adapter", make_base(tmp_path / "base"))
@@ -86,7 +86,8 @@ def test_an_adapter_alone_needs_no_base_model(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
-def test_a_dtype_that_is_not_known_is_named(tmp_path):
+def test_export_of_unknown_dtype_is_refused(tmp_path):
+    """A dtype that is not known is named in the error."""
     base = make_base(tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights["lm_head.weight"] = weights["lm_head.weight"].to(torch.float8_e4m3fn)
@@ -96,7 +97,7 @@ def test_a_dtype_that_is_not_known_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("config", [None, {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}])
-def test_a_model_that_is_not_known_is_refused_in_one_line(config, tmp_path):
+def test_export_of_unknown_model_is_refused_in_one_line(config, tmp_path):
     base = make_base(tmp_path / "base")
     (base / "config.json").unlink()
     if config:
@@ -107,7 +108,8 @@ def test_a_model_that_is_not_known_is_refused_in_one_line(config, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_dead_export_left_is_no_obstacle(tmp_path):
+def test_export_cleans_up_after_killed_export(tmp_path):
+    """What a dead export left behind is no obstacle."""
     base = make_base(tmp_path / "base")
     for name in ("out", ".out.old", ".out.partial"):
         (tmp_path / name).mkdir()
@@ -117,7 +119,8 @@ def test_what_a_dead_export_left_is_no_obstacle(tmp_path):
     assert not (tmp_path / "out" / "left").exists()
 
 
-def test_all_templates_of_the_tokenizer_come_along(tmp_path):
+def test_export_keeps_all_chat_templates(tmp_path):
+    """All chat templates of the tokenizer are exported."""
     base = make_base(tmp_path / "base")
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = {"default": "{{ messages }}", "rag": "{{ documents }}"}
@@ -127,6 +130,7 @@ def test_all_templates_of_the_tokenizer_come_along(tmp_path):
 
 
 @pytest.mark.parametrize(("saved", "words"), [(torch.bfloat16, "saved in bfloat16"), (torch.float32, None)])
-def test_fp32_made_of_rounded_weights_is_said(saved, words, tmp_path):
+def test_export_fp32_of_rounded_weights_is_reported(saved, words, tmp_path):
+    """An fp32 export made from rounded weights says so."""
     said = export(make_base(tmp_path / "base", dtype=saved), tmp_path / "out", dtype="fp32")
     assert (words in said[0]) if words else said == []

@@ -28,11 +28,14 @@ def bench(tmp_path_factory):
     return bench
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SMOKE)
-def test_a_fault_costs_nothing(bench, name):
+def test_fault_injection_run_equals_undisturbed(bench, name):
+    """A fault costs nothing: the run ends like the undisturbed one."""
     (cell,) = [each for each in cells() if each.name == name]
     assert bench.run(cell).wrong == []
 
 
-def test_damage_is_passed_over(bench):
+def test_resume_passes_over_corrupt_checkpoint(bench):
+    """A checkpoint with a flipped bit in an optimizer shard is passed over."""
     assert resume_after(bench, "optimizer shard", "a bit flipped", 2).wrong == []

@@ -17,6 +17,8 @@ from dsrun.runs.records import read_records
 from dsrun.system.net import free_port, port_is_free
 from tests.forkserver.client import HEAVY
 
+pytestmark = pytest.mark.train
+
 ROOT = Path(__file__).parents[2]
 # Each rank says who it is, and trains, in a way, until the file `end` is there.
 PROGRAM = """
@@ -116,7 +118,7 @@ def place(tmp_path):
     found.until(lambda: not found.left())
 
 
-def test_a_rank_killed_on_one_node_restarts_all_nodes(place):
+def test_killed_rank_on_one_node_restarts_all_nodes(place):
     children = [place.node(1), place.node(0)]  # the first node comes later
     os.kill(place.rank(1, attempt=0), signal.SIGKILL)
     ranks = [place.rank(rank, attempt=1) for rank in (0, 1)]
@@ -128,7 +130,9 @@ def test_a_rank_killed_on_one_node_restarts_all_nodes(place):
     assert (failure["cause"], failure["rank"]) == ("rank_killed", 1)
 
 
-def test_a_node_that_is_lost_is_waited_for_and_takes_part_again(place):
+@pytest.mark.exhaustive
+def test_lost_node_rejoins_rendezvous(place):
+    """A node that is lost is waited for and takes part again."""
     lost, first = place.node(1), place.node(0)
     place.rank(0, attempt=0)
     rank = place.rank(1, attempt=0)
@@ -143,7 +147,9 @@ def test_a_node_that_is_lost_is_waited_for_and_takes_part_again(place):
     assert [failure["cause"] for failure in place.events("failure")] == ["node_lost"]
 
 
-def test_without_the_first_node_the_others_end(place):
+@pytest.mark.exhaustive
+def test_lost_first_node_ends_other_nodes(place):
+    """Without the first node, which coordinates, the others end."""
     other, first = place.node(1), place.node(0)
     place.rank(0, attempt=0)
     place.rank(1, attempt=0)
@@ -153,7 +159,8 @@ def test_without_the_first_node_the_others_end(place):
     place.until(lambda: not place.left())
 
 
-def test_a_signal_to_one_node_ends_all_for_a_later_resume(place):
+def test_signal_to_one_node_stops_all_nodes_for_resume(place):
+    """A signal to one node ends all of them with the exit code that allows a later resume."""
     children = [place.node(1), place.node(0)]
     place.rank(0, attempt=0)
     place.rank(1, attempt=0)
@@ -173,7 +180,9 @@ def fleet(place):
     )
 
 
-def test_over_ssh_variables_and_signals_reach_all_machines(place, fleet):
+@pytest.mark.exhaustive
+def test_ssh_launch_forwards_environment_and_signals(place, fleet):
+    """Over ssh, environment variables and signals reach all machines."""
     ranks = [place.rank(number, attempt=0) for number in (0, 1)]
     environs = [Path(f"/proc/{rank}/environ").read_bytes() for rank in ranks]
     assert {re.search(rb"FAKE_HOST=(\w+)", environ)[1] for environ in environs} == {b"alpha", b"beta"}
@@ -184,7 +193,9 @@ def test_over_ssh_variables_and_signals_reach_all_machines(place, fleet):
     place.until(lambda: not place.left())
 
 
-def test_over_ssh_nothing_is_left_anywhere_when_the_first_process_is_killed(place, fleet):
+@pytest.mark.exhaustive
+def test_ssh_launch_killed_leaves_no_remote_processes(place, fleet):
+    """When the local launcher is killed, nothing is left on any machine."""
     for number in (0, 1):
         place.rank(number, attempt=0)
     fleet.kill()

@@ -125,19 +125,22 @@ def errors(config):
 
 
 @pytest.mark.parametrize("config", RUN, ids=lambda each: json.dumps(each)[36:110])
-def test_what_the_engine_runs_has_no_error(config, engines):
+def test_lint_reports_no_error_where_engine_runs(config, engines):
+    """A config that the engine runs has no error."""
     assert engines[json.dumps(config)] == ""
     assert errors(config) == []
 
 
 @pytest.mark.parametrize(("code", "config"), FAIL, ids=lambda each: each if isinstance(each, str) else "")
-def test_what_only_the_engine_refuses_is_an_error(code, config, engines):
+def test_lint_reports_errors_only_the_engine_raises(code, config, engines):
+    """What only the engine refuses is an error too."""
     assert deepspeed_says(json.loads(json.dumps(config))) == ""
     assert engines[json.dumps(config)] != ""
     assert [each.code for each in errors(config)] == [code]
 
 
-def test_every_code_of_the_engine_is_tried():
+def test_lint_engine_error_codes_are_all_covered():
+    """Every error code that only the engine shows has a config that provokes it."""
     late = {name for name, code in CODES.items() if code.stops == ENGINE and "error" in code.levels}
     # Only the Trainer builds an engine without an optimizer from a block without a type.
     assert late - {"optimizer_needs"} == {code for code, _ in FAIL}

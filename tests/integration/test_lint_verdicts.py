@@ -56,7 +56,8 @@ def spellings(block: str) -> list[str]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("block", blocks())
-def test_every_key_of_deepspeed_with_every_kind_of_value(block):
+def test_lint_agrees_with_deepspeed_on_every_key_and_type(block):
+    """Every key of DeepSpeed is tried with every kind of value."""
     found = []
     for key in spellings(block):
         for value in PROBES:
@@ -71,7 +72,8 @@ def test_every_key_of_deepspeed_with_every_kind_of_value(block):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("block", blocks())
-def test_every_key_of_deepspeed_under_the_trainer(block):
+def test_lint_agrees_with_trainer_on_every_deepspeed_key(block):
+    """Every key of DeepSpeed is tried under the Trainer."""
     cases = [
         (key, value) for key in spellings(block) for value in FEW_PROBES if (block, key) not in EXCEPTIONS
     ]
@@ -80,14 +82,15 @@ def test_every_key_of_deepspeed_under_the_trainer(block):
 
 
 @pytest.mark.parametrize("config", GOOD, ids=lambda config: ",".join(config)[:60])
-def test_a_good_config_has_no_error(config):
+def test_lint_reports_no_error_for_valid_config(config):
     target = find_target(config, None)
     assert disagreement(as_text(config), target) == ""
     assert linter_says(as_text(config), target) == []
 
 
 @pytest.mark.parametrize(("code", "config"), BAD, ids=lambda case: case if isinstance(case, str) else "")
-def test_a_bad_config_has_the_error_it_deserves(code, config):
+def test_lint_reports_expected_error_for_invalid_config(code, config):
+    """DeepSpeed refuses a bad config, and the linter reports the error it deserves."""
     text = as_text(config)
     assert deepspeed_says(copy.deepcopy(config))
     assert any(each.startswith(f"{code} ") for each in linter_says(text, "deepspeed")), linter_says(
@@ -96,7 +99,8 @@ def test_a_bad_config_has_the_error_it_deserves(code, config):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_the_shipped_configs_run(path):
+def test_shipped_deepspeed_configs_pass_lint_and_parse(path):
+    """The shipped configs have no error and are accepted by DeepSpeed or the Trainer."""
     text = path.read_text(encoding="utf-8")
     config = json.loads(text)
     if find_target(config, None) == "trainer":
@@ -112,7 +116,8 @@ def test_the_shipped_configs_run(path):
 
 
 @pytest.mark.parametrize(("text", "trainer_runs", "deepspeed_runs"), TEXTS)
-def test_text_that_is_not_quite_json(text, trainer_runs, deepspeed_runs):
+def test_lint_agrees_on_malformed_json(text, trainer_runs, deepspeed_runs):
+    """Linter, Trainer and DeepSpeed agree on text that is not quite JSON."""
     assert bool(trainer_says(text)) is not trainer_runs
     assert bool(deepspeed_says(text)) is not deepspeed_runs
     assert bool(linter_says(text, "trainer")) is not trainer_runs
@@ -212,7 +217,7 @@ FOR_TRAINER = [config for config in GOOD if find_target(config, None) == "traine
 @pytest.mark.exhaustive
 @settings(EASY, max_examples=600)
 @given(mutated(FOR_DEEPSPEED))
-def test_mutated_configs_under_deepspeed(config):
+def test_lint_agrees_with_deepspeed_on_mutated_configs(config):
     # DeepSpeed's Hjson reader takes NaN, which is no JSON, for a text.
     if not excepted(config) and "NaN" not in as_text(config):
         assert disagreement(as_text(config), "deepspeed") == ""
@@ -228,7 +233,7 @@ def no_false_alarm(text: str) -> bool:
 @pytest.mark.exhaustive
 @settings(EASY, max_examples=500)
 @given(mutated(FOR_TRAINER))
-def test_mutated_configs_under_the_trainer(config):
+def test_lint_agrees_with_trainer_on_mutated_configs(config):
     if not excepted(config):
         assert disagreement(as_text(config), "trainer") == ""
         assert no_false_alarm(as_text(config))
@@ -236,7 +241,7 @@ def test_mutated_configs_under_the_trainer(config):
 
 @settings(EASY, max_examples=60)
 @given(st.data())
-def test_doubled_keys(data):
+def test_lint_reports_duplicate_keys(data):
     config = data.draw(st.sampled_from(FOR_DEEPSPEED))
     text = doubled(config, data.draw(st.sampled_from(paths(config))))
     assert disagreement(text, "deepspeed") == ""

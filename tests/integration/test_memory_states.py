@@ -72,7 +72,8 @@ def predicted(each, rank):
 
 
 @pytest.mark.parametrize("each", CASES, ids=name)
-def test_states_are_as_predicted(held, each):
+def test_predicted_model_state_memory_equals_engine(held, each):
+    """Predicted memory of the model states is what the engine's tensors take on each rank."""
     for rank, found in enumerate(held[name(each)]):
         wanted = predicted(each, rank)
         assert {part: pytest.approx(size, rel=WITHIN, abs=64) for part, size in wanted.items()} == found

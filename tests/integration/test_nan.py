@@ -70,7 +70,8 @@ def bad_step(folder):
 
 
 @pytest.mark.parametrize("name", ["stop-ddp", "stop-zero3", "stop-inf"])
-def test_the_run_stops_in_the_step_with_the_nan_and_keeps_the_batch(runs, name):
+def test_nan_loss_stops_run_in_its_step(runs, name):
+    """The run stops in the step with the NaN and saves no checkpoint from that step on."""
     folder = runs[name]
     step = bad_step(folder)
     assert 1 < step <= STEPS
@@ -91,7 +92,8 @@ def test_the_run_stops_in_the_step_with_the_nan_and_keeps_the_batch(runs, name):
     assert not folder.model.exists()
 
 
-def test_the_saved_batch_is_the_one_with_the_poison(runs):
+def test_nan_dump_holds_offending_batch(runs):
+    """The saved batch is the one with the poisoned sample."""
     folder = runs["stop-ddp"]
     step = bad_step(folder)
     kept = [torch.load(folder.path / "nan" / f"step-{step}-rank-{rank}.pt") for rank in range(RANKS)]
@@ -105,7 +107,7 @@ def test_the_saved_batch_is_the_one_with_the_poison(runs):
 
 
 @pytest.mark.parametrize("name", ["skip-zero2", "skip-zero3", "rollback"])
-def test_all_ways_to_leave_a_step_out_train_the_same(runs, name):
+def test_nan_step_skipped_same_losses_under_ddp_zero_rollback(runs, name):
     """One rank or another, DDP or ZeRO, left out at once or after going back: the same losses from then on."""
     whole, other = losses(runs["skip-ddp"]), losses(runs[name])
     step = bad_step(runs[name])
@@ -119,7 +121,8 @@ def test_all_ways_to_leave_a_step_out_train_the_same(runs, name):
     )
 
 
-def test_the_schedule_of_the_learning_rate_does_not_wait(runs):
+def test_nan_skip_keeps_learning_rate_schedule(runs):
+    """The learning rate schedule goes on through a step that is left out."""
     rates = {
         name: [row["lr"] for row in read_records(runs[name].metrics) if "lr" in row and row["lr"] is not None]
         for name in ("skip-ddp", "skip-zero2", "skip-zero3")
@@ -129,12 +132,14 @@ def test_the_schedule_of_the_learning_rate_does_not_wait(runs):
         assert found == pytest.approx(expected), name
 
 
-def test_a_left_out_step_stands_in_the_ledger(runs):
+def test_nan_skip_is_recorded_in_events(runs):
+    """A step that is left out is recorded among the run's events."""
     events = [row for row in read_records(runs["skip-ddp"].events) if row["kind"] == "nan"]
     assert [row["step"] for row in events] == [bad_step(runs["skip-ddp"])]
 
 
-def test_rollback_goes_back_once_and_then_passes_the_step_over(runs):
+def test_nan_rollback_restores_once_and_skips_step(runs):
+    """Rollback goes back to the last checkpoint once and then passes the step over."""
     folder = runs["rollback"]
     step = bad_step(folder)
     assert error(folder)["rollback"] is True
@@ -143,7 +148,7 @@ def test_rollback_goes_back_once_and_then_passes_the_step_over(runs):
     assert folder.finished.exists()
 
 
-def test_a_run_that_is_beyond_help_ends_and_saves_no_ruins(runs):
+def test_nan_weights_end_run_without_saving_them(runs):
     """A learning rate of 1e38 ruins the weights in the first step."""
     folder = runs["burst"]
     assert error(folder)["cause"] == "nan_loss"

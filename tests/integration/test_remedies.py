@@ -50,7 +50,8 @@ def batch(folder):
 
 
 @pytest.mark.parametrize("stage", ["0", "3"])
-def test_half_the_micro_batch_gives_the_same_losses_from_the_same_checkpoint(runs, stage):
+def test_halved_micro_batch_resumes_with_same_losses(runs, stage):
+    """Half the micro batch gives the same losses from the same checkpoint."""
     whole, halved = runs[f"whole-{stage}"], runs[f"halved-{stage}"]
     assert batch(whole) == (4, 1, 8)
     assert batch(halved) == (2, 2, 8)
@@ -60,10 +61,12 @@ def test_half_the_micro_batch_gives_the_same_losses_from_the_same_checkpoint(run
     assert json.loads(halved.run_json.read_text())["specs"]["train"]["gradient_checkpointing"] is True
 
 
-def test_auto_begins_with_the_whole_share_of_a_rank(runs):
+def test_auto_micro_batch_starts_at_global_batch_per_rank(runs):
+    """An automatic micro batch begins with a rank's whole share of the global batch."""
     assert batch(runs["auto"]) == (16, 1, 32)
 
 
-def test_saving_by_the_clock_still_saves_the_end(runs):
+def test_adaptive_save_interval_saves_last_step(runs):
+    """Saving by the clock still saves the end."""
     assert [step for step, _ in runs["often"].checkpoints()] == [6]
     assert [row["kind"] for row in read_records(runs["often"].events)][-1] == "end"

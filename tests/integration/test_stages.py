@@ -45,7 +45,7 @@ def stages(tiny, pairs, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_final_model_loads_and_is_the_trained_one(stages, stage, tiny):
+def test_final_model_loads_and_is_trained(stages, stage, tiny):
     model = AutoModelForSeq2SeqLM.from_pretrained(stages[stage] / "model")
     tokenizer = AutoTokenizer.from_pretrained(stages[stage] / "model")
     before = AutoModelForSeq2SeqLM.from_pretrained(tiny["t5"])
@@ -65,7 +65,7 @@ def test_tied_weights_are_saved_once(stages, stage, tiny):
 
 
 @pytest.mark.parametrize("stage", [s for s in STAGES if s != "ddp"])
-def test_evaluation_agrees_between_stages(stages, stage):
+def test_evaluation_agrees_between_zero_stages(stages, stage):
     """Loss over validation tokens to fp32 accuracy; generated texts are the same words."""
     keys = ("eval_loss", "eval_perplexity", "eval_chrf", "eval_exact_match")
     reference = [records(stages["ddp"], key)[-1] for key in keys]
@@ -78,7 +78,8 @@ def test_evaluation_agrees_between_stages(stages, stage):
         assert [records(stages[stage], key)[-1] for key in keys] == pytest.approx(reference, rel=tolerance)
 
 
-def test_every_validation_row_is_predicted_once_and_in_order(stages, pairs):
+def test_predictions_cover_validation_rows_once_in_order(stages, pairs):
+    """Every validation row is predicted once and in order."""
     rows = [json.loads(line) for line in Path(pairs["validation"]).read_text().splitlines()]
     predictions = [json.loads(line) for line in (stages["zero3"] / "predictions-validation.jsonl").open()]
     assert [p["reference"] for p in predictions] == [r["target"] for r in rows]
@@ -87,7 +88,7 @@ def test_every_validation_row_is_predicted_once_and_in_order(stages, pairs):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_checkpoints_are_complete_and_proved(stages, stage):
+def test_checkpoints_are_complete_and_verified(stages, stage):
     checkpoint = stages[stage] / "checkpoint-3"
     assert verify(checkpoint) == []
     manifest = json.loads((checkpoint / "manifest.json").read_text())
@@ -98,7 +99,8 @@ def test_checkpoints_are_complete_and_proved(stages, stage):
         )
 
 
-def test_the_ledger_tells_the_run(stages):
+def test_events_record_run_from_start_to_end(stages):
+    """The events tell the run from its start through its saves to its end."""
     kinds = [
         row["kind"] for row in read_records(stages["zero2"] / "events.jsonl") if row["kind"] != "progress"
     ]
@@ -108,7 +110,8 @@ def test_the_ledger_tells_the_run(stages):
     assert (run["world_size"], run["zero_stage"], run["precision"]) == (2, 2, "fp32")
 
 
-def test_metrics_hold_what_the_page_promises(stages):
+def test_metrics_rows_hold_documented_keys(stages):
+    """Metrics hold what the documentation promises."""
     row = next(row for row in read_records(stages["zero2"] / "metrics.jsonl") if row["step"] == 4)
     assert {
         "step",

@@ -30,7 +30,8 @@ def kinds(folder):
 
 
 @pytest.mark.parametrize("stage", ["0", "3"])
-def test_one_rank_that_is_told_takes_the_others_along(stage, tiny, pairs, tmp_path):
+def test_preemption_signal_to_one_rank_stops_all_ranks(stage, tiny, pairs, tmp_path):
+    """One rank that is told to stop takes the others along, with one checkpoint of them all."""
     folder = RunFolder(tmp_path / "run")
     args = [
         *("--model", tiny["llama"], "--zero", stage, "--train-file", pairs["train"], *SHORT),
@@ -52,7 +53,7 @@ def test_one_rank_that_is_told_takes_the_others_along(stage, tiny, pairs, tmp_pa
     assert f"saved checkpoint-{steps[0]} and left" in said
 
 
-def test_a_signal_before_training_ends_the_worker_without_a_failure(tmp_path):
+def test_preemption_signal_before_training_is_no_failure(tmp_path):
     """The worker is told while it waits for its peer; exit code 0 and no record of a failure."""
     env = {
         **os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",

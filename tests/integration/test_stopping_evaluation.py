@@ -66,7 +66,8 @@ def best(folder):
 
 
 @pytest.mark.parametrize("phase", ["generating"])
-def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path):
+def test_preemption_during_evaluation_resumes_identically(phase, tiny, pairs, tmp_path):
+    """Told to stop while it evaluates, a run saves a checkpoint, and the resumed run is as if nothing had happened."""
     many = tmp_path / "validation.jsonl"
     many.write_text(Path(pairs["validation"]).read_text() * 4)
     flags = [
@@ -102,7 +103,8 @@ def test_the_resumed_run_is_as_if_nothing_had_been(phase, tiny, pairs, tmp_path)
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
 
 
-def test_an_evaluation_alone_is_left_too(tiny, pairs, tmp_path):
+def test_preemption_of_evaluation_only_run(tiny, pairs, tmp_path):
+    """A run that only evaluates is left as well and evaluates afresh when started again."""
     many = tmp_path / "validation.jsonl"
     many.write_text(Path(pairs["validation"]).read_text() * 4)
     folder = RunFolder(tmp_path / "run")

@@ -110,7 +110,7 @@ def marks_of(run: Supervised) -> set[str]:
     return {note["mark"] for note in run.notes("begin")}
 
 
-def test_one_fault_after_the_other(supervised, tmp_path):
+def test_restart_after_killed_rank_hung_rank_and_killed_agent(supervised, tmp_path):
     """A rank kills itself, one stops, the agent is killed, and at last the agent is told to end."""
     words = ["a b", "$local_rank", "$$HOME", "${x}", "--cost=5$", "'\"`"]
     run = supervised(FOR_EVER, "0:1:5:kill", "1:0:5:stop", *words, hang_timeout=10, max_restarts=4)
@@ -152,7 +152,8 @@ def test_one_fault_after_the_other(supervised, tmp_path):
     assert not list(Path(third["scratch"]).parent.glob(Path(third["scratch"]).name))
 
 
-def test_a_stopped_warm_process_is_replaced(supervised):
+@pytest.mark.exhaustive
+def test_stopped_zygote_is_replaced(supervised):
     """What has forked the agent of one attempt has to fork that of the next one."""
     run = supervised(FOR_EVER)
     (first,) = run.wait_for("begin", rank=0)
@@ -163,7 +164,8 @@ def test_a_stopped_warm_process_is_replaced(supervised):
     assert code == 75
 
 
-def test_who_was_told_to_stop_does_not_wait_for_a_stopped_agent(supervised):
+def test_stop_signal_does_not_wait_for_stopped_agent(supervised):
+    """A supervisor that is told to stop does not wait for an agent that SIGSTOP has stopped."""
     run = supervised(FOR_EVER)
     (begin,) = run.wait_for("begin", rank=0)
     run.wait_for("step", 3, rank=1)
@@ -173,7 +175,8 @@ def test_who_was_told_to_stop_does_not_wait_for_a_stopped_agent(supervised):
     assert len(run.notes("told")) == 2
 
 
-def test_a_terminal_that_takes_nothing_does_not_hold_the_next_attempt_up(supervised):
+@pytest.mark.exhaustive
+def test_blocked_stderr_does_not_delay_restart(supervised):
     """As after Ctrl-S: the note on the restart cannot be written, for the pipe is full."""
     run = supervised(FOR_EVER)
     (begin,) = run.wait_for("begin", rank=0)
@@ -188,7 +191,8 @@ def test_a_terminal_that_takes_nothing_does_not_hold_the_next_attempt_up(supervi
     assert "restart 1 of at most 3" in said
 
 
-def test_told_twice_it_ends_at_once(supervised):
+def test_second_stop_signal_forces_quit(supervised):
+    """Told twice to stop, it ends at once."""
     run = supervised(FOR_EVER, "--deaf")
     (begin,) = run.wait_for("begin", rank=0)
     run.wait_for("step", 3, rank=0)
@@ -199,7 +203,8 @@ def test_told_twice_it_ends_at_once(supervised):
     assert code == outcome["exit_code"] == 128 + signal.SIGTERM
 
 
-def test_one_ctrl_c_ends_without_a_restart(supervised):
+def test_sigint_ends_run_without_restart(supervised):
+    """One Ctrl-C ends the run without a restart."""
     run = supervised(FOR_EVER)
     run.wait_for("step", 3, rank=0)
     code, _, _ = run.end(signal.SIGINT)
@@ -207,7 +212,8 @@ def test_one_ctrl_c_ends_without_a_restart(supervised):
     assert not run.events("restart")
 
 
-def test_a_killed_supervisor_leaves_nobody(supervised):
+def test_killed_supervisor_leaves_no_orphan_processes(supervised):
+    """The orphan reaper, itself replaced when killed, ends everything that a killed supervisor leaves behind."""
     run = supervised(FOR_EVER, "--deaf")
     scratch, _ = (Path(run.wait_for("begin", rank=rank)[0]["scratch"]) for rank in (0, 1))
     (first,) = run.guards()
@@ -220,7 +226,8 @@ def test_a_killed_supervisor_leaves_nobody(supervised):
     assert not scratch.exists()
 
 
-def test_the_same_crash_twice_is_the_end(supervised):
+def test_repeated_crash_ends_restarts(supervised):
+    """The same crash twice ends the run, whatever restarts are left."""
     run = supervised(FOR_EVER, "*:1:4:fail", max_restarts=5)
     code, outcome, _ = run.end()
     assert code == 1

@@ -25,7 +25,9 @@ def failures(folder):
     return [event["cause"] for event in read_records(folder.events) if event["kind"] == "failure"]
 
 
-def test_the_largest_micro_batch_is_found(pairs, tmp_path):
+@pytest.mark.exhaustive
+def test_auto_micro_batch_is_halved_on_oom_until_it_fits(pairs, tmp_path):
+    """The largest micro batch that fits is found, and the global batch stays."""
     model = poisoned_model(tmp_path / "model", TOO_MUCH_MEMORY, MORE_THAN_TWO_ROWS)
     folder = RunFolder(tmp_path / "run")
     flags = ("--model", model, "--train-file", pairs["train"], *COMMON)
@@ -38,7 +40,8 @@ def test_the_largest_micro_batch_is_found(pairs, tmp_path):
     assert folder.finished.exists()
 
 
-def test_without_remedies_it_says_what_would_help(pairs, tmp_path):
+def test_oom_without_memory_fallback_prints_advice(pairs, tmp_path):
+    """With --no-remedy, a run out of memory ends and says what would help."""
     model = poisoned_model(tmp_path / "model", TOO_MUCH_MEMORY, MORE_THAN_TWO_ROWS)
     flags = ("--model", model, "--train-file", pairs["train"], *COMMON, "--micro-batch-size", "4")
     done = dsrun(*flags, "--no-remedy", output=tmp_path / "run")
@@ -52,7 +55,8 @@ def test_without_remedies_it_says_what_would_help(pairs, tmp_path):
     assert not done.losses
 
 
-def test_rollback_goes_back_leaves_the_step_out_and_ends(pairs, tmp_path):
+def test_nan_rollback_skips_step_and_finishes(pairs, tmp_path):
+    """Rollback goes back to the last checkpoint, leaves the step out and trains to the end."""
     data = poisoned_data(tmp_path / "train.jsonl", pairs["train"], row=20)
     folder = RunFolder(tmp_path / "run")
     flags = ("--model", poisoned_model(tmp_path / "model"), "--train-file", data, *COMMON)

@@ -63,7 +63,8 @@ class Training:
         return [event for event in read_records(self.folder.events) if event["kind"] == kind]
 
 
-def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
+def test_training_with_kills_and_preemption_equals_undisturbed(tiny, pairs, tmp_path):
+    """Killed, told to stop and resumed, it is the same run as the undisturbed one."""
     flags = [
         *("--model", tiny["llama"], "--train-file", pairs["train"], "--validation-split-percentage", "0"),
         *("--zero", "2", "--nproc", "2", *SHORT, "--max-steps", str(STEPS), "--save-every", "10"),
@@ -116,7 +117,8 @@ def test_killed_stopped_and_resumed_it_is_the_same_run(tiny, pairs, tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_killed_before_its_first_save_it_goes_back_to_the_checkpoint_it_was_given(tiny, pairs, tmp_path):
+def test_restart_before_first_save_uses_given_checkpoint(tiny, pairs, tmp_path):
+    """Killed before its first save, a run goes back to the checkpoint it was given with --resume."""
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--zero", "0", "--nproc", "1", *SHORT]
     dsrun(*flags, "--max-steps", "4", "--save-every", "4", output=tmp_path / "old").ok()
     given = str(tmp_path / "old" / "checkpoint-4")
@@ -136,7 +138,8 @@ def test_killed_before_its_first_save_it_goes_back_to_the_checkpoint_it_was_give
     assert [event["path"] for event in run.events("resume")] == ["checkpoint-4", "checkpoint-4"]
 
 
-def test_told_before_training_it_leaves_nothing_and_at_once(tiny, pairs, tmp_path):
+def test_stop_signal_before_training_saves_nothing(tiny, pairs, tmp_path):
+    """Told to stop before training, it leaves at once and saves nothing."""
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", *SHORT]
     hold = Hold(tmp_path, "import", rank=None)
     run = Training(tmp_path / "run", *flags, env=hold.env)
@@ -148,7 +151,8 @@ def test_told_before_training_it_leaves_nothing_and_at_once(tiny, pairs, tmp_pat
     assert not run.folder.checkpoints()
 
 
-def test_a_mistake_that_only_the_workers_see_is_no_reason_to_start_again(tiny, tmp_path):
+def test_usage_error_in_worker_is_not_restarted(tiny, tmp_path):
+    """A mistake that only the workers see is no reason to start again."""
     (tmp_path / "data.jsonl").write_text('{"left": 1, "right": 2}\n' * 20)
     done = dsrun(
         "--model", tiny["t5"], "--train-file", tmp_path / "data.jsonl", *SHORT, output=tmp_path / "run"
@@ -158,7 +162,9 @@ def test_a_mistake_that_only_the_workers_see_is_no_reason_to_start_again(tiny, t
     assert "restart" not in done.events
 
 
-def test_without_the_warm_process_the_ranks_are_started_by_torch(tiny, pairs, tmp_path):
+@pytest.mark.exhaustive
+def test_no_warm_starts_ranks_without_zygote(tiny, pairs, tmp_path):
+    """Without the zygote, torch starts the ranks, and none outlives the supervisor."""
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--nproc", "2", "--no-warm", *SHORT]
     run = Training(tmp_path / "run", *flags, "--max-steps", "100000", "--save-every", "50000")
     run.at_step(2, attempt=0)

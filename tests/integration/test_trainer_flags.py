@@ -15,7 +15,7 @@ ENDS_AT_A_RATE = {
 }
 
 
-def test_schedules_that_end_at_a_rate_do_so_under_every_stage(tiny, pairs, tmp_path):
+def test_lr_scheduler_min_lr_under_every_zero_stage(tiny, pairs, tmp_path):
     """They read the first rate from the optimizer's defaults, which no optimizer of ZeRO has."""
     runs = {
         (name, stage): [
@@ -36,7 +36,7 @@ def test_schedules_that_end_at_a_rate_do_so_under_every_stage(tiny, pairs, tmp_p
             assert rates[name, stage] == pytest.approx(plain), (name, stage)
 
 
-def test_the_best_alone_is_saved(tiny, pairs, tmp_path):
+def test_save_strategy_best(tiny, pairs, tmp_path):
     """--save-strategy best by itself: each better loss is saved, and the end of training is the model."""
     flags = [
         "--model", tiny["llama"], "--train-file", pairs["train"], "--validation-file", pairs["validation"], *SHORT,

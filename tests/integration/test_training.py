@@ -27,8 +27,8 @@ from tests.processes import alive, by_name
 pytestmark = pytest.mark.train
 
 
-@pytest.mark.parametrize(("kind", "stage"), list(product(("t5", "llama"), ("0", "2", "3"))))
-def test_a_resumed_run_equals_an_uninterrupted_one(kind, stage, tiny, pairs, tmp_path):
+@pytest.mark.parametrize(("kind", "stage"), list(product(("t5", "llama"), ("0", "1", "2", "3"))))
+def test_resume_equals_uninterrupted_run(kind, stage, tiny, pairs, tmp_path):
     """Same losses to the bit after the checkpoint, same final weights to the bit; accumulation and a second epoch."""
     flags = [
         "--model", tiny[kind], "--zero", stage, "--train-file", pairs["train"], *SHORT, "--micro-batch-size", "2",
@@ -49,7 +49,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(kind, stage, tiny, pairs, tmp
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])
-def test_lora_saves_adapter_and_merged_model_that_agree(stage, tiny, pairs, tmp_path):
+def test_lora_adapter_and_merged_model_agree(stage, tiny, pairs, tmp_path):
+    """Both the adapter and the merged model are saved, and their logits agree."""
     from peft import PeftModel
 
     flags = ["--model", tiny["llama"], "--zero", stage, "--train-file", pairs["train"], "--lora", "4", *SHORT]
@@ -63,7 +64,7 @@ def test_lora_saves_adapter_and_merged_model_that_agree(stage, tiny, pairs, tmp_
     assert (merged - plain).abs().max() > 1e-3, "the adapter learned nothing"
 
 
-def test_the_command_line_speaks_once_and_prints_the_model(tmp_path):
+def test_console_output_of_a_run_and_model_path_on_stdout(tmp_path):
     """stdout is the model's path, stderr what a user wants to read, everything else is in one log a rank."""
     done = dsrun(
         "--model", "demo-t5", "--zero", "2", "--nproc", "2", "--max-steps", "4", "--max-eval-samples", "16",
@@ -81,7 +82,9 @@ def test_the_command_line_speaks_once_and_prints_the_model(tmp_path):
     }
 
 
-def test_torchrun_starts_it_as_a_worker(tiny, pairs, tmp_path):
+@pytest.mark.exhaustive
+def test_train_under_torchrun_runs_as_worker(tiny, pairs, tmp_path):
+    """torchrun starts `dsrun train` as a worker."""
     argv = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         "-m", "--", "dsrun", "train", "--model", tiny["llama"], "--use-cpu", "--zero", "1",
@@ -112,7 +115,7 @@ def test_best_checkpoint_and_early_stopping(tiny, pairs, tmp_path):
     assert "best" in done.err
 
 
-def test_the_best_perplexity_is_the_lowest(tiny, pairs, tmp_path):
+def test_metric_for_best_model_perplexity_takes_lowest(tiny, pairs, tmp_path):
     """Named without early stopping: the stock Trainer would take the largest of the ruined model's for the best."""
     done = dsrun(
         "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"], *FP32,
@@ -125,7 +128,7 @@ def test_the_best_perplexity_is_the_lowest(tiny, pairs, tmp_path):
     assert re.search(rf"best +perplexity .* at step {best['step']}\n", done.err)
 
 
-def test_a_run_that_stopped_early_is_finished_until_it_gets_more_patience(tiny, pairs, tmp_path):
+def test_early_stopped_run_resumes_with_more_patience(tiny, pairs, tmp_path):
     """Checkpoints every other evaluation only: the one that marks the end is written for that."""
     flags = [
         "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"], *SHORT[:4],
@@ -148,7 +151,7 @@ def test_a_run_that_stopped_early_is_finished_until_it_gets_more_patience(tiny, 
     assert "already finished" not in patient.err
 
 
-def test_profile_leaves_a_trace_and_a_table(tiny, pairs, tmp_path):
+def test_profile_writes_trace_and_table(tiny, pairs, tmp_path):
     done = dsrun(
         "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "6", "--profile", "2",
         output=tmp_path / "run",
@@ -158,7 +161,7 @@ def test_profile_leaves_a_trace_and_a_table(tiny, pairs, tmp_path):
     assert "Self CPU" in done.err
 
 
-def test_tensorboard_writes_on_rank_0_into_the_run_folder(tiny, pairs, tmp_path):
+def test_tensorboard_writes_on_rank_0_into_run_folder(tiny, pairs, tmp_path):
     dsrun(
         "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "2", "--nproc", "2",
         "--report-to", "tensorboard", output=tmp_path / "run",
@@ -169,7 +172,7 @@ def test_tensorboard_writes_on_rank_0_into_the_run_folder(tiny, pairs, tmp_path)
     assert {file.parent for file in files} == {tmp_path / "run" / "tensorboard"}
 
 
-def test_a_killed_worker_ends_the_run_and_leaves_nobody(tiny, pairs, tmp_path):
+def test_killed_worker_ends_run_and_leaves_no_processes(tiny, pairs, tmp_path):
     argv = [
         sys.executable, "-m", "dsrun", "train", "--model", tiny["llama"], "--train-file", pairs["train"], *SHORT,
         "--max-steps", "100000", "--nproc", "2", "--max-restarts", "0", "--output", str(tmp_path / "run"),
@@ -229,7 +232,8 @@ def stream(tmp_path):
 
 
 @pytest.mark.parametrize("data", [chats, token_file, stream], ids=["chats", "bin", "stream"])
-def test_causal_data_of_every_kind_gives_one_curve_on_one_and_two_ranks(data, tiny, tmp_path):
+def test_causal_data_losses_equal_on_one_and_two_ranks(data, tiny, tmp_path):
+    """Chats, a token file and a stream each give one loss curve on one and two ranks."""
     flags = ["--model", tiny["llama"], *data(tmp_path), *SHORT, "--max-steps", "5"]
     for ranks in (1, 2):
         many_runs([[*flags, "--output", str(tmp_path / str(ranks))]], ranks=ranks, scratch=tmp_path)
@@ -238,7 +242,7 @@ def test_causal_data_of_every_kind_gives_one_curve_on_one_and_two_ranks(data, ti
     assert two == pytest.approx(one, rel=1e-4)
 
 
-def test_prepare_leaves_nothing_to_tokenise(tiny, pairs, tmp_path, monkeypatch):
+def test_prepare_fills_tokenization_cache_of_run(tiny, pairs, tmp_path, monkeypatch):
     """`dsrun prepare` with the run's flags fills the cache that the run finds."""
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
     flags = ["--model", tiny["t5"], "--train-file", pairs["train"], *SHORT, "--max-steps", "1"]
@@ -252,7 +256,7 @@ def test_prepare_leaves_nothing_to_tokenise(tiny, pairs, tmp_path, monkeypatch):
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache" / "prepared").rglob("*.arrow")} == entries
 
 
-def test_a_preparation_that_is_interrupted_says_so_alone(tiny, tmp_path):
+def test_prepare_interrupted_by_sigint_prints_one_line(tiny, tmp_path):
     """Ctrl-C reaches the processes that tokenise too."""
     row = json.dumps({"source": phrase(1, 60), "target": phrase(2, 60)}) + "\n"
     (tmp_path / "long.jsonl").write_text(row * 100_000)
@@ -277,7 +281,8 @@ def test_a_preparation_that_is_interrupted_says_so_alone(tiny, tmp_path):
     assert said.endswith("error: interrupted\n")
 
 
-def test_bf16_trains_with_shards_in_bf16_and_saves_it(tiny, pairs, tmp_path):
+def test_bf16_zero3_training_saves_bf16_model(tiny, pairs, tmp_path):
+    """bf16 trains with ZeRO-3 shards in bf16 and saves a bf16 model."""
     flags = [
         "--model",
         tiny["llama"],
@@ -298,7 +303,8 @@ def test_bf16_trains_with_shards_in_bf16_and_saves_it(tiny, pairs, tmp_path):
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
-def test_the_users_own_json_is_used_as_it_is(tiny, pairs, tmp_path):
+def test_user_deepspeed_config_json_is_used_unchanged(tiny, pairs, tmp_path):
+    """The user's own DeepSpeed JSON is used as it is."""
     config = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
@@ -317,7 +323,8 @@ def test_the_users_own_json_is_used_as_it_is(tiny, pairs, tmp_path):
     assert run["deepspeed"]["zero_optimization"]["reduce_bucket_size"] == 12345
 
 
-def test_the_stage_may_be_left_to_the_plan(tiny, pairs, tmp_path):
+def test_zero_auto_takes_stage_from_memory_plan(tiny, pairs, tmp_path):
+    """With --zero auto, the memory plan chooses the ZeRO stage."""
     done = dsrun(
         "--model", tiny["llama"], "--zero", "auto", "--train-file", pairs["train"], "--max-steps", "2", *SHORT,
         output=tmp_path / "run",
@@ -327,7 +334,7 @@ def test_the_stage_may_be_left_to_the_plan(tiny, pairs, tmp_path):
     assert run["deepspeed"]["zero_optimization"]["stage"] == 2
 
 
-def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_path):
+def test_evaluation_only_metrics_equal_under_zero3(tiny, pairs, tmp_path):
     """--do-eval without training: ZeRO-3 needs an engine to gather parameters even then; nothing is saved."""
     flags = ["--model", tiny["t5"], "--validation-file", pairs["validation"], "--do-eval", *SHORT]
     runs = [[*flags, "--zero", stage, "--output", str(tmp_path / stage)] for stage in ("0", "3")]
@@ -339,7 +346,7 @@ def test_evaluating_alone_gives_the_same_figures_under_zero_3(tiny, pairs, tmp_p
     assert texts[0] == texts[1]
 
 
-def test_evaluating_alone_says_where_the_predictions_are_and_nothing_of_training(tiny, pairs, tmp_path):
+def test_evaluation_only_output_names_predictions_file(tiny, pairs, tmp_path):
     """Nor is anything compiled for an optimizer that it does not have."""
     compiled = tmp_path / "compiled"
     done = dsrun(
@@ -359,7 +366,7 @@ def test_evaluating_alone_says_where_the_predictions_are_and_nothing_of_training
     )
 
 
-def test_a_finished_run_called_again_trains_no_further_step(tiny, pairs, tmp_path):
+def test_finished_run_called_again_trains_no_step(tiny, pairs, tmp_path):
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "3"]
     first = dsrun(*flags, output=tmp_path / "run").ok()
     weights, trained = load_file(tmp_path / "run" / "model" / "model.safetensors"), first.losses

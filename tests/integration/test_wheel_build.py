@@ -88,7 +88,8 @@ b.OpBuilder.jit_load = jit
     return done.stdout
 
 
-def test_one_of_two_builds_and_the_other_waits_for_it(real):
+def test_concurrent_wheel_builds_compile_once(real):
+    """Of two builds at once, one compiles and the other waits for it."""
     _, ((first, first_said), (second, second_said)) = real
     assert first == second
     assert Path(first.strip()).is_file()
@@ -96,7 +97,8 @@ def test_one_of_two_builds_and_the_other_waits_for_it(real):
     assert sorted(waited) == [(False, True), (True, False)]
 
 
-def test_the_wheel_holds_what_was_asked_for(real):
+def test_wheel_contains_requested_ops(real):
+    """The wheel holds the ops that were asked for, and its record says so."""
     made, said = real
     wheel = Path(said[0][0].strip())
     report = read_wheel(wheel)
@@ -113,7 +115,7 @@ def test_the_wheel_holds_what_was_asked_for(real):
     assert list(made.scratch.iterdir()) == []
 
 
-def test_progress_names_files_and_the_time_left(real):
+def test_wheel_build_progress_names_files_and_time_left(real):
     _, said = real
     text = "".join(err for _, err in said)
     assert re.search(
@@ -122,7 +124,8 @@ def test_progress_names_files_and_the_time_left(real):
     assert re.search(r"^cpu_adam: done in ", text, re.MULTILINE)
 
 
-def test_an_unchanged_request_compiles_nothing(real):
+def test_wheel_build_cache_hit_compiles_nothing(real):
+    """An unchanged request compiles nothing."""
     made, said = real
     wheel = Path(said[0][0].strip())
     before = wheel.stat()
@@ -132,7 +135,8 @@ def test_an_unchanged_request_compiles_nothing(real):
     assert wheel.stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_cpu_adam_steps_like_torchs_own_and_nothing_is_compiled(clean):
+def test_prebuilt_cpu_adam_steps_equal_torch_adamw(clean):
+    """CPU Adam from the wheel steps like torch's AdamW, and nothing is compiled."""
     out = in_clean(
         clean,
         """
@@ -161,7 +165,7 @@ print(min((a - b).abs().max().item() for a, b in zip(ours, start)))
 
 
 @pytest.mark.skipif(not LIBAIO, reason="needs libaio-dev; unit tests say what is said without it")
-def test_async_io_writes_and_reads_a_file(clean, tmp_path):
+def test_prebuilt_async_io_writes_and_reads_file(clean, tmp_path):
     out = in_clean(
         clean,
         f"""
@@ -192,7 +196,7 @@ def compiling_nothing(clean, tmp_path):
 
 
 @pytest.mark.train
-def test_a_training_run_compiles_nothing(compiling_nothing, tmp_path, tiny, pairs):
+def test_training_with_prebuilt_wheel_compiles_nothing(compiling_nothing, tmp_path, tiny, pairs):
     """Two ranks under ZeRO-2 with the optimizer on the CPU: shm_comm and cpu_adam, both from the wheel."""
     flags = [
         "--model", tiny["t5"], "--train-file", pairs["train"], "--zero", "2", "--offload", "cpu", *SHORT,
@@ -204,7 +208,7 @@ def test_a_training_run_compiles_nothing(compiling_nothing, tmp_path, tiny, pair
 
 @pytest.mark.train
 @pytest.mark.skipif(not LIBAIO, reason="needs libaio-dev, as DeepSpeed's async_io does")
-def test_swapped_out_optimizer_states_are_saved_twice(compiling_nothing, tiny, pairs, tmp_path):
+def test_nvme_offload_optimizer_states_checkpoint_saved_twice(compiling_nothing, tiny, pairs, tmp_path):
     """DeepSpeed issue 7549: the copy of the swap files dies in a folder that has one already."""
     run = RunFolder(tmp_path / "run")
     flags = [
@@ -222,7 +226,7 @@ def test_swapped_out_optimizer_states_are_saved_twice(compiling_nothing, tiny, p
 
 @pytest.mark.train
 @pytest.mark.skipif(not LIBAIO, reason="needs libaio-dev, as DeepSpeed's async_io does")
-def test_an_engine_takes_the_shipped_configuration_for_drives(compiling_nothing, tmp_path):
+def test_nvme_offload_shipped_config_runs_engine_steps(compiling_nothing, tmp_path):
     """With async_io from the wheel. The weights are smaller than a block, so that none of them is written."""
     config = json.loads((data_folder("ds_configs") / "zero3_nvme.json").read_text())
     for block in ("offload_optimizer", "offload_param"):

@@ -17,9 +17,12 @@ import psutil
 import pytest
 
 from dsrun.wheel.record import sha256_of
+from tests.forkserver.client import HEAVY
 from tests.integration.builder import Builder, small
 from tests.integration.wheel_sources import tiny_tree
 from tests.processes import alive
+
+pytestmark = pytest.mark.train
 
 PATIENCE_S = 300
 
@@ -38,7 +41,8 @@ def library_in(wheel):
         return archive.read(next(name for name in archive.namelist() if "cpu_lion_op" in name))
 
 
-def test_a_patched_tree_says_so_and_the_cpu_level_is_honoured(made):
+def test_wheel_version_marks_patched_tree_and_cpu_isa_level(made):
+    """A patched tree shows in the wheel's name, and the ISA level holds for the compiled code."""
     _, wheel, _ = made
     assert re.search(r"\+cputorch\d+\.\d+\.x8664v2\.patched\.[0-9a-f]{8}-cp3", wheel.name)
     library = library_in(wheel)
@@ -46,7 +50,8 @@ def test_a_patched_tree_says_so_and_the_cpu_level_is_honoured(made):
     assert b"avx" not in library
 
 
-def test_the_record_says_what_went_in(made):
+def test_wheel_record_lists_build_inputs(made):
+    """The record says what went into the wheel."""
     _, wheel, _ = made
     record = json.loads((wheel.parent / "WHEEL.json").read_text())
     inputs = record["inputs"]
@@ -56,14 +61,24 @@ def test_the_record_says_what_went_in(made):
     assert wheel.parent.name == record["key"]
 
 
-def test_the_folder_is_kept_when_asked(made):
+def test_built_op_is_imported_and_called(made, tmp_path):
+    """The op of the wheel is used: another process imports it and calls a function of it."""
+    _, wheel, _ = made
+    (tmp_path / "cpu_lion_op.so").write_bytes(library_in(wheel))
+    code = "import torch, cpu_lion_op; print(cpu_lion_op.here()[0])"
+    done = HEAVY.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "./csrc/lion/cpu_lion.cpp\n"), done.stderr
+
+
+def test_wheel_build_directory_is_kept_on_request(made):
     builder, _, said = made
     (folder,) = builder.scratch.iterdir()
     assert f"compiled in {folder}, which is kept" in said
     assert (folder / "trees/cpu_lion/csrc/lion/cpu_lion.cpp").is_file()
 
 
-def test_a_damaged_wheel_is_built_again_with_the_same_bytes(made, tree, tmp_path):
+@pytest.mark.exhaustive
+def test_corrupt_cached_wheel_is_rebuilt_reproducibly(made, tree, tmp_path):
     """In another temporary folder, with another umask and time zone, with other means that may not matter.
 
     setuptools takes the compiler's path apart at spaces, so a TMPDIR with one must not be used.
@@ -103,7 +118,9 @@ def nothing_left(builder):
     assert list(builder.scratch.iterdir()) == []
 
 
-def test_the_first_error_of_the_compiler_is_the_message(builder, sdist, tmp_path):
+@pytest.mark.exhaustive
+def test_wheel_build_error_is_first_compiler_error(builder, sdist, tmp_path):
+    """The first error of the compiler is the message."""
     broken = tiny_tree(sdist, tmp_path / "broken", module="int x = 1;\nint y = undeclared;\n")
     code, out, err = builder.run(*small(broken))
     assert (code, out) == (1, "")
@@ -117,7 +134,8 @@ def test_the_first_error_of_the_compiler_is_the_message(builder, sdist, tmp_path
     nothing_left(builder)
 
 
-def test_an_operation_that_deepspeed_skips_is_an_error(builder, sdist, tmp_path):
+@pytest.mark.exhaustive
+def test_wheel_build_fails_when_deepspeed_skips_op(builder, sdist, tmp_path):
     """With a warning among a thousand lines, and exit code 0."""
     skipping = tiny_tree(sdist, tmp_path / "skipping")
     builder_file = skipping / "op_builder/cpu/cpu_lion.py"
@@ -141,7 +159,8 @@ def compiler(folder, when_compiling):
     return script
 
 
-def test_a_compiler_killed_for_memory_is_said(builder, tree, tmp_path):
+@pytest.mark.exhaustive
+def test_wheel_build_reports_compiler_oom_kill(builder, tree, tmp_path):
     """The kernel kills the compiler proper, and g++ reports that."""
     deadly = compiler(tmp_path / "bin", "kill -9 $$")
     code, out, err = builder.run(*small(tree, "--cxx", deadly))
@@ -152,7 +171,8 @@ def test_a_compiler_killed_for_memory_is_said(builder, tree, tmp_path):
     nothing_left(builder)
 
 
-def test_a_full_disk_is_said(builder, tree, tmp_path):
+@pytest.mark.exhaustive
+def test_wheel_build_reports_full_disk(builder, tree, tmp_path):
     full = compiler(tmp_path / "bin", "exec /usr/bin/env g++ -E -x c++ /dev/null > /dev/full")
     code, out, err = builder.run(*small(tree, "--cxx", full))
     assert (code, out) == (1, "")
@@ -161,7 +181,9 @@ def test_a_full_disk_is_said(builder, tree, tmp_path):
     nothing_left(builder)
 
 
-def test_ctrl_c_ends_the_compilers_and_leaves_nothing(builder, tree, tmp_path):
+@pytest.mark.exhaustive
+def test_wheel_build_sigint_ends_compilers_and_cleans_up(builder, tree, tmp_path):
+    """Ctrl-C ends the compilers and leaves nothing behind."""
     slow = compiler(tmp_path / "bin", f"echo $$ >> {tmp_path}/pids; sleep 600")
     process = builder.start(*small(tree, "--cxx", slow))
     pids = tmp_path / "pids"
@@ -184,7 +206,8 @@ def until(condition, process):
         time.sleep(0.05)
 
 
-def test_nobody_need_listen(builder, tree):
+@pytest.mark.exhaustive
+def test_wheel_build_survives_closed_stderr(builder, tree):
     """As in `dsrun build-wheel 2> >(head -2)`: the build goes on, and its end is what it would have been."""
     process = builder.start(*small(tree))
     said = [process.stderr.readline() for _ in range(2)]
@@ -196,7 +219,8 @@ def test_nobody_need_listen(builder, tree):
     assert Path(builder.folder, out.strip()).is_file()
 
 
-def test_an_sdist_that_is_not_the_one_in_the_lock(builder, sdist, tmp_path):
+def test_wheel_build_refuses_sdist_with_wrong_sha256(builder, sdist, tmp_path):
+    """An sdist that is not the one in the lock file is refused."""
     bent = tmp_path / sdist.name
     bent.write_bytes(sdist.read_bytes() + b"\0")
     code, out, err = builder.run("--ops", "cpu_lion", "--deepspeed", bent)

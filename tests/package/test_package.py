@@ -174,6 +174,7 @@ def installed(plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
+@pytest.mark.exhaustive
 def test_pip_check_of_installed_wheel(installed, tmp_path):
     """The wheel's dependencies fit together."""
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)

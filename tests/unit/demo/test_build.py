@@ -58,7 +58,7 @@ def test_every_demo_has_defaults():
         assert settings["learning_rate"] > 0
 
 
-@pytest.mark.parametrize("name", DEMO_NAMES)
+@pytest.mark.parametrize("name", ["demo-t5", pytest.param("demo-llama", marks=pytest.mark.exhaustive)])
 def test_demo_build_is_deterministic(name, request, tmp_path):
     """Two builds of a demo give the same bytes."""
     first = request.getfixturevalue("t5" if name == "demo-t5" else "llama").model.parent
@@ -197,7 +197,7 @@ def test_concurrent_demo_builds_run_once(small, tmp_path, monkeypatch):
     assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("task", ["seq2seq", "causal-lm"])
+@pytest.mark.parametrize("task", ["seq2seq", pytest.param("causal-lm", marks=pytest.mark.exhaustive)])
 def test_data_only_equals_demo_data(task, request, tmp_path):
     demo = request.getfixturevalue("t5" if task == "seq2seq" else "llama")
     paths = data_only(task, tmp_path / "data only")
@@ -221,6 +221,8 @@ def test_unknown_demo_name_rejected(make, name, tmp_path):
 
 def test_llama_demo_without_tokenizers_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
+    few = build.Splits(train=[{"text": "a"}], validation=[{"text": "b"}], test=[{"text": "c"}])
+    monkeypatch.setattr(build, "python_docs", lambda: few)
     with pytest.raises(MissingError) as caught:
         materialise("demo-llama", tmp_path / "demo")
     assert "pip install" in caught.value.fix

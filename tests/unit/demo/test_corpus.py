@@ -106,6 +106,7 @@ def test_no_module_is_in_two_splits(tmp_path, monkeypatch):
     assert sum(map(len, modules.values())) == len(set().union(*modules.values())) == 60
 
 
+@pytest.mark.exhaustive
 def test_docs_are_deterministic(docs):
     assert docs == python_docs()
 

@@ -66,7 +66,7 @@ def run(minutes: float, restarts: int) -> list[dict[str, Any]]:
 def test_mtbf_learned_from_frequent_failures() -> None:
     """A run that fails every minute soon expects that."""
     assert mean_time_between_failures(run(10, 10), 2) == pytest.approx(7 * 60, rel=0.01)
-    assert mean_time_between_failures(run(6000, 6000), 2) == pytest.approx(60, rel=0.02)
+    assert mean_time_between_failures(run(1500, 1500), 2) == pytest.approx(60, rel=0.05)
 
 
 def test_mtbf_forgets_early_failure_with_time() -> None:
