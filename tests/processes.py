@@ -11,6 +11,14 @@ GONE_S = 5
 """Nothing of a run is left so long after its end."""
 
 
+def noticed_after(failure: dict) -> float:
+    """Seconds in which a supervisor noticed a failure of events.jsonl, by its own clock.
+
+    Without those in which it could not look, because this machine was busy or a test had stopped it.
+    """
+    return failure["seconds"] - failure.get("stalled_s", 0.0)
+
+
 def alive(process: psutil.Process) -> bool:
     """Whether it still runs; a zombie has ended, and only waits for its parent to take its exit code."""
     with suppress(psutil.NoSuchProcess):

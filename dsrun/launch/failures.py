@@ -88,7 +88,8 @@ class Remains:
 
     `ended` are the ranks that ended by themselves, in the order in which that was seen, with their return codes
     (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `noticed_s`
-    the seconds between the last look that found all well and the one that did not; `steps` the optimizer steps that
+    the seconds between the last look that found all well and the one that did not, for `stalled_s` of which this
+    process was kept from the processor or waited for a disk; `steps` the optimizer steps that
     each rank had done; `out_of_memory`: the kernel killed a process of this job for memory; `evidence` is the folder
     with what was learned of the ranks before they were ended (`dsrun.launch.evidence`). `log` is the launcher's, of
     which this attempt wrote what follows the first `log_begins` bytes.
@@ -101,6 +102,7 @@ class Remains:
     agent: int | None = None
     hang: Hang | None = None
     noticed_s: float | None = None
+    stalled_s: float | None = None
     steps: Mapping[int, int]
     out_of_memory: bool = False
     evidence: Path | None = None
@@ -188,6 +190,7 @@ def _failure(
         message=message,
         step=remains.steps.get(rank) if rank is not None else max(remains.steps.values(), default=None),
         detected_s=remains.noticed_s if detected_s is None else detected_s,
+        stalled_s=remains.stalled_s,
         log=str(remains.log),
     )
 

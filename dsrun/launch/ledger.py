@@ -53,6 +53,7 @@ class Ledger:
             step=failure.step,
             message=failure.message,
             seconds=failure.detected_s,
+            stalled_s=failure.stalled_s,
             attempt=attempt,
         )
         if remedy is not None:

@@ -27,7 +27,8 @@ class Failure:
 
     `cause` is a code of docs/diagnose.md, "" where nobody knows; `exit_code` as the process ended, negative for a
     signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
-    failed; `detected_s` the seconds from the failure to its being noticed; `rollback` that the rank asks to go on from
+    failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those of them
+    in which the supervisor could not look; `rollback` that the rank asks to go on from
     the newest checkpoint, and will then leave out what has failed.
     """
 
@@ -39,6 +40,7 @@ class Failure:
     step: int | None = None
     trace: str | None = None
     detected_s: float | None = None
+    stalled_s: float | None = None
     log: str | None = None
     rollback: bool = False
 

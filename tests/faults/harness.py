@@ -19,6 +19,7 @@ from tests.faults.cells import HUNG, Cell
 from tests.faults.oracle import findings
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import FP32, make_model, phrase
+from tests.processes import noticed_after
 
 INJECT = Path(__file__).with_name("inject")
 ROOT = Path(__file__).parents[2]
@@ -164,7 +165,7 @@ class Bench:
         failures = [each for each in read_records(run / "events.jsonl") if each["kind"] == "failure"]
         if failures:
             result.cause = failures[-1].get("cause")
-            result.detected_s = failures[0].get("seconds")
+            result.detected_s = noticed_after(failures[0]) if "seconds" in failures[0] else None
         if cell.cause is not None and result.cause != cell.cause:
             result.wrong.append(f"cause {result.cause} and not {cell.cause}")
         limit = 1.0 if cell.cause != HUNG else 15.0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
@@ -46,6 +46,9 @@ def test_resume_equals_uninterrupted_run(kind, stage, tiny, pairs, tmp_path):
     assert [row["kind"] for row in read_records(resumed / "events.jsonl")][:2] == ["start", "resume"]
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (resumed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    auto = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
+    loaded = auto.from_pretrained(resumed / "model").state_dict()
+    assert all(torch.equal(loaded[name], ours[name]) for name in ours)
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])

@@ -180,6 +180,7 @@ def test_pip_check_of_installed_wheel(installed, tmp_path):
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_installed_wheel_without_torch(installed, tmp_path):
     """The package is imported from the wheel, and torch is not installed."""
     script = "import dsrun, importlib.util as u; print(dsrun.__file__); print(u.find_spec('torch'))"

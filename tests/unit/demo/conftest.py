@@ -14,3 +14,10 @@ def t5(tmp_path_factory):
 def llama(tmp_path_factory):
     pytest.importorskip("tokenizers")
     return materialise("demo-llama", tmp_path_factory.mktemp("llama") / "demo")
+
+
+def pytest_collection_modifyitems(items):
+    """Whatever reads all docstrings of the standard library, five CPU seconds, is left to `make test-all`."""
+    for item in items:
+        if {"llama", "docs"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.exhaustive)

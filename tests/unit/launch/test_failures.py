@@ -74,12 +74,16 @@ def test_root_cause_rank_precedes_rank_that_lost_peers(remains):
 def test_killed_rank_precedes_ranks_that_lost_it(remains, cause):
     """A killed rank comes before those that lost it."""
     left = remains(
-        {"rank": 0, "time": 1.0, "cause": cause}, ended={1: -9, 0: 1}, steps={0: 5, 1: 4}, noticed_s=0.1
+        {"rank": 0, "time": 1.0, "cause": cause},
+        ended={1: -9, 0: 1},
+        steps={0: 5, 1: 4},
+        noticed_s=0.1,
+        stalled_s=0.02,
     )
     failure = explain(left, unknown)
     assert (failure.cause, failure.rank, failure.exit_code, failure.step) == ("rank_killed", 1, -9, 4)
     assert failure.message == "rank 1 was killed (SIGKILL) after step 4"
-    assert failure.detected_s == 0.1
+    assert (failure.detected_s, failure.stalled_s) == (0.1, 0.02)
 
 
 def test_crashed_rank_precedes_ranks_killed_by_agent(remains):

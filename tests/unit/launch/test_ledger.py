@@ -37,7 +37,13 @@ def test_unreadable_run_folder_has_no_newest_checkpoint(said):
 def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path):
     """A restart is recorded, and reported in one line."""
     failure = Failure(
-        cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=12, detected_s=0.1
+        cause="rank_killed",
+        rank=1,
+        exit_code=-9,
+        message="rank 1 was killed",
+        step=12,
+        detected_s=0.1,
+        stalled_s=0.02,
     )
     ledger.failed(failure, restart("a rank was killed: again from step 10 in 2 s"), attempt=0)
     failed, restarted = read_records(tmp_path / "events.jsonl")
@@ -48,6 +54,7 @@ def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path)
         12,
     )
     assert (failed["exit_code"], failed["seconds"], failed["attempt"]) == (-9, 0.1, 0)
+    assert failed["stalled_s"] == 0.02
     assert (restarted["kind"], restarted["attempt"], restarted["seconds"]) == ("restart", 1, 2.0)
     assert said == ["rank 1 was killed: again from step 10 in 2 s"]
 
