@@ -46,8 +46,10 @@ class ForkServer:
         self._reads = reads
         self._env = env
         self._socket: socket.socket | None = None
-        self.cpu_seconds = 0.0
-        """Of all forks that have ended, with their children."""
+        self.of_forks = 0.0
+        """CPU seconds of the forks that have ended, with their children."""
+        self.of_all = 0.0
+        """The same with those of processes that a fork has left behind, which are known of later."""
         self._start = threading.Lock()
         self._lock = threading.Lock()
 
@@ -157,8 +159,9 @@ class Process(subprocess.Popen):
                 if select.select([self._answer], [], [], left)[0]:
                     data = self._answer.recv(END.size)
                     # A server that was killed takes all its forks along.
-                    self.returncode, used = END.unpack(data) if data else (-9, 0.0)
-                    self._server.cpu_seconds = max(used, self._server.cpu_seconds)
+                    self.returncode, own, all_ = END.unpack(data) if data else (-9, 0.0, 0.0)
+                    self._server.of_forks += own
+                    self._server.of_all = max(all_, self._server.of_all)
                     self._answer.close()
         return self.returncode
 

@@ -26,8 +26,8 @@ from dsrun.system.tether import die_with_parent, name_thread
 from tests.forkserver.child import become
 
 PID = struct.Struct("!i")
-END = struct.Struct("!id")
-"""Exit code, and CPU seconds of all forks that have ended so far, with their children."""
+END = struct.Struct("!idd")
+"""Exit code; CPU seconds of this fork and its children; those of all forks, and of who was left by them, so far."""
 _PR_SET_CHILD_SUBREAPER = 36
 LARGEST = 1 << 20
 
@@ -82,15 +82,14 @@ def _serve(requests: socket.socket) -> None:
 def _reap(answers: dict[int, socket.socket]) -> None:
     with suppress(ChildProcessError):
         while (found := os.wait4(-1, os.WNOHANG))[0]:
-            pid, status, _ = found
+            pid, status, used = found
             if answer := answers.pop(pid, None):
-                _answer(answer, END.pack(os.waitstatus_to_exitcode(status), _cpu_seconds()))
+                own, all_ = _seconds(used), _seconds(resource.getrusage(resource.RUSAGE_CHILDREN))
+                _answer(answer, END.pack(os.waitstatus_to_exitcode(status), own, all_))
                 answer.close()
 
 
-def _cpu_seconds() -> float:
-    """Of all processes that have ended so far, with their children."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _seconds(used: resource.struct_rusage) -> float:
     return used.ru_utime + used.ru_stime
 
 
