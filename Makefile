@@ -34,7 +34,7 @@ test-repeat: $(VENV)/.test fast-lint
 # Brings clusters of namespaces up on this machine. As root it installs the Debian packages it needs; exit code 4 where
 # it may not, or where no namespaces can be made.
 test-slurm: $(VENV)/.test
-	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist loadfile
+	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal
 
 # Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test` has eight of them.
 test-faults: $(VENV)/.test

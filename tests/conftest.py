@@ -34,3 +34,8 @@ settings.load_profile("always")
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.add_cleanup(Reaper().finish)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The file that takes longest goes first: at the end all workers but one would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_wheel_build.py")

@@ -1,0 +1,100 @@
+"""The suite's own machinery: forks are what new processes would be, nothing outlives a session, costs count."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from tests.budget import LIMIT_S, Ledger
+from tests.forkserver.client import HEAVY, LIGHT, Process
+from tests.processes import left_of
+
+ROOT = Path(__file__).parents[2]
+WHO = """
+import json, os, sys
+print(json.dumps([sys.argv, os.getcwd(), os.environ.get("WORD"), sys.path[0], sorted(set(sys.modules) & {"torch"})]))
+sys.stderr.write("to stderr")
+sys.exit(7)
+"""
+LEAVE = """
+import subprocess, sys, time
+from tests.reaper import Reaper
+Reaper()
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("start", [LIGHT.run, subprocess.run], ids=["forked", "started"])
+def test_forkserver_process_equals_started_one(start, tmp_path):
+    """Arguments, folder, environment, streams and exit code are those of a new interpreter."""
+    env = {**os.environ, "WORD": "a b"}
+    argv = [sys.executable, "-c", WHO, "one", "two words"]
+    done = start(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "to stderr")
+    assert json.loads(done.stdout) == [["-c", "one", "two words"], str(tmp_path), "a b", "", []]
+
+
+def test_forkserver_process_shown_by_proc():
+    """/proc shows the command line and the environment that were asked for; the reaper of a run looks there."""
+    argv = [sys.executable, "-c", "input()", "DSRUN"]
+    env = {**os.environ, "DSRUN_FAMILY": "outer/inner"}
+    with LIGHT.popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        shown = psutil.Process(process.pid)
+        while "DSRUN" not in shown.cmdline():
+            assert process.poll() is None
+        assert shown.environ()["DSRUN_FAMILY"] == "outer/inner"
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_forkserver_starts_new_process_for_import_time_settings():
+    """What is read when Python or torch are imported cannot be changed in a fork."""
+    argv = [sys.executable, "-c", "import os; print(os.environ['PYTHONHASHSEED'])"]
+    process = LIGHT.popen(argv, env={**os.environ, "PYTHONHASHSEED": "5"}, stdout=subprocess.PIPE, text=True)
+    assert process.communicate()[0] == "5\n"
+    assert not isinstance(process, Process)
+
+
+def test_forkserver_heavy_has_torch_imported():
+    code = "import sys; before = set(sys.modules); import torch, deepspeed; print(before >= {'torch', 'deepspeed'})"
+    assert HEAVY.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
+def test_reaper_kills_what_a_killed_session_leaves():
+    """A process in a session of its own goes with the killed test session."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAVE], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as session:
+        sleeper = psutil.Process(int(session.stdout.readline()))
+        session.kill()
+    assert not left_of([sleeper])
+
+
+def report(test: str, own: float, *, free: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(nodeid=test, duration=1.0, user_properties=[("cpu_s", [own, own + 9.0, free])])
+
+
+def test_budget_names_expensive_tests_only():
+    """Phases of a test add up; engines and exhaustive tests are free; what was left behind is no test's own."""
+    ledger = Ledger(limited=True)
+    for each in (
+        report("dear", LIMIT_S / 2),
+        report("dear", LIMIT_S),
+        report("cheap", LIMIT_S / 2),
+        report("engine", LIMIT_S * 2, free=True),
+    ):
+        ledger.pytest_runtest_logreport(each)
+    assert ledger.over() == ["dear"]
+    session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
+    ledger.pytest_sessionfinish(session)
+    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
