@@ -5,8 +5,8 @@ CUDA_VENV ?= .venv-cuda
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_OUTPUT ?= runs/demo
-# Each test worker has engines of two ranks at work.
-TEST_WORKERS ?= 2
+# One more than there are cores: some tests wait.
+TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Each with clusters of its own; their jobs mostly wait.
 SLURM_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
