@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +33,11 @@ settings.load_profile("always")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control starts what it puts into the background with these ignored, and so would be all that
+    # the tests start.
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     if not hasattr(config, "workerinput"):
         config.add_cleanup(Reaper().finish)
 

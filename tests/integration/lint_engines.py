@@ -32,7 +32,12 @@ def verdict(config: dict) -> str:
 def main(configs: str, answers: str) -> None:
     import deepspeed
 
+    from dsrun.train.engine import prepare_ops
+    from dsrun.train.world import here
+
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # Without it DeepSpeed would compile its collectives through shared memory first: a minute.
+    prepare_ops({}, here(use_cpu=True), say=print)
     deepspeed.init_distributed(dist_backend="gloo")
     found = [verdict(config) for config in json.loads(Path(configs).read_text())]
     Path(answers).write_text(json.dumps(found))

@@ -105,6 +105,8 @@ def trained(config: dict[str, Any]) -> dict[str, Any]:
 
 def main(file: str) -> None:
     world = here(use_cpu=True)
+    # Without it DeepSpeed would compile its collectives through shared memory first: a minute.
+    prepare_ops({}, world, say=print)
     deepspeed.init_distributed(dist_backend="gloo")
     results = {}
     for case in json.loads(Path(file).read_text()):

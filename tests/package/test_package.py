@@ -174,13 +174,11 @@ def installed(plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-@pytest.mark.exhaustive
 def test_pip_check_of_installed_wheel(installed, tmp_path):
     """The wheel's dependencies fit together."""
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
 
 
-@pytest.mark.exhaustive
 def test_installed_wheel_without_torch(installed, tmp_path):
     """The package is imported from the wheel, and torch is not installed."""
     script = "import dsrun, importlib.util as u; print(dsrun.__file__); print(u.find_spec('torch'))"
