@@ -7,9 +7,11 @@ random, is stopped for up to three seconds. A test that fails here has failed by
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,8 @@ from datetime import date
 from pathlib import Path
 
 import psutil
+
+from dsrun.system.tether import tethered
 
 ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 2
@@ -32,7 +36,8 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """Both cores of a small machine have something else to do."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_PROCESSES)]
+    loop = tethered([sys.executable, "-c", "while True: pass"], os.getpid(), signal.SIGKILL)
+    others = [subprocess.Popen(loop) for _ in range(BUSY_PROCESSES)]
     try:
         yield
     finally:
@@ -83,8 +88,10 @@ def run_once(number: int, *, disturbed: bool) -> list[str]:
     began = time.monotonic()
     with log.open("wb") as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
-            ["make", "test"], cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL
-        )
+            ["make", "test"], cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        stack.callback(_end, process)
         if disturbed:
             stack.enter_context(busy())
             stack.enter_context(stopping(process.pid))
@@ -103,7 +110,15 @@ def run_once(number: int, *, disturbed: bool) -> list[str]:
     return failed
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """What pytest leaves is ended by its reaper."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def main(runs: int) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed = [run_once(number, disturbed=number % 2 == 0) for number in range(1, runs + 1)]
     bad = sum(1 for each in failed if each)
     print(f"{date.today()}, {platform.node()}: {runs} runs of make test, {bad} with failures")
