@@ -132,6 +132,7 @@ def test_verify_wheel_missing_library_before_loading(dsrun, here):
 # --- loading ---
 
 
+@pytest.mark.train
 def test_smoke_test_loads_each_op_in_own_process(dsrun, here):
     libraries = {"tiny": compiled(here / "a", FINE), "other": compiled(here / "b", CRASH)}
     path = fake_deepspeed(here, libraries, torch_minor())
@@ -146,6 +147,7 @@ def test_smoke_test_loads_each_op_in_own_process(dsrun, here):
     ]
 
 
+@pytest.mark.train
 def test_smoke_test_fails_when_op_would_be_jit_compiled(dsrun, here):
     library = compiled(here / "b", FINE)
     path = make_wheel(
@@ -168,6 +170,7 @@ def test_smoke_test_fails_when_op_would_be_jit_compiled(dsrun, here):
     assert "tiny: DeepSpeed would compile it now: the one in the wheel is not used [op_fails]" in done.stdout
 
 
+@pytest.mark.train
 def test_smoke_test_reports_failing_import(dsrun, here):
     library = compiled(here / "c", FINE)
     files = {
@@ -255,6 +258,7 @@ def test_wheel_push_installs_and_smoke_tests_every_node(dsrun, here, nodes):
     assert "already there, 1 loaded" in push(dsrun, path, "--nodes", "n1").stdout
 
 
+@pytest.mark.train
 def test_wheel_push_failing_node_does_not_hide_others(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     good = add_node(nodes, "n1")
@@ -308,6 +312,7 @@ def test_wheel_push_world_writable_folder_is_refused(dsrun, here, nodes):
     assert installed(node) == []
 
 
+@pytest.mark.train
 def test_wheel_push_in_allocation_uses_sbcast_and_srun(dsrun, here, nodes, environ):
     path = make_wheel(here, {"deepspeed/__init__.py": ""}, tag="py3-none-any")
     program(nodes.parent / "tools", "srun", SRUN.format(nodes=nodes))
@@ -320,6 +325,7 @@ def test_wheel_push_in_allocation_uses_sbcast_and_srun(dsrun, here, nodes, envir
     assert all("deepspeed" in installed(node) for node in pushed)
 
 
+@pytest.mark.train
 def test_wheel_push_without_sbcast_sends_copies(dsrun, here, nodes, environ):
     path = make_wheel(here, {"deepspeed/__init__.py": ""}, tag="py3-none-any")
     program(nodes.parent / "tools", "srun", SRUN.format(nodes=nodes))
@@ -356,6 +362,7 @@ def test_wheel_push_node_list_errors(dsrun, here, nodes, args, said):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.train
 def test_verify_wheel_on_nodes_leaves_nothing(dsrun, here, nodes):
     path = fake_deepspeed(here, {"tiny": compiled(here / "a", FINE)}, torch_minor())
     node = add_node(nodes, "n1")
