@@ -36,7 +36,7 @@ test-repeat: $(VENV)/.test fast-lint
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal
 
-# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test` has eight of them.
+# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test-all` has eight of them.
 test-faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults
 
