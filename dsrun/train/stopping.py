@@ -118,6 +118,11 @@ class Stopping:
     def _let_go_of_pipe(self) -> None:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)
+            # Python runs its handlers between two steps of its own: one that comes just before a call that waits would
+            # have to wait with it, and the child of a pool outlive its SIGTERM by as long.
+            for signum in self.signals:
+                if signal.getsignal(signum) == self._handle:
+                    signal.signal(signum, signal.SIG_DFL)
         self._let_go()
 
     def _watch(self, pipe: int) -> None:

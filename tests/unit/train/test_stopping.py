@@ -146,7 +146,7 @@ def test_second_sigterm_left_to_supervisor(start, tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_signal_to_a_forked_child_is_not_for_the_parent(start, tmp_path, late):
+def test_sigterm_to_forked_child_is_not_for_parent(start, tmp_path, late):
     """`datasets` ends the processes of its pools by SIGTERM, also one that the kernel has not let run yet."""
     body = f"""
         begun, begins = os.pipe()
@@ -165,6 +165,20 @@ def test_a_signal_to_a_forked_child_is_not_for_the_parent(start, tmp_path, late)
     process = start(body, head=(SLOW_CHILD if late else "") + HEAD)
     assert process.wait(timeout=60) == signal.SIGTERM
     assert not (tmp_path / "stop").exists()
+
+
+def test_forked_child_has_no_preemption_handlers(start):
+    """A signal ends it whatever it waits for; the parent goes on listening."""
+    body = """
+        child = os.fork()
+        handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
+        if not child:
+            os._exit(0 if handlers == [signal.SIG_DFL] * 2 else 1)
+        assert signal.SIG_DFL not in handlers
+        print('ready', flush=True)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert start(body).wait(timeout=60) == 0
 
 
 def test_preemption_off_without_signal():
