@@ -30,7 +30,7 @@ LONGEST_STOP_S = 3.0
 PAUSE_S = 0.5
 # Nothing is tested in these, and make waits for no one.
 SPARED = re.compile(r"^(make|sh|bash)$")
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?):?(?: |$)", re.MULTILINE)
 
 
 @contextlib.contextmanager
@@ -61,7 +61,8 @@ def stopping(pid: int) -> Iterator[None]:
 
 def _stop_and_go(pid: int, over: threading.Event) -> None:
     while not over.wait(PAUSE_S):
-        with contextlib.suppress(psutil.Error):
+        # Between two commands make has no children, and any process may end at any time.
+        with contextlib.suppress(psutil.Error, IndexError):
             victim = random.choice(_victims(pid))
             victim.suspend()
             try:
@@ -98,7 +99,7 @@ def run_once(number: int, *, disturbed: bool) -> list[str]:
         code = process.wait()
     minutes = (time.monotonic() - began) / 60
     kind = "disturbed" if disturbed else "quiet"
-    failed = FAILED.findall(log.read_text(errors="replace")) if code else []
+    failed = sorted(set(FAILED.findall(log.read_text(errors="replace")))) if code else []
     if code == 0:
         log.unlink()
     elif not failed:

@@ -101,7 +101,7 @@ class Attempt:
         self._by_others = False
         self._evidence: Path | None = None
         self._well = self._began = time.monotonic()
-        self._well_ran = time.thread_time()
+        self._stalled = 0.0
         self._began_at = time.time()
         self._ooms = oom_kills()
 
@@ -120,12 +120,11 @@ class Attempt:
         try:
             code = self._stay(agent)
             noticed = time.monotonic() - self._well
-            ran = time.thread_time() - self._well_ran + LOOK_S
             if code is None and self._is_failure():
                 self._collect()
         finally:
             self._finish(agent, starter)
-        return self._end(code, noticed, stalled=max(0.0, noticed - ran))
+        return self._end(code, noticed)
 
     def _stay(self, agent: Agent) -> int | None:
         """The agent's return code; None when the attempt must be ended."""
@@ -138,8 +137,9 @@ class Attempt:
                 return code
             if self._failed(agent) or self._must_end(agent):
                 return None
-            self._well, self._well_ran = time.monotonic(), time.thread_time()
+            self._well = time.monotonic()
             time.sleep(LOOK_S)
+            self._stalled = max(0.0, time.monotonic() - self._well - LOOK_S)
 
     def _look(self) -> None:
         """Take in what has happened since the last look."""
@@ -275,7 +275,7 @@ class Attempt:
             # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
             guard.end(self._mark)
 
-    def _end(self, code: int | None, noticed: float, *, stalled: float) -> End:
+    def _end(self, code: int | None, noticed: float) -> End:
         saved = interruption(self._folder / "failures")
         told = self._told_at is not None or saved is not None or self._wishes.stop() is not None
         left = told and (self.job.foreign or code != 0 or saved is not None)
@@ -293,7 +293,7 @@ class Attempt:
             agent=code,
             hang=self._hang,
             noticed_s=round(noticed, 3),
-            stalled_s=round(stalled, 3),
+            stalled_s=round(self._stalled, 3),
             steps={
                 rank: beat.step for rank, beat in self._beats.items() if beat.phase not in BEFORE_TRAINING
             },

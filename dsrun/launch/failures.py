@@ -88,10 +88,10 @@ class Remains:
 
     `ended` are the ranks that ended by themselves, in the order in which that was seen, with their return codes
     (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `noticed_s`
-    the seconds between the last look that found all well and the one that did not, for `stalled_s` of which this
-    process was kept from the processor or waited for a disk; `steps` the optimizer steps that
-    each rank had done; `out_of_memory`: the kernel killed a process of this job for memory; `evidence` is the folder
-    with what was learned of the ranks before they were ended (`dsrun.launch.evidence`). `log` is the launcher's, of
+    the seconds between the last look that found all well and the one that did not, `stalled_s` those by which the
+    wait between the two took longer than it should, because this process was stopped or kept from the processor;
+    `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
+    memory; `evidence` is the folder with what was learned of the ranks before they were ended (`dsrun.launch.evidence`). `log` is the launcher's, of
     which this attempt wrote what follows the first `log_begins` bytes.
     """
 

@@ -27,9 +27,9 @@ class Failure:
 
     `cause` is a code of docs/diagnose.md, "" where nobody knows; `exit_code` as the process ended, negative for a
     signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
-    failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those of them
-    in which the supervisor could not look; `rollback` that the rank asks to go on from
-    the newest checkpoint, and will then leave out what has failed.
+    failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those of them in which the
+    supervisor was kept from looking; `rollback` that the rank asks to go on from the newest checkpoint, and will then
+    leave out what has failed.
     """
 
     cause: str

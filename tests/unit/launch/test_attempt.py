@@ -60,6 +60,37 @@ def test_second_signal_ends_wait_for_unkillable_process(tmp_path, monkeypatch):
     assert len(waits) == 3
 
 
+class FailingAgent(Agent):
+    """One that fails at its second look."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def poll(self):
+        self.looks += 1
+        return 1 if self.looks > 1 else None
+
+
+@pytest.mark.parametrize(("slow", "stalled"), [("wait", True), ("look", False)])
+def test_stalled_time_is_only_what_wait_overran(slow, stalled, tmp_path, monkeypatch):
+    """A supervisor that is stopped while it waits was stalled; one whose own look takes long was slow."""
+    sleep = time.sleep
+    if slow == "wait":
+        monkeypatch.setattr(attempt.time, "sleep", lambda seconds: sleep(seconds + 0.5))
+    else:
+        monkeypatch.setattr(Attempt, "_look", lambda self: sleep(0.5))
+    starter = Starter()
+    starter.start = lambda argv, env, *, ranks: FailingAgent()
+    remains = (
+        Attempt(surroundings(tmp_path, Wishes(tmp_path / "stop", lambda name: None)), 0)
+        .run(starter, {}, 29500)
+        .remains
+    )
+    assert remains.noticed_s >= 0.5
+    assert (remains.stalled_s >= 0.4) == stalled
+    assert remains.stalled_s <= remains.noticed_s
+
+
 class SlowAgent:
     """One of whose end the answer comes at the fifth look."""
 
