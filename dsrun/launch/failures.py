@@ -91,8 +91,9 @@ class Remains:
     the seconds between the last look that found all well and the one that did not, `stalled_s` those by which the
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
-    memory; `evidence` is the folder with what was learned of the ranks before they were ended (`dsrun.launch.evidence`). `log` is the launcher's, of
-    which this attempt wrote what follows the first `log_begins` bytes.
+    memory; `evidence` is the folder with what was learned of the ranks before they were ended
+    (`dsrun.launch.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
+    `log_begins` bytes.
     """
 
     failures: Path

@@ -198,20 +198,25 @@ def _grow(module: str, channel: socket.socket, parent: int) -> NoReturn:
             if file:
                 os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), target)
         replace_environment(message["env"])
-        code = _run_module(module, message["args"])
+        name_thread(f"rank-{os.environ['RANK']}")
+        code = run_module(module, message["args"])
     except BaseException:
         traceback.print_exc()
     finally:
         end(code)
 
 
-def _run_module(module: str, args: Sequence[str]) -> int:
-    """As `python -m module args`; its exit code."""
-    name_thread(f"rank-{os.environ['RANK']}")
-    fresh_randomness()
-    sys.argv = ["-m", *args]
+def run_module(module: str, args: Sequence[str]) -> int:
+    """As `python -m module args` in this fork of a process that has done other things; its exit code."""
+    return run_as_main(["-m", *args], lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+
+def run_as_main(argv: Sequence[str], program: Callable[[], object]) -> int:
+    """Run `program` as what a new interpreter with `sys.argv` = `argv` was started for; its exit code."""
+    _fresh_randomness()
+    sys.argv = list(argv)
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        program()
     except SystemExit as left:
         if isinstance(left.code, str):
             print(left.code, file=sys.stderr)
@@ -243,7 +248,7 @@ def replace_environment(env: Mapping[str, str]) -> None:
     os.environ.update(env)
 
 
-def fresh_randomness() -> None:
+def _fresh_randomness() -> None:
     """What an import seeds from the system would be the same in all forks; `random` sees to that by itself."""
     numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
     if numpy is not None:

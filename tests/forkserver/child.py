@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import json
 import os
 import runpy
@@ -15,11 +16,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dsrun.launch.ranks import Forked, default_signals, fresh_randomness, replace_environment
+from dsrun.launch.ranks import Forked, default_signals, replace_environment, run_as_main, run_module
 from dsrun.system.ending import end
 from dsrun.system.tether import die_with_parent, name_thread
 
@@ -53,8 +55,9 @@ def _to_the_end(program: Callable[[], int], parent: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(parent, signal.SIGKILL)
-        default_signals()
+        # The server ignores Ctrl-C, and default_signals leaves be what is ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        default_signals()
         code = program()
         threading._shutdown()
         atexit._run_exitfuncs()
@@ -70,37 +73,17 @@ def _to_the_end(program: Callable[[], int], parent: int) -> NoReturn:
 
 def _run(kind: str, program: str, args: Sequence[str]) -> int:
     """As `python -m program args`, or with -c; its exit code."""
-    fresh_randomness()
-    sys.argv = [kind, *args]
-    try:
-        if kind == "-m":
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            main = sys.modules["__main__"] = ModuleType("__main__")
-            exec(compile(program, "<string>", "exec"), main.__dict__)
-    except SystemExit as left:
-        if isinstance(left.code, str):
-            print(left.code, file=sys.stderr)
-            return 1
-        return left.code or 0
-    return 0
+    if kind == "-m":
+        return run_module(program, args)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    return run_as_main(["-c", *args], lambda: exec(compile(program, "<string>", "exec"), main.__dict__))
 
 
-def _imitate_exec(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> None:
-    """Have the command line, environment and standard streams that a new interpreter would have."""
-    kept = [os.dup2(os.dup(fd), 1000 + target) for target, fd in enumerate(streams)]
-    for target, fd in enumerate(kept):
-        os.dup2(fd, target)
-    os.closerange(3, 4096)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        fd = ("stdin", "stdout", "stderr").index(name)
-        unbuffered = name == "stderr" or os.isatty(fd) or "-u" in argv[1:2]
-        errors = "backslashreplace" if name == "stderr" else "strict"
-        stream = os.fdopen(os.dup(fd) if fd > 2 else fd, mode, encoding="utf-8", errors=errors, closefd=False)
-        if mode == "w":
-            stream.reconfigure(line_buffering=unbuffered, write_through="-u" in argv[1:2])
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+def _imitate_exec(
+    argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int], *, keep: Sequence[int] = ()
+) -> None:
+    """Have the command line, environment and standard streams that a new interpreter would have; `keep` stays open."""
+    _take_over(streams, keep=keep, unbuffered="-u" in argv[1:2])
     # First: the C library's variables may still lie where the kernel shows them.
     os.environ.clear()
     replace_environment(env)
@@ -117,6 +100,25 @@ def _imitate_exec(argv: Sequence[str], env: Mapping[str, str], streams: Sequence
     _take_in_python_path(env)
 
 
+def _take_over(streams: Sequence[int], *, keep: Sequence[int], unbuffered: bool) -> None:
+    """Make `streams` the standard ones, and close all else."""
+    # Copies first: a stream may be one of the numbers that another is to get.
+    for target, copy in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in streams]):
+        os.dup2(copy, target)
+    for fd in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd not in keep:
+            with suppress(OSError):  # the one through which the folder was read
+                os.close(fd)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        errors = "backslashreplace" if name == "stderr" else "strict"
+        stream = os.fdopen(fd, "w" if fd else "r", encoding="utf-8", errors=errors, closefd=False)
+        if fd:
+            lines = name == "stderr" or os.isatty(fd)
+            stream.reconfigure(line_buffering=lines or unbuffered, write_through=unbuffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
 def _take_in_python_path(env: Mapping[str, str]) -> None:
     """What Python would do with the folders of PYTHONPATH that the server did not know: look there, and customize."""
     new = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
@@ -130,7 +132,7 @@ def _imitate_execv(path: str, argv: Sequence[str]) -> NoReturn:
     """`python -m MODULE …` in place of this program; what was imported stays."""
     if list(argv[:2]) != [sys.executable, "-m"]:
         os.execve(path, list(argv), os.environ)
-    _to_the_end(lambda: _run("-m", argv[2], argv[3:]), os.getppid())
+    _to_the_end(lambda: run_module(argv[2], argv[3:]), os.getppid())
 
 
 def _overwrite(span: Sequence[bytes], words: Sequence[bytes]) -> None:
@@ -191,6 +193,5 @@ def _become_warm(channel: socket.socket) -> int:
         return 0  # no supervisor ever wanted it
     request = json.loads(said)
     output, connection = fds
-    kept = os.dup2(connection, 5000)
-    _imitate_exec(request["argv"], request["env"], [0, output, output])
-    return warm.main([str(kept), *request["argv"][5:]])
+    _imitate_exec(request["argv"], request["env"], [0, output, output], keep=[connection])
+    return warm.main([str(connection), *request["argv"][5:]])

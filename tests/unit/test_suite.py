@@ -49,6 +49,7 @@ def test_forkserver_process_shown_by_proc():
     argv = [sys.executable, "-c", "input()", "DSRUN"]
     env = {**os.environ, "DSRUN_FAMILY": "outer/inner"}
     with LIGHT.popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert isinstance(process, Process)
         shown = psutil.Process(process.pid)
         while "DSRUN" not in shown.cmdline():
             assert process.poll() is None
