@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 CUDA_VENV ?= .venv-cuda
 BIN := $(VENV)/bin
+# Images often set it. Each worker and each process of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_OUTPUT ?= runs/demo
 # One more than there are cores: some tests wait.

@@ -18,9 +18,11 @@ import socket
 import struct
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from dsrun.system.tether import die_with_parent, name_thread
 from tests.forkserver.child import become
@@ -29,6 +31,8 @@ PID = struct.Struct("!i")
 END = struct.Struct("!idd")
 """Exit code; CPU seconds of this fork and its children; those of all forks, and of who was left by them, so far."""
 _PR_SET_CHILD_SUBREAPER = 36
+_MADV_COLLAPSE = 25  # since Linux 6.1; before, it is an error that changes nothing
+_HUGE = 2 << 20
 LARGEST = 1 << 20
 
 
@@ -43,9 +47,13 @@ def main(fd: int, modules: Sequence[str]) -> None:
         import_module(module)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     name_thread("forkserver")
+    # torch would deregister thousands of operators at the end of each fork.
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
     # Collections in the forks would otherwise write to, and so copy, every page of what was imported.
     gc.collect()
     gc.freeze()
+    _use_huge_pages()
     _serve(requests)
 
 
@@ -96,6 +104,17 @@ def _seconds(used: resource.struct_rusage) -> float:
 def _become_subreaper() -> None:
     """Processes whose parent has ended become children of this one, see prctl(2)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _use_huge_pages() -> None:
+    """Gather this process's memory in pages of 2 MiB, as far as it goes: a fork then takes a quarter of the time."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, _, _, inode, *_ = line.split()
+        start, end = (int(each, 16) for each in span.split("-"))
+        if rights.startswith("rw") and inode == "0":
+            for page in range(-(-start // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
+                madvise(ctypes.c_void_p(page), ctypes.c_size_t(_HUGE), _MADV_COLLAPSE)
 
 
 def _answer(channel: socket.socket, message: bytes) -> None:
