@@ -179,22 +179,21 @@ def _light_modules() -> list[str]:
     return [name for name in found if not name.endswith(".__main__")]
 
 
-HEAVY = ForkServer(
-    *(
-        "torch.distributed.run",
-        *WORKER_IMPORTS,
-        "dsrun.cli.train",
-        "dsrun.launch.supervise",
-        "dsrun.launch.warm",
-    ),
-    *(
-        "deepspeed.runtime.engine",
-        "deepspeed.runtime.zero.muon.original_muon",
-        "dsrun.train.exporting",
-        "peft",
-    ),
-    *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("t5", "llama", "bart")),
-    reads=READ_BY_PYTHON + READ_BY_TORCH,
-    env=FOR_TORCH,
-)
+# What a run, its ranks and an export import, and the models of the tests.
+_HEAVY_MODULES = [
+    *WORKER_IMPORTS,
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.muon.original_muon",
+    "dsrun.cli.train",
+    "dsrun.launch.supervise",
+    "dsrun.launch.warm",
+    "dsrun.train.exporting",
+    "peft",
+    "torch.distributed.run",
+    "transformers.models.bart.modeling_bart",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.t5.modeling_t5",
+]
+
+HEAVY = ForkServer(*_HEAVY_MODULES, reads=READ_BY_PYTHON + READ_BY_TORCH, env=FOR_TORCH)
 LIGHT = ForkServer(*_light_modules(), "pydantic", "rich.table", "rich.progress", reads=READ_BY_PYTHON, env={})
