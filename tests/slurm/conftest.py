@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,6 +28,22 @@ PARTITIONS = (
 )
 STEPS = 60
 """Of a run that is to be interrupted; long enough to look at it, and for a look at all machines, on two busy cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the tests that wait for minutes.
+
+    `--dist worksteal` gives each of them as many tests, in this order.
+    """
+    slow = [item for item in items if item.path.name == "test_interruptions.py"]
+    rest = [item for item in items if item not in slow]
+    total, workers = len(items), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items.clear()
+    for worker in range(workers):
+        items += slow[worker::workers]
+        share = total * (worker + 1) // workers - len(items)
+        items += rest[:share]
+        del rest[:share]
 
 
 @pytest.fixture(scope="session")
