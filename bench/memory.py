@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
 from dsrun.launch.command import agent_argv, worker_environment
-from dsrun.launch.topology import Topology
+from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.cpu_rank import resident

@@ -12,7 +12,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from dsrun.launch import guard
+from dsrun.launch.supervisor import reaper
 
 VARIABLE = "PYTEST_SESSION_MARK"
 
@@ -43,8 +43,8 @@ def main(fd: int) -> None:
         signal.signal(signum, signal.SIG_IGN)
     while os.read(fd, 4096):
         pass
-    guard.VARIABLE = f"{VARIABLE}=".encode()
-    guard.end(os.environ[VARIABLE])
+    reaper.VARIABLE = f"{VARIABLE}=".encode()
+    reaper.end(os.environ[VARIABLE])
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibrati
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
     ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for.
     """
-    from dsrun.launch.packages import require_training_packages
     from dsrun.system.gpus import visible_gpus
+    from dsrun.system.packages import require_training_packages
 
     require_training_packages()
     row, question = made.choice, made.question

@@ -13,7 +13,7 @@ import click
 from dsrun.cli.words import remark
 from dsrun.errors import FindingsError, UsageError
 from dsrun.findings import Finding
-from dsrun.launch.packages import require_training_packages
+from dsrun.system.packages import require_training_packages
 
 EXPORTER = "dsrun.train.exporting"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.launch.early import Early
+    from dsrun.launch.signals import Early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +128,9 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     from its last checkpoint when a rank or a machine is lost. Under SLURM and mpirun the machines are known.
     """
     from dsrun.cli.words import remark
-    from dsrun.launch.council import Stopped
-    from dsrun.launch.early import early_signals
-    from dsrun.launch.tie import take_hold
+    from dsrun.launch.coordinator.messages import Stopped
+    from dsrun.launch.signals import early_signals
+    from dsrun.launch.ssh import take_hold
 
     options = Options(**given)
     if options.tied:

@@ -18,18 +18,18 @@ from dsrun.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
-    from dsrun.launch.early import Early
-    from dsrun.launch.fleet import Crew
     from dsrun.launch.hostfile import Host
+    from dsrun.launch.signals import Early
+    from dsrun.launch.ssh import Crew
 
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
 def over_ssh(options: Options, program: tuple[str, ...], early: Early) -> int:
     """One supervisor on each machine of the hostfile; the first node's exit code."""
-    from dsrun.launch.agent import STUCK_S
-    from dsrun.launch.fleet import run_fleet
-    from dsrun.launch.voice import Voice
+    from dsrun.launch.ssh import run_fleet
+    from dsrun.launch.supervisor.output import Voice
+    from dsrun.launch.workers.agent import STUCK_S
 
     hosts = _hosts(options)
     crews = _crews(options, hosts, program)
@@ -61,10 +61,8 @@ def _hosts(options: Options) -> tuple[Host, ...]:
 def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) -> list[Crew]:
     """The command of each machine's supervisor, and what it is told: the environment, and the run's secret."""
     from dsrun.launch.context import DEFAULT_PORT
-    from dsrun.launch.environment import SECRET_VARIABLE
-    from dsrun.launch.fleet import Crew, remote_argv
-    from dsrun.launch.passing import passed_on
-    from dsrun.launch.tie import FLAG, greeting
+    from dsrun.launch.environment import SECRET_VARIABLE, passed_on
+    from dsrun.launch.ssh import FLAG, Crew, greeting, remote_argv
     from dsrun.system.interfaces import behind_alias, is_this_machine
 
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
@@ -104,7 +102,7 @@ def _is_loopback(address: str) -> bool:
 
 def _environment_files() -> dict[str, str]:
     """DeepSpeed's .deepspeed_env of the home folder, and that of this folder, which wins."""
-    from dsrun.launch.passing import ENVIRONMENT_FILE, parse_environment_file
+    from dsrun.launch.environment import ENVIRONMENT_FILE, parse_environment_file
 
     found: dict[str, str] = {}
     for folder in (Path.home(), Path.cwd()):

@@ -28,9 +28,8 @@ from dsrun.errors import EXIT_RESUME, MissingError, UsageError
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
     from dsrun.launch.context import Here
-    from dsrun.launch.early import Early
-    from dsrun.launch.job import Job, Outcome
-    from dsrun.launch.topology import Topology
+    from dsrun.launch.job import Job, Outcome, Topology
+    from dsrun.launch.signals import Early
     from dsrun.runs.folder import RunFolder
     from dsrun.slurm.program import Program
 
@@ -51,11 +50,11 @@ class Work:
 
 def launch_here(options: Options, place: Here, program: Program, early: Early) -> int:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped where a signal came before."""
-    from dsrun.launch.convene import convened
-    from dsrun.launch.council import RendezvousError
+    from dsrun.launch.coordinator.messages import RendezvousError
+    from dsrun.launch.coordinator.rendezvous import convened
     from dsrun.launch.environment import SECRET_VARIABLE
-    from dsrun.launch.ledger import Ledger
-    from dsrun.launch.supervise import supervise
+    from dsrun.launch.supervisor.events import Ledger
+    from dsrun.launch.supervisor.run import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
     from dsrun.system.host import hostname
 
@@ -98,9 +97,8 @@ def launch_here(options: Options, place: Here, program: Program, early: Early) -
 def _foreign(options: Options, program: Program) -> Work:
     """Any program but dsrun's own training."""
     from dsrun.launch.environment import OUTPUT_VARIABLE
-    from dsrun.launch.job import Job
-    from dsrun.launch.policy import Limits
-    from dsrun.launch.topology import decide
+    from dsrun.launch.job import Job, decide
+    from dsrun.launch.supervisor.policy import Limits
     from dsrun.runs.folder import default_name
     from dsrun.system.gpus import gpu_count
     from dsrun.system.host import cores
@@ -185,7 +183,7 @@ def _require(work: Work, program: Program) -> None:
     """Raise MissingError here, where the rank would only end with a traceback, and be started again."""
     from importlib.util import find_spec
 
-    from dsrun.launch.packages import require_training_packages
+    from dsrun.system.packages import require_training_packages
 
     if not work.foreign:
         require_training_packages()

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.train import TrainCommand, show, show_values
-from dsrun.launch.packages import require_training_packages
+from dsrun.system.packages import require_training_packages
 
 PREPARER = "dsrun.train.ahead"
 

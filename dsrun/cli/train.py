@@ -19,9 +19,8 @@ from dsrun.cli.words import aside, complain, heard_or_not, remark
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
-    from dsrun.launch.early import Early
-    from dsrun.launch.job import Job, Outcome
-    from dsrun.launch.topology import Topology
+    from dsrun.launch.job import Job, Outcome, Topology
+    from dsrun.launch.signals import Early
     from dsrun.recipe.resolve import Recipe
     from dsrun.runs.folder import RunFolder
 
@@ -46,10 +45,10 @@ class TrainCommand(click.Command):
 @click.pass_obj
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
-    from dsrun.launch.council import Stopped
-    from dsrun.launch.early import early_signals
-    from dsrun.launch.packages import require_training_packages
+    from dsrun.launch.coordinator.messages import Stopped
+    from dsrun.launch.signals import early_signals
     from dsrun.system.env import worker_from_env
+    from dsrun.system.packages import require_training_packages
 
     if worker_from_env(os.environ) is not None:
         require_training_packages()
@@ -68,12 +67,12 @@ def command(args: list[str]) -> int:
 
 def _launch(recipe: Recipe, args: list[str], early: Early) -> int:
     from dsrun.launch.command import run_arguments, run_command
-    from dsrun.launch.council import Alone
+    from dsrun.launch.coordinator.messages import Alone
     from dsrun.launch.environment import has_libuv, launch_environment
-    from dsrun.launch.packages import require_training_packages
-    from dsrun.launch.supervise import supervise
+    from dsrun.launch.supervisor.run import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
     from dsrun.system.net import free_port
+    from dsrun.system.packages import require_training_packages
 
     topology = topology_of(recipe)
     folder = RunFolder(Path(recipe.spec.output or default_output(recipe)))
@@ -116,7 +115,7 @@ def checked_recipe(args: list[str]) -> Recipe:
 
 def topology_of(recipe: Recipe, *, nproc: int | None = None) -> Topology:
     """The workers of this machine; `nproc` comes before the recipe's."""
-    from dsrun.launch.topology import decide
+    from dsrun.launch.job import decide
     from dsrun.system.gpus import gpu_count
     from dsrun.system.host import cores
 
@@ -145,7 +144,7 @@ def training_job(
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
     from dsrun.launch.job import Job
-    from dsrun.launch.policy import Limits
+    from dsrun.launch.supervisor.policy import Limits
     from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.defaults import RESUME_AUTO
 

@@ -6,8 +6,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
-from dsrun.launch.job import LOOPBACK, Job
-from dsrun.launch.topology import Topology
+from dsrun.launch.job import LOOPBACK, Job, Topology
 from dsrun.system.search_path import own_programs_first
 
 # Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.

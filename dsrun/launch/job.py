@@ -5,9 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from dsrun.launch.policy import Limits
-from dsrun.launch.topology import Topology
+from dsrun.errors import UsageError
+from dsrun.launch.supervisor.policy import Limits
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`workers` processes on this machine, one per GPU or, on CPU, sharing `cores`."""
+
+    workers: int
+    device: Literal["cuda", "cpu"]
+    cores: int
+
+    @property
+    def threads(self) -> int:
+        """Compute threads per worker on a CPU run."""
+        return max(1, self.cores // self.workers)
+
+
+def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> Topology:
+    """One worker per visible GPU unless `nproc` says otherwise; on CPU `nproc` workers, by default one.
+
+    Raises UsageError where more workers than visible GPUs are asked for.
+    """
+    if visible_gpus and not use_cpu:
+        if nproc is not None and nproc > visible_gpus:
+            seen = f"{visible_gpus} GPU{'s are' if visible_gpus > 1 else ' is'} visible"
+            raise UsageError(
+                f"--nproc {nproc}: only {seen}",
+                fix=f"use --nproc {visible_gpus}, or check CUDA_VISIBLE_DEVICES; --use-cpu trains without GPUs",
+            )
+        return Topology(nproc or visible_gpus, "cuda", cores)
+    return Topology(nproc or 1, "cpu", cores)
+
 
 LOOPBACK = "127.0.0.1"
 
@@ -20,7 +52,7 @@ class Job:
     `--no-python ./program --flag`. `env` is the whole environment of agent and ranks. `port` None takes a free one for
     every attempt, which is only possible on one node. `foreign` is every program but dsrun.train: no remedy is applied
     to it and no sign of life expected of it. `hang_timeout` is in seconds, 0 for never, None for the default of
-    `dsrun.launch.watch`; `patience` the seconds a run that was told to stop may take, None for as long as it beats.
+    `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was told to stop may take, None for as long as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
     will load late, for the warm process to load early; one that is not there is passed over. `again` is what goes on
     with the run after it was told to stop; with `--resume auto` added where `resumes` is False and something was saved.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from importlib.util import find_spec
+
+from dsrun.errors import MissingError
 
 # Debian first: a machine with several usually has the others for building images.
 _SYSTEM = {"apt-get": "apt", "dnf": "dnf", "yum": "dnf", "zypper": "zypper", "pacman": "pacman"}
@@ -36,3 +39,13 @@ def install_command(manager: str, packages: str) -> str:
     sudo = "sudo " if manager in _NEEDS_ROOT and os.geteuid() != 0 else ""
     words = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
     return f"{sudo}{_COMMANDS[manager]} {' '.join(words)}"
+
+
+NEEDED = ("torch", "transformers", "deepspeed", "datasets", "accelerate", "peft")
+
+
+def require_training_packages() -> None:
+    """Raise MissingError unless this Python can train; a login node need not."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingError(f"training needs {', '.join(missing)}", fix="pip install 'dsrun[train]'")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.launch.policy import Remedy
+from dsrun.launch.supervisor.policy import Remedy
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.phases import evaluation_is_asked_for, phases
 from dsrun.recipe.resolve import Recipe

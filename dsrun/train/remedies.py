@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.launch.policy import Remedy, shrink
+from dsrun.launch.supervisor.policy import Remedy, shrink
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.records import write_json_atomic

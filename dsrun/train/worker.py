@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.launch.agent import CONSOLE_VARIABLE, TERMINAL_VARIABLE
+from dsrun.launch.workers.agent import CONSOLE_VARIABLE, TERMINAL_VARIABLE
 from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe, resolve
 from dsrun.recipe.trackers import environment

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dsrun.launch.ranks import Forked, default_signals, replace_environment, run_as_main, run_module
+from dsrun.launch.workers.spawn import Forked, default_signals, replace_environment, run_as_main, run_module
 from dsrun.system.ending import end
 from dsrun.system.tether import die_with_parent, name_thread
 
@@ -29,7 +29,7 @@ from dsrun.system.tether import die_with_parent, name_thread
 # the third, which follows the name.
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 _SUPERVISORS = (("dsrun", "train"), ("dsrun", "launch"), "tests.integration.supervised")
-_WARM = ["-u", "-m", "dsrun.launch.warm"]
+_WARM = ["-u", "-m", "dsrun.launch.workers.zygote"]
 
 
 def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
@@ -151,7 +151,7 @@ def _prefork_warm_process() -> None:
 
     It is forked before the supervisor has any threads, and waits until it is needed. A second one is started as ever.
     """
-    from dsrun.launch import agent
+    from dsrun.launch.workers import agent
 
     ours, theirs = socket.socketpair()
     parent = os.getpid()
@@ -184,7 +184,7 @@ def _dismiss(channel: socket.socket, waiting: list[int]) -> None:
 
 
 def _become_warm(channel: socket.socket) -> int:
-    from dsrun.launch import warm
+    from dsrun.launch.workers import zygote
 
     os.setsid()
     channel.sendall(b".")
@@ -194,4 +194,4 @@ def _become_warm(channel: socket.socket) -> int:
     request = json.loads(said)
     output, connection = fds
     _imitate_exec(request["argv"], request["env"], [0, output, output], keep=[connection])
-    return warm.main([str(connection), *request["argv"][5:]])
+    return zygote.main([str(connection), *request["argv"][5:]])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dsrun
-from dsrun.launch.agent import WORKER_IMPORTS
+from dsrun.launch.workers.agent import WORKER_IMPORTS
 from tests.forkserver.server import END, PID
 
 ROOT = Path(__file__).parents[2]
@@ -185,8 +185,8 @@ _HEAVY_MODULES = [
     "deepspeed.runtime.engine",
     "deepspeed.runtime.zero.muon.original_muon",
     "dsrun.cli.train",
-    "dsrun.launch.supervise",
-    "dsrun.launch.warm",
+    "dsrun.launch.supervisor.run",
+    "dsrun.launch.workers.zygote",
     "dsrun.train.exporting",
     "peft",
     "torch.distributed.run",

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from dsrun.launch.council import Alone
-from dsrun.launch.policy import Limits
-from dsrun.launch.supervise import Job, supervise
-from dsrun.launch.topology import Topology
+from dsrun.launch.coordinator.messages import Alone
+from dsrun.launch.job import Topology
+from dsrun.launch.supervisor.policy import Limits
+from dsrun.launch.supervisor.run import Job, supervise
 
 
 def main() -> int:

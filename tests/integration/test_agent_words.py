@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from dsrun.launch.command import agent_argv
-from dsrun.launch.topology import Topology
+from dsrun.launch.job import Topology
 from dsrun.system.net import free_port
 
 pytestmark = pytest.mark.train

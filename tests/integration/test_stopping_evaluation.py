@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dsrun.launch.agent import ATTEMPT_VARIABLE
+from dsrun.launch.workers.agent import ATTEMPT_VARIABLE
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import read_beats
 from dsrun.runs.manifest import is_complete

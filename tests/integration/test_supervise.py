@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsrun.launch.guard import members
+from dsrun.launch.supervisor.reaper import members
 from dsrun.runs.records import read_records
 from tests.forkserver.client import HEAVY
 from tests.processes import GONE_S, below, left_of, noticed_after

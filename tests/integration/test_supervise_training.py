@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dsrun.launch.guard import members
+from dsrun.launch.supervisor.reaper import members
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from tests.faults.hold import Hold

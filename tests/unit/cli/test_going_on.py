@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.cli.train import training_job
-from dsrun.launch.topology import Topology
+from dsrun.launch.job import Topology
 from dsrun.recipe.resolve import resolve
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from dsrun.cli import launch_job
 from dsrun.launch.context import Here
-from dsrun.launch.job import Outcome
-from dsrun.launch.topology import Topology
+from dsrun.launch.job import Outcome, Topology
 from dsrun.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[3]

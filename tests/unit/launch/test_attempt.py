@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch import attempt, guard
-from dsrun.launch.attempt import Attempt, Surroundings
-from dsrun.launch.council import Alone
-from dsrun.launch.failures import explain
-from dsrun.launch.job import Job
-from dsrun.launch.ranks import RANKS_VARIABLE
-from dsrun.launch.topology import Topology
-from dsrun.launch.wishes import Wishes
+from dsrun.launch.coordinator.messages import Alone
+from dsrun.launch.job import Job, Topology
+from dsrun.launch.signals import Wishes
+from dsrun.launch.supervisor import attempt, reaper
+from dsrun.launch.supervisor.attempt import Attempt, Surroundings
+from dsrun.launch.supervisor.failures import explain
+from dsrun.launch.workers.spawn import RANKS_VARIABLE
 
 
 class Agent:
@@ -54,7 +53,7 @@ def test_second_signal_ends_wait_for_unkillable_process(tmp_path, monkeypatch):
             wishes.heed(signal.SIGTERM)
         return False
 
-    monkeypatch.setattr(guard, "end", end)
+    monkeypatch.setattr(reaper, "end", end)
     assert Attempt(surroundings(tmp_path, wishes), 0).run(Starter(), {}, 29500).ok
     assert wishes.at_once == signal.SIGTERM
     assert len(waits) == 3
@@ -166,7 +165,7 @@ def test_rank_exit_code_known_without_agent(attempted):
 
 def until_zombie(pid):
     deadline = time.monotonic() + 60
-    while guard.state_and_parent(pid)[0] != "Z":
+    while reaper.state_and_parent(pid)[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -9,10 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from dsrun.errors import EXIT_RESUME
-from dsrun.launch import follower as follower_module
-from dsrun.launch import leader as leader_module
-from dsrun.launch.council import Alone, Ended, decision_as_dict, decision_from_dict
-from dsrun.launch.guard import state_and_parent
+from dsrun.launch.coordinator import client as follower_module
+from dsrun.launch.coordinator import server as leader_module
+from dsrun.launch.coordinator.messages import Alone, Ended, decision_as_dict, decision_from_dict
+from dsrun.launch.supervisor.reaper import state_and_parent
 from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, until
 
 

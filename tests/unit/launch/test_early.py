@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.council import Alone, Stopped
-from dsrun.launch.early import early_signals
-from dsrun.launch.job import Job
-from dsrun.launch.supervise import supervise
-from dsrun.launch.topology import Topology
+from dsrun.launch.coordinator.messages import Alone, Stopped
+from dsrun.launch.job import Job, Topology
+from dsrun.launch.signals import early_signals
+from dsrun.launch.supervisor.run import supervise
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 
@@ -154,7 +153,7 @@ def test_signal_after_run_end_is_ignored():
 
 SECOND = """
 import signal
-from dsrun.launch.early import early_signals
+from dsrun.launch.signals import early_signals
 with early_signals():
     try:
         signal.raise_signal(signal.SIGUSR1)

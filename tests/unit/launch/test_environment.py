@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.environment import launch_environment, library_has_libuv, network_variables
-from dsrun.launch.topology import Topology
+from dsrun.launch.job import Topology
 
 CPU = Topology(2, "cpu", 8)
 GPU = Topology(2, "cuda", 8)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dsrun.launch.failures import (
+from dsrun.launch.supervisor.failures import (
     Remains,
     exit_code_of,
     explain,
@@ -16,8 +16,8 @@ from dsrun.launch.failures import (
     interruption,
     trace_of,
 )
-from dsrun.launch.policy import Failure
-from dsrun.launch.watch import Hang
+from dsrun.launch.supervisor.policy import Failure
+from dsrun.launch.supervisor.watchdog import Hang
 
 TRACEBACK = """\
 Traceback (most recent call last):

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError
-from dsrun.launch import fleet
-from dsrun.launch.fleet import Crew, remote_argv, run_fleet
-from dsrun.launch.tie import greeting, signal_line
+from dsrun.launch import ssh
+from dsrun.launch.ssh import Crew, greeting, remote_argv, run_fleet, signal_line
 
 ROOT = Path(__file__).parents[3]
 FAKES = ROOT / "tests" / "fakes"
@@ -26,7 +25,7 @@ FAKES = ROOT / "tests" / "fakes"
 def patience(monkeypatch):
     """A busy machine may take its time to start and to end a program; each test shortens what it is about."""
     for name in ("_TOGETHER_S", "_LEAVE_S", "_ENDING_S", "_SETTLED_S"):
-        monkeypatch.setattr(fleet, name, 600.0)
+        monkeypatch.setattr(ssh, name, 600.0)
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_ssh_run_forwards_signals_to_all_supervisors(crew):
 
 def test_ssh_run_closes_stdin_when_node_0_ends(crew, monkeypatch):
     """Supervisors that are left when the first node ends see the end of their stdin."""
-    monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(ssh, "_LEAVE_S", 0.2)
     stay = "sys.stdin.read(); print('untied', file=said)"
     assert run_fleet([crew("alpha", "sys.exit(1)"), crew("beta", stay)], max_restarts=0, say=pytest.fail) == 1
     assert crew.said() == ["untied"]
@@ -71,8 +70,8 @@ def test_ssh_run_closes_stdin_when_node_0_ends(crew, monkeypatch):
 
 def test_ssh_run_kills_supervisor_that_ignores_stdin_eof(crew, monkeypatch):
     """A supervisor that ignores the end of its stdin is killed."""
-    monkeypatch.setattr(fleet, "_LEAVE_S", 0.2)
-    monkeypatch.setattr(fleet, "_ENDING_S", 0.2)
+    monkeypatch.setattr(ssh, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(ssh, "_ENDING_S", 0.2)
     stuck = "print(os.getpid(), file=said); time.sleep(600)"
     wait = "while not os.path.getsize(said.name): time.sleep(0.05)"
     run_fleet([crew("alpha", wait), crew("beta", stuck)], max_restarts=0, say=pytest.fail)
@@ -82,7 +81,7 @@ def test_ssh_run_kills_supervisor_that_ignores_stdin_eof(crew, monkeypatch):
 
 def test_remote_supervisor_startup_failure_ends_run(crew, monkeypatch):
     """The first node would wait ten minutes for it."""
-    monkeypatch.setattr(fleet, "_TOGETHER_S", 0.2)
+    monkeypatch.setattr(ssh, "_TOGETHER_S", 0.2)
     said = []
     crews = [crew("alpha", "sys.stdin.read()"), crew("beta", "sys.exit(4)")]
     assert run_fleet(crews, max_restarts=3, say=said.append) == 4
@@ -92,7 +91,7 @@ def test_remote_supervisor_startup_failure_ends_run(crew, monkeypatch):
 def test_unreachable_ssh_host_named(crew, monkeypatch):
     """A machine that ssh cannot reach is named."""
     monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
-    monkeypatch.setattr(fleet, "_TOGETHER_S", 0.2)
+    monkeypatch.setattr(ssh, "_TOGETHER_S", 0.2)
     said = []
     crews = [crew("alpha", "sys.stdin.read()"), crew("unreachable", "", ssh=True)]
     assert run_fleet(crews, max_restarts=3, say=said.append) == 1
@@ -101,12 +100,12 @@ def test_unreachable_ssh_host_named(crew, monkeypatch):
 
 def test_lost_remote_supervisor_restarted(crew, monkeypatch):
     """A supervisor that is lost later is started again."""
-    monkeypatch.setattr(fleet, "_TOGETHER_S", 0.1)
-    monkeypatch.setattr(fleet, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(ssh, "_TOGETHER_S", 0.1)
+    monkeypatch.setattr(ssh, "_SETTLED_S", 0.0)
     here = f"open({said_file(crew)!r}).read().count('here')"
     wait = f"while {here} < 2: time.sleep(0.05)\n"
     once = f"print('here', file=said)\nif {here} == 1: os.kill(os.getpid(), 9)\nsys.stdin.read()"
-    monkeypatch.setattr(fleet, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(ssh, "_LEAVE_S", 0.1)
     said = []
     crews = [crew("alpha", wait), crew("beta", once)]
     assert run_fleet(crews, max_restarts=5, say=said.append) == 0
@@ -119,9 +118,9 @@ def test_ssh_reconnect_retried_until_host_is_back(crew, tmp_path, monkeypatch):
     As one that starts up anew: ssh does not reach it for minutes.
     """
     for name in ("_TOGETHER_S", "_CALL_S", "_LEAVE_S"):
-        monkeypatch.setattr(fleet, name, 0.1)
+        monkeypatch.setattr(ssh, name, 0.1)
     # Only the first one has run for long, however slowly the calls after it fail.
-    monkeypatch.setattr(fleet._Running, "settled", property(lambda each: not each.losses))
+    monkeypatch.setattr(ssh._Running, "settled", property(lambda each: not each.losses))
     ssh = tmp_path / "ssh"
     ssh.write_text(
         f"#!/bin/sh\ncd {tmp_path}; echo call >> said\n"
@@ -164,7 +163,7 @@ def test_ssh_command_quoting_survives_login_shell(tmp_path, monkeypatch):
 # A process on the other end of the tie, that says what reaches it.
 TIED = """
 import os, signal, sys, time
-from dsrun.launch.tie import take_hold
+from dsrun.launch.ssh import take_hold
 take_hold()
 # It may come while the line below is still being written, and print() does not let itself be interrupted by itself.
 signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"TERM\\n"))

@@ -12,10 +12,10 @@ from contextlib import suppress
 import pytest
 
 from dsrun.errors import EXIT_RESUME, UsageError
-from dsrun.launch import follower as follower_module
-from dsrun.launch import leader as leader_module
-from dsrun.launch.council import RendezvousError, Stopped, shared_key
-from dsrun.launch.wire import listen
+from dsrun.launch.coordinator import client as follower_module
+from dsrun.launch.coordinator import server as leader_module
+from dsrun.launch.coordinator.messages import RendezvousError, Stopped, shared_key
+from dsrun.launch.coordinator.transport import listen
 from tests.ports import free_ports
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsrun.launch import guard
+from dsrun.launch.supervisor import reaper
 
 SLEEP = "import time; time.sleep(300)"
 # A grandchild in a session of its own, without the mark, whose parent lives.
@@ -29,7 +29,7 @@ def mark():
     """A mark of its own; nobody who carries it outlives the test."""
     mark = uuid.uuid4().hex
     yield mark
-    guard.end(mark, within_s=60)
+    reaper.end(mark, within_s=60)
 
 
 def start(mark: str | None, code: str = SLEEP) -> subprocess.Popen:
@@ -56,8 +56,8 @@ def test_reaper_finds_marked_processes_and_descendants(mark):
     assert child.stdout is not None
     grandchild = int(child.stdout.readline())
     try:
-        wait_until(lambda: guard.members(mark) == {child.pid, grandchild})
-        assert guard.members(mark, spare={child.pid}) == set()
+        wait_until(lambda: reaper.members(mark) == {child.pid, grandchild})
+        assert reaper.members(mark, spare={child.pid}) == set()
     finally:
         stranger.kill()
         psutil.Process(grandchild).kill()
@@ -66,9 +66,9 @@ def test_reaper_finds_marked_processes_and_descendants(mark):
 def test_reaper_kills_stopped_processes_and_spares_given(mark):
     """It ends them all, also the stopped ones, and spares those it is told to."""
     stopped, spared = start(mark), start(mark)
-    wait_until(lambda: guard.members(mark) == {stopped.pid, spared.pid})
+    wait_until(lambda: reaper.members(mark) == {stopped.pid, spared.pid})
     psutil.Process(stopped.pid).suspend()
-    assert guard.end(mark, spare={spared.pid}, within_s=60)
+    assert reaper.end(mark, spare={spared.pid}, within_s=60)
     assert stopped.wait(60) == -9
     assert spared.poll() is None
 
@@ -78,9 +78,9 @@ def test_reaper_process_waits_for_pipe_end_then_cleans_up(mark, tmp_path):
     scratch = tmp_path / "scratch"
     (scratch / "inner").mkdir(parents=True)
     stranger, child = start(None), start(mark)
-    wait_until(lambda: guard.members(mark) == {child.pid})
+    wait_until(lambda: reaper.members(mark) == {child.pid})
     read, write = os.pipe()
-    argv = [sys.executable, "-I", "-S", guard.__file__, str(read), mark, str(scratch)]
+    argv = [sys.executable, "-I", "-S", reaper.__file__, str(read), mark, str(scratch)]
     with subprocess.Popen(argv, pass_fds=(read,)) as process:
         os.close(read)
         # SIGUSR2 is the last that it ignores.
@@ -101,8 +101,8 @@ def test_process_state_of_exited_pid_is_empty():
     """A process that is gone has no state."""
     done = subprocess.run([sys.executable, "-c", ""], check=True)
     assert done.returncode == 0
-    assert guard.state_and_parent(2**22 - 1) == ("", 0)
-    assert guard.state_and_parent(os.getpid())[1] == os.getppid()
+    assert reaper.state_and_parent(2**22 - 1) == ("", 0)
+    assert reaper.state_and_parent(os.getpid())[1] == os.getppid()
 
 
 def test_reaper_kills_zombie_with_running_threads(mark):
@@ -116,14 +116,14 @@ def test_reaper_kills_zombie_with_running_threads(mark):
         "ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)  # exit(2), of this thread alone\n"
     )
     process = start(mark, code)
-    wait_until(lambda: guard.state_and_parent(process.pid)[0] == "Z")
-    assert guard.threads(process.pid) > 1
-    assert guard.lives(process.pid)
+    wait_until(lambda: reaper.state_and_parent(process.pid)[0] == "Z")
+    assert reaper.threads(process.pid) > 1
+    assert reaper.lives(process.pid)
     assert process.poll() is None
-    assert guard.members(mark) == {process.pid}
-    assert guard.end(mark, within_s=60)
+    assert reaper.members(mark) == {process.pid}
+    assert reaper.end(mark, within_s=60)
     assert process.wait(60) == -9
-    assert not guard.lives(process.pid)
+    assert not reaper.lives(process.pid)
 
 
 def test_reaper_waits_for_process_freeing_memory(mark, monkeypatch):
@@ -131,8 +131,8 @@ def test_reaper_waits_for_process_freeing_memory(mark, monkeypatch):
 
     Nothing in /proc tells any more that such a process is of the family.
     """
-    monkeypatch.setattr(guard, "_QUIET_ROUNDS", 1)
-    monkeypatch.setattr(guard, "_LOOK_S", 0.001)
+    monkeypatch.setattr(reaper, "_QUIET_ROUNDS", 1)
+    monkeypatch.setattr(reaper, "_LOOK_S", 0.001)
     size, small_pages = 1 << 29, 15  # MADV_NOHUGEPAGE: many pages take their time
     code = (
         f"import mmap, time; memory = mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
@@ -141,5 +141,5 @@ def test_reaper_waits_for_process_freeing_memory(mark, monkeypatch):
     process = start(mark, code)
     assert process.stdout is not None
     assert process.stdout.readline() == "full\n"
-    assert guard.end(mark, within_s=60)
+    assert reaper.end(mark, within_s=60)
     assert process.poll() == -9

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.agent import Relay, Warm, echoed
 from dsrun.launch.command import agent_argv, run_arguments, worker_environment
-from dsrun.launch.job import Job
-from dsrun.launch.topology import Topology, decide
+from dsrun.launch.job import Job, Topology, decide
+from dsrun.launch.workers.agent import Relay, Warm, echoed
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def patient(monkeypatch):
     """A screen counts as stuck when it has taken nothing for a while, and a busy machine must not look like that."""
-    monkeypatch.setattr("dsrun.launch.agent.STUCK_S", 600.0)
+    monkeypatch.setattr("dsrun.launch.workers.agent.STUCK_S", 600.0)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_blocked_terminal_does_not_block_ranks(tmp_path):
 
 def test_pid_of_dead_zygote_is_not_spared(tmp_path, monkeypatch):
     """The pid of a dead pre-forked process spares nobody from the reaper."""
-    monkeypatch.setattr("dsrun.launch.agent.AGENT_IMPORTS", ())
+    monkeypatch.setattr("dsrun.launch.workers.agent.AGENT_IMPORTS", ())
     (tmp_path / "broken.py").write_text("raise ValueError")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     with (tmp_path / "log").open("wb") as log:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.ledger import REMEDY_FILE, Ledger
-from dsrun.launch.policy import Decision, Failure, Limits, Remedy, decide
+from dsrun.launch.supervisor.events import REMEDY_FILE, Ledger
+from dsrun.launch.supervisor.policy import Decision, Failure, Limits, Remedy, decide
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import read_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.passing import parse_environment_file, passed_on
+from dsrun.launch.environment import parse_environment_file, passed_on
 
 
 def test_environment_forwarding_takes_training_variables_only():

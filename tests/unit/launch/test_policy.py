@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 from dsrun.causes.rules import causes
 from dsrun.errors import EXIT_RESUME, UsageError
-from dsrun.launch.policy import ROLLBACKS, STALLED, Decision, Failure, Limits, Remedy, decide, shrink
+from dsrun.launch.supervisor.policy import (
+    ROLLBACKS,
+    STALLED,
+    Decision,
+    Failure,
+    Limits,
+    Remedy,
+    decide,
+    shrink,
+)
 
 KILLED = Failure(cause="rank_killed", rank=1, exit_code=-9)
 OOM = Failure(cause="cuda_oom", rank=0, exit_code=1)

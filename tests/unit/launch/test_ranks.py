@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from dsrun.launch.guard import state_and_parent
-from dsrun.launch.ranks import RankNews, Recorder, read_news
+from dsrun.launch.supervisor.reaper import state_and_parent
+from dsrun.launch.workers.spawn import RankNews, Recorder, read_news
 
 # What a rank sees of itself; the module stands for dsrun.train.
 RANK = """
@@ -32,8 +32,8 @@ sys.exit(int(os.environ["CODE"]))
 # A warm process in little: it has handlers, an environment and streams that no rank must inherit.
 WARM = """
 import json, os, signal, subprocess, sys, time
-from dsrun.launch.agent_process import wish_to_stop
-from dsrun.launch.ranks import sow
+from dsrun.launch.workers.agent_process import wish_to_stop
+from dsrun.launch.workers.spawn import sow
 os.environ["LEFT_OVER"] = "1"
 os.environ["DSRUN_STOP_FILE"] = "/nowhere"
 wish_to_stop()
@@ -127,7 +127,7 @@ def test_rank_status_read_line_by_line(tmp_path):
 
 SOWER = """
 import json, os, psutil
-from dsrun.launch.ranks import sow
+from dsrun.launch.workers.spawn import sow
 sow("a_rank", 2)
 print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
 os.kill(os.getpid(), 9)

@@ -2,7 +2,7 @@
 
 import threading
 
-from dsrun.launch.voice import Voice
+from dsrun.launch.supervisor.output import Voice
 
 
 def test_async_line_writer_flushes_all_lines_in_order():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dsrun.launch.watch import OTHER_PHASES_S, SHORTEST_S, Watch, limit_of
+from dsrun.launch.supervisor.watchdog import OTHER_PHASES_S, SHORTEST_S, Watch, limit_of
 from dsrun.runs.heartbeat import Beat
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.wishes import OUTER_LOOK_S, SOMEBODY, Wishes
+from dsrun.launch.signals import OUTER_LOOK_S, SOMEBODY, Wishes
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,7 +77,7 @@ def test_outer_stop_file_polled(tmp_path, announced, monkeypatch):
     outer = tmp_path / "outer"
     wishes = Wishes(tmp_path / "stop", announced.append, outer=outer)
     clock = [100.0]
-    monkeypatch.setattr("dsrun.launch.wishes.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("dsrun.launch.signals.time.monotonic", lambda: clock[0])
     assert wishes.stop() is None
     outer.write_text("SIGUSR1")
     assert wishes.stop() is None
@@ -102,7 +102,7 @@ def test_stop_file_with_invalid_utf8(wishes):
 FULL = """
 import resource, sys
 from pathlib import Path
-from dsrun.launch.wishes import Wishes
+from dsrun.launch.signals import Wishes
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 wishes = Wishes(Path(sys.argv[1]), print)
 wishes.heed(15)

@@ -9,11 +9,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsrun.launch.council import shared_key
-from dsrun.launch.follower import Seat, join
-from dsrun.launch.leader import Leader
-from dsrun.launch.policy import Decision, Failure, Remedy
-from dsrun.launch.wire import listen
+from dsrun.launch.coordinator.client import Seat, join
+from dsrun.launch.coordinator.messages import shared_key
+from dsrun.launch.coordinator.server import Leader
+from dsrun.launch.coordinator.transport import listen
+from dsrun.launch.supervisor.policy import Decision, Failure, Remedy
 from tests.ports import free_ports
 
 KEY = shared_key(run="test", secret="word")
@@ -24,8 +24,8 @@ PATIENCE_S = 120.0
 # A node of its own: says when it takes part, and then what it is told.
 NODE = """
 import sys, time
-from dsrun.launch.council import Ended, shared_key
-from dsrun.launch.follower import Seat, join
+from dsrun.launch.coordinator.messages import Ended, shared_key
+from dsrun.launch.coordinator.client import Seat, join
 host, port, node, nodes, ok = sys.argv[1], *map(int, sys.argv[2:])
 key = shared_key(run="test", secret="word")
 council = join(host, port, Seat(node=node, nodes=nodes, name=f"machine-{node}", key=key))

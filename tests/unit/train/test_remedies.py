@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.policy import Remedy
+from dsrun.launch.supervisor.policy import Remedy
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.resolve import resolve
 from dsrun.train import remedies

@@ -1,7 +1,7 @@
 """Keeping a run alive on this machine: attempt after attempt, until it is done, told to stop, or beyond help.
 
-The process tree: this supervisor → a warm process (`dsrun.launch.warm`; none with `warm` off or for a foreign
-program) → torch.distributed.run → the ranks. Beside it a guard (`dsrun.launch.guard`) that ends all of them should the
+The process tree: this supervisor → a warm process (`dsrun.launch.workers.zygote`; none with `warm` off or for a foreign
+program) → torch.distributed.run → the ranks. Beside it a guard (`dsrun.launch.supervisor.reaper`) that ends all of them should the
 supervisor be killed. Signals, detection and decisions are explained in docs/launch.md.
 """
 
@@ -22,8 +22,16 @@ from pathlib import Path
 from typing import IO, Self
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.launch import guard
-from dsrun.launch.agent import (
+from dsrun.launch.coordinator.messages import Council, Ended
+from dsrun.launch.job import Job, Outcome
+from dsrun.launch.signals import SOMEBODY, Wishes
+from dsrun.launch.supervisor import reaper
+from dsrun.launch.supervisor.attempt import Attempt, End, Surroundings
+from dsrun.launch.supervisor.events import Ledger
+from dsrun.launch.supervisor.failures import explain, first_of_nodes
+from dsrun.launch.supervisor.output import Voice
+from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, shrink
+from dsrun.launch.workers.agent import (
     CONSOLE_VARIABLE,
     SAVE_ON_VARIABLE,
     STOP_FILE_VARIABLE,
@@ -36,15 +44,7 @@ from dsrun.launch.agent import (
     Warm,
     echoed,
 )
-from dsrun.launch.agent_process import TORCH_SIGNALS
-from dsrun.launch.attempt import Attempt, End, Surroundings
-from dsrun.launch.council import Council, Ended
-from dsrun.launch.failures import explain, first_of_nodes
-from dsrun.launch.job import Job, Outcome
-from dsrun.launch.ledger import Ledger
-from dsrun.launch.policy import CONFIGURATION, Decision, Failure, decide, shrink
-from dsrun.launch.voice import Voice
-from dsrun.launch.wishes import SOMEBODY, Wishes
+from dsrun.launch.workers.agent_process import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
 from dsrun.system.net import free_port
 from dsrun.system.proc import FAMILY_VARIABLE
@@ -158,7 +158,7 @@ class _Supervision:
                     return self._cut_short()
         finally:
             self._council.close()
-            guard.end(self._mark)
+            reaper.end(self._mark)
 
     def _attempt(self) -> End | None:
         """One attempt; None when nobody wants another one any more."""
@@ -260,7 +260,7 @@ def _classify(text: str, exit_code: int | None) -> str:
 
 
 class Guard:
-    """A process that ends the family when this one is gone, however. See `dsrun.launch.guard`."""
+    """A process that ends the family when this one is gone, however. See `dsrun.launch.supervisor.reaper`."""
 
     def __init__(self, mark: str, scratch: Path) -> None:
         self._words = [mark, str(scratch)]
@@ -269,7 +269,7 @@ class Guard:
     def _begin(self) -> None:
         read, self._write = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(read), *self._words],
+            [sys.executable, "-I", "-S", reaper.__file__, str(read), *self._words],
             pass_fds=(read,),
             start_new_session=True,
             stdin=subprocess.DEVNULL,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dsrun.launch.context import Here
-from dsrun.launch.council import GATHER_S, Alone, Council, Facts, shared_key
-from dsrun.launch.early import Early
-from dsrun.launch.follower import Follower, Seat, join
-from dsrun.launch.leader import Leader
-from dsrun.launch.wire import listen
+from dsrun.launch.coordinator.client import Follower, Seat, join
+from dsrun.launch.coordinator.messages import GATHER_S, Alone, Council, Facts, shared_key
+from dsrun.launch.coordinator.server import Leader
+from dsrun.launch.coordinator.transport import listen
+from dsrun.launch.signals import Early
 from dsrun.system.interfaces import plain_address
 from dsrun.system.net import claim_port
 

@@ -2,18 +2,74 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
 
-from dsrun.errors import EXIT_TOOL_FAILED, MissingError
-from dsrun.launch.passing import ON_THE_COMMAND_LINE
-from dsrun.launch.tie import signal_line
+from dsrun.errors import EXIT_TOOL_FAILED, MissingError, UsageError
+from dsrun.launch.environment import ON_THE_COMMAND_LINE
 from dsrun.system.proc import exit_of
+
+FLAG = "--tied"
+
+
+def greeting(variables: Mapping[str, str]) -> bytes:
+    """The first line for a tied supervisor."""
+    return json.dumps({"env": dict(variables)}).encode() + b"\n"
+
+
+def signal_line(signum: int) -> bytes:
+    """The line that has a tied supervisor get a signal."""
+    return json.dumps({"signal": signal.Signals(signum).name}).encode() + b"\n"
+
+
+def take_hold() -> None:
+    """Take the environment from stdin and obey it from here on; stdin itself is empty afterwards.
+
+    Raises UsageError when stdin holds something else.
+    """
+    control = os.fdopen(os.dup(0), "rb", buffering=0)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    line = control.readline()
+    try:
+        variables = json.loads(line)["env"]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{FLAG} is for dsrun launch itself, which starts supervisors over ssh") from None
+    os.environ.update({str(name): str(value) for name, value in variables.items()})
+    threading.Thread(target=_obey, args=(control,), name="tie", daemon=True).start()
+
+
+def _obey(control: IO[bytes]) -> None:
+    with suppress(OSError):  # sshd's socket tells of a reset where sshd died with something unread
+        for line in control:
+            signum = _signal(line)
+            if signum:
+                _send(signum)
+    # Not SIGTERM, which would ask all nodes to stop: this one is lost, and its guard ends what it leaves.
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _signal(line: bytes) -> int | None:
+    try:
+        return signal.Signals[json.loads(line)["signal"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _send(signum: int) -> None:
+    # To the main thread, whose waiting it interrupts; os.kill would leave the choice of the thread to the kernel.
+    signal.pthread_kill(threading.main_thread().ident or 0, signum)
+
 
 # BatchMode: a question for a password would hang where nobody sees it. ServerAlive: a machine that is gone is noticed
 # after 15 s. -T: with a terminal ssh would turn what is sent over stdin into key strokes.

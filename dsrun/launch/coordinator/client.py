@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dsrun import __version__
 from dsrun.errors import UsageError
-from dsrun.launch.council import (
+from dsrun.launch.coordinator.messages import (
     GATHER_S,
     Decide,
     Ended,
@@ -18,8 +18,8 @@ from dsrun.launch.council import (
     decision_from_dict,
     without_leader,
 )
-from dsrun.launch.policy import Decision
-from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, challenge, is_proof, proof
+from dsrun.launch.coordinator.transport import SILENCE_S, Exchange, Message, Wire, challenge, is_proof, proof
+from dsrun.launch.supervisor.policy import Decision
 
 _CONNECT_S = 5.0
 _AGAIN_S = 0.3

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.launch.guard import state_and_parent
+from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.runs.heartbeat import Beat
 
 PY_SPY_S = 5.0

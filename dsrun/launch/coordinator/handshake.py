@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dsrun import __version__
-from dsrun.launch.wire import Message, Wire, challenge, is_proof, proof
+from dsrun.launch.coordinator.transport import Message, Wire, challenge, is_proof, proof
 
 PATIENCE_S = 10.0
 """Seconds that a connection has to show that it belongs to the run."""

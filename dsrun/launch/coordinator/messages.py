@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
-from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.launch.supervisor.policy import Decision, Failure, Remedy
 
 Facts = Mapping[str, str]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import EXIT_TOOL_FAILED
-from dsrun.launch.policy import CONFIGURATION, Failure
-from dsrun.launch.watch import Hang
+from dsrun.launch.supervisor.policy import CONFIGURATION, Failure
+from dsrun.launch.supervisor.watchdog import Hang
 
 INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
@@ -92,7 +92,7 @@ class Remains:
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
     memory; `evidence` is the folder with what was learned of the ranks before they were ended
-    (`dsrun.launch.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
+    (`dsrun.launch.supervisor.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
     `log_begins` bytes.
     """
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dsrun.launch import guard
-from dsrun.launch.agent import ATTEMPT_VARIABLE, FAILURES_VARIABLE, Agent, Starter
 from dsrun.launch.command import run_arguments
-from dsrun.launch.evidence import collect
-from dsrun.launch.failures import Remains, exit_code_of, interruption
 from dsrun.launch.job import Job
-from dsrun.launch.ranks import RANKS_VARIABLE, read_news
-from dsrun.launch.watch import BEFORE_TRAINING, Hang, Watch
-from dsrun.launch.wishes import SOMEBODY, Wishes
+from dsrun.launch.signals import SOMEBODY, Wishes
+from dsrun.launch.supervisor import reaper
+from dsrun.launch.supervisor.evidence import collect
+from dsrun.launch.supervisor.failures import Remains, exit_code_of, interruption
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watch
+from dsrun.launch.workers.agent import ATTEMPT_VARIABLE, FAILURES_VARIABLE, Agent, Starter
+from dsrun.launch.workers.spawn import RANKS_VARIABLE, read_news
 from dsrun.runs.heartbeat import FOLDER_VARIABLE as HEARTBEAT_VARIABLE
 from dsrun.runs.heartbeat import Beat, read_beats
 from dsrun.system.host import oom_kills
@@ -152,12 +152,12 @@ class Attempt:
                     self._read_wish_in(news.status)
         now = time.monotonic()
         self._beats = read_beats(self._folder / "beats")
-        states = {rank: guard.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
+        states = {rank: reaper.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
         # One whose threads still give memory back, such as pinned buffers of asynchronous I/O, cannot be waited for by
         # the agent yet.
-        gone = [rank for rank in states if not guard.lives(self._pids[rank])]
+        gone = [rank for rank in states if not reaper.lives(self._pids[rank])]
         self._missing = {rank: self._missing.get(rank, now) for rank in gone}
-        codes = {rank: guard.exit_code(self._pids[rank]) for rank in gone}
+        codes = {rank: reaper.exit_code(self._pids[rank]) for rank in gone}
         self._codes |= {rank: code for rank, code in codes.items() if code is not None}
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
@@ -184,7 +184,7 @@ class Attempt:
         """Whether a rank is gone of which the agent should have said so, or how, by now."""
         pid, now = agent.pid(), time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to say so.
-        alive = pid is None or guard.lives(pid)
+        alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
         patience = {None: AGENT_S, 0: _WELL_S}
@@ -266,14 +266,14 @@ class Attempt:
         # Without an agent the warm process still has the request, which it must not follow any more.
         spared = starter.spared() if agent.pid() is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
-        while not guard.end(self._mark, spare=spared) and self._wishes.at_once is None:
+        while not reaper.end(self._mark, spare=spared) and self._wishes.at_once is None:
             pass
         deadline = time.monotonic() + AGENT_S
         while spared and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if spared and agent.poll() is None:
             # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
-            guard.end(self._mark)
+            reaper.end(self._mark)
 
     def _end(self, code: int | None, noticed: float) -> End:
         saved = interruption(self._folder / "failures")

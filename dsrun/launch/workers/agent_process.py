@@ -1,4 +1,4 @@
-"""`python -m dsrun.launch.agent_process ARGS…` is `python -m torch.distributed.run ARGS…`, made fit for a supervisor.
+"""`python -m dsrun.launch.workers.agent_process ARGS…` is `python -m torch.distributed.run ARGS…`, made fit for a supervisor.
 
 It is torch's own agent, with three differences: SIGTERM and SIGUSR1 do not end it but become a wish to stop, which the
 supervisor hands on to the ranks; the ranks die with it, however it dies; and it writes down how they end.
@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
-from dsrun.launch.agent import STOP_FILE_VARIABLE
-from dsrun.launch.ranks import RANKS_VARIABLE, Recorder, sow, start_with
+from dsrun.launch.workers.agent import STOP_FILE_VARIABLE
+from dsrun.launch.workers.spawn import RANKS_VARIABLE, Recorder, sow, start_with
 from dsrun.system.tether import name_thread
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)

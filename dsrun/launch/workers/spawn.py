@@ -1,6 +1,6 @@
 """The ranks of an attempt, as their agent sees them: forked where a warm process has their imports done, else started.
 
-Runs in the agent, below `dsrun.launch.agent_process`. What it learns (process ids, and how each rank ended) goes line
+Runs in the agent, below `dsrun.launch.workers.agent_process`. What it learns (process ids, and how each rank ended) goes line
 by line into a file for the supervisor, which is not their parent and could not find out how they ended.
 """
 

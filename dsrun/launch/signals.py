@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from dsrun.launch.agent_process import write_wish
+from dsrun.launch.coordinator.messages import Council, Stopped
+from dsrun.launch.workers.agent_process import write_wish
 from dsrun.system.proc import handling
 
 SOMEBODY = "a signal"
@@ -89,3 +91,53 @@ def _read(file: Path) -> str | None:
         return file.read_text(errors="replace").strip() or SOMEBODY
     except OSError:
         return None
+
+
+HEEDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+class _Signalled(Exception):
+    """A signal came to this process."""
+
+
+class Early:
+    """The first signal so far, which `council`, once there is one, hears of as well.
+
+    An exception that a signal raises may be swallowed by whatever code it falls into, and the council's word not.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.is_over = False
+        """Whether the run has ended: what comes now cannot change how."""
+        self._council: Council | None = None
+
+    def tell(self, council: Council) -> None:
+        """From here on `council` is told."""
+        self._council = council
+        if self.name is not None:
+            council.announce_stop(self.name)
+
+    def heed(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler. The second SIGTERM or SIGHUP ends the process at once."""
+        if self.is_over:
+            return
+        if self.name is None:
+            self.name = signal.Signals(signum).name
+            if self._council is not None:
+                self._council.announce_stop(self.name)
+            raise _Signalled
+        if signum != signal.SIGUSR1:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+
+@contextmanager
+def early_signals() -> Iterator[Early]:
+    """Have a signal end what is in here, until something in here heeds signals itself. Raises Stopped then."""
+    early = Early()
+    try:
+        with handling(early.heed, HEEDED):
+            yield early
+    except _Signalled:
+        raise Stopped(f"{early.name} came before the run began: the same command starts it") from None

@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 
 from dsrun import __version__
-from dsrun.launch.admission import PATIENCE_S, Guest, Member, refusal
-from dsrun.launch.council import (
+from dsrun.launch.coordinator.handshake import PATIENCE_S, Guest, Member, refusal
+from dsrun.launch.coordinator.messages import (
     GATHER_S,
     Decide,
     Ended,
@@ -21,8 +21,8 @@ from dsrun.launch.council import (
     nodes_named,
     unless_stopped,
 )
-from dsrun.launch.policy import Decision
-from dsrun.launch.wire import SILENCE_S, Exchange, Message, Wire, proof
+from dsrun.launch.coordinator.transport import SILENCE_S, Exchange, Message, Wire, proof
+from dsrun.launch.supervisor.policy import Decision
 
 STRAGGLE_S = 60.0
 """Seconds that a node has to end its part of an attempt after another's has failed."""

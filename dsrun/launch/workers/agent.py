@@ -61,7 +61,7 @@ class Cold:
         self._output = output
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
-        command = [sys.executable, "-m", "dsrun.launch.agent_process", *argv]
+        command = [sys.executable, "-m", "dsrun.launch.workers.agent_process", *argv]
         return _Process(_tied(command, env, self._output))
 
     def spared(self) -> set[int]:
@@ -80,7 +80,7 @@ class _Process:
 
 
 class Warm:
-    """A process that has imported what agents need, and forks them. See `dsrun.launch.warm`.
+    """A process that has imported what agents need, and forks them. See `dsrun.launch.workers.zygote`.
 
     Where it has imported `module` and `imports` as well, ranks that run `module` are forked too; without `module` they
     are started as ever.
@@ -97,7 +97,7 @@ class Warm:
     def _begin(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-u", "-m", "dsrun.launch.warm", str(theirs.fileno())]
+            command = [sys.executable, "-u", "-m", "dsrun.launch.workers.zygote", str(theirs.fileno())]
             self.process = _tied([*command, *self._words], self._env, self._output, keep=theirs.fileno())
         ours.setblocking(False)
         self._socket = ours

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.causes.rules import cause_named
 from dsrun.errors import UsageError
-from dsrun.launch.policy import Decision, Failure, Remedy
+from dsrun.launch.supervisor.policy import Decision, Failure, Remedy
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import complete_checkpoints

@@ -1,4 +1,4 @@
-"""`python -u -m dsrun.launch.warm FD MODULE IMPORT…`: imports once what ranks need, and forks each attempt.
+"""`python -u -m dsrun.launch.workers.zygote FD MODULE IMPORT…`: imports once what ranks need, and forks each attempt.
 
 Starting a rank is nine tenths importing, so a fork of this process makes the next step in a fraction of the time. It
 must stay forkable: it runs no operation of torch (whose threads a fork would lose) and never initialises CUDA (which
@@ -24,8 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsrun.launch import agent_process
-from dsrun.launch.ranks import replace_environment
+from dsrun.launch.workers import agent_process
+from dsrun.launch.workers.spawn import replace_environment
 from dsrun.system.ending import end
 from dsrun.system.tether import die_with_parent, name_thread
 
