@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.launch.signals import Early
+    from dsrun.launch.signals import StartupSignals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,32 +129,32 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     """
     from dsrun.cli.words import remark
     from dsrun.launch.coordinator.messages import Stopped
-    from dsrun.launch.signals import early_signals
-    from dsrun.launch.ssh import take_hold
+    from dsrun.launch.signals import startup_signals
+    from dsrun.launch.ssh import follow_control_stdin
 
     options = Options(**given)
     if options.tied:
-        take_hold()
+        follow_control_stdin()
     _heed()
     try:
-        with early_signals() as early:
+        with startup_signals() as early:
             return _launch(options, program, early)
     except Stopped as stopped:
         remark(str(stopped))
         return stopped.exit_code
 
 
-def _launch(options: Options, program: tuple[str, ...], early: Early) -> int:
+def _launch(options: Options, program: tuple[str, ...], early: StartupSignals) -> int:
     """Start what is to be started from here: this machine's part, or all machines'."""
     from dsrun.cli.launch_fleet import over_ssh, through_srun
     from dsrun.cli.launch_job import launch_here
     from dsrun.cli.launch_program import program_of, without_torchrun
-    from dsrun.launch.context import Given, ThroughSrun, ThroughSsh, detect
+    from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher, detect
 
     _check(options)
     options, words, name = without_torchrun(options, program)
     place = detect(
-        Given(
+        LaunchRequest(
             nodes=options.nodes,
             node_rank=options.node_rank,
             master_addr=options.master_addr,
@@ -164,9 +164,9 @@ def _launch(options: Options, program: tuple[str, ...], early: Early) -> int:
         os.environ,
     )
     parsed = program_of(words)
-    if isinstance(place, ThroughSsh):
+    if isinstance(place, SshLauncher):
         return over_ssh(options, program, early)
-    if isinstance(place, ThroughSrun):
+    if isinstance(place, SrunLauncher):
         return through_srun(options, place.nodes, program)
     place = replace(place, run=f"{place.run} {name}")
     if options.tied:

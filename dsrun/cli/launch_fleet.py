@@ -19,27 +19,26 @@ from dsrun.errors import MissingError, UsageError
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
     from dsrun.launch.hostfile import Host
-    from dsrun.launch.signals import Early
-    from dsrun.launch.ssh import Crew
+    from dsrun.launch.signals import StartupSignals
+    from dsrun.launch.ssh import RemoteSupervisor
 
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
-def over_ssh(options: Options, program: tuple[str, ...], early: Early) -> int:
+def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) -> int:
     """One supervisor on each machine of the hostfile; the first node's exit code."""
-    from dsrun.launch.ssh import run_fleet
-    from dsrun.launch.supervisor.output import Voice
-    from dsrun.launch.workers.agent import STUCK_S
+    from dsrun.launch.ssh import run_on_hosts
+    from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter
 
     hosts = _hosts(options)
-    crews = _crews(options, hosts, program)
+    remotes = _crews(options, hosts, program)
     if options.dry_run:
-        return _show(options, hosts, crews)
-    if any(crew.argv[0] == "ssh" for crew in crews) and shutil.which("ssh") is None:
+        return _show(options, hosts, remotes)
+    if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
         raise MissingError("there is no ssh here", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
-    with Voice(complain, patience_s=STUCK_S) as say:
-        code = run_fleet(crews, max_restarts=restarts, say=say)
+    with AsyncLineWriter(complain, timeout_s=STUCK_S) as say:
+        code = run_on_hosts(remotes, max_restarts=restarts, say=say)
     early.is_over = True
     return code
 
@@ -58,11 +57,11 @@ def _hosts(options: Options) -> tuple[Host, ...]:
     return excluded(hosts, options.exclude) if options.exclude else hosts
 
 
-def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) -> list[Crew]:
+def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) -> list[RemoteSupervisor]:
     """The command of each machine's supervisor, and what it is told: the environment, and the run's secret."""
     from dsrun.launch.context import DEFAULT_PORT
-    from dsrun.launch.environment import SECRET_VARIABLE, passed_on
-    from dsrun.launch.ssh import FLAG, Crew, greeting, remote_argv
+    from dsrun.launch.environment import SECRET_VARIABLE, forwarded_variables
+    from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv
     from dsrun.system.interfaces import behind_alias, is_this_machine
 
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
@@ -74,8 +73,8 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
             fix="write the name by which the others reach it, or --master-addr",
         )
     secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(16)}
-    variables = passed_on(os.environ, _environment_files()) | secret
-    crews = []
+    variables = forwarded_variables(os.environ, _environment_files()) | secret
+    remotes = []
     for node, host in enumerate(hosts):
         nproc = len(host.slots) if options.nproc is None else min(options.nproc, len(host.slots))
         where = _where(len(hosts), node, address, options.master_port or DEFAULT_PORT)
@@ -86,8 +85,10 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
             if here[node]
             else remote_argv(host.name, command, folder=str(Path.cwd()), environ=variables)
         )
-        crews.append(Crew(name=host.name, argv=argv, greeting=greeting({**variables, **own})))
-    return crews
+        remotes.append(
+            RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**variables, **own}))
+        )
+    return remotes
 
 
 def _where(nodes: int, node: int, address: str, port: int) -> list[str]:
@@ -112,15 +113,15 @@ def _environment_files() -> dict[str, str]:
     return found
 
 
-def _show(options: Options, hosts: tuple[Host, ...], crews: list[Crew]) -> int:
+def _show(options: Options, hosts: tuple[Host, ...], remotes: list[RemoteSupervisor]) -> int:
     """--dry-run: each machine's command, and by name what it is given over stdin."""
     import json
 
     remark(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
     names: set[str] = set()
-    for crew in crews:
-        names |= set(json.loads(crew.greeting)["env"])
-        click.echo(shlex.join(crew.argv))
+    for remote in remotes:
+        names |= set(json.loads(remote.first_line)["env"])
+        click.echo(shlex.join(remote.argv))
     remark(f"passed on over stdin: {', '.join(sorted(names))}")
     return 0
 

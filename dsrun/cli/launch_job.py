@@ -27,9 +27,9 @@ from dsrun.errors import EXIT_RESUME, MissingError, UsageError
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
-    from dsrun.launch.context import Here
+    from dsrun.launch.context import LocalLauncher
     from dsrun.launch.job import Job, Outcome, Topology
-    from dsrun.launch.signals import Early
+    from dsrun.launch.signals import StartupSignals
     from dsrun.runs.folder import RunFolder
     from dsrun.slurm.program import Program
 
@@ -41,19 +41,19 @@ class Work:
 
     topology: Topology
     output: str
-    foreign: bool
+    external: bool
     debug: bool
     dry_run: bool
     force: bool
     job: Callable[..., Job]
 
 
-def launch_here(options: Options, place: Here, program: Program, early: Early) -> int:
+def launch_here(options: Options, place: LocalLauncher, program: Program, early: StartupSignals) -> int:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped where a signal came before."""
     from dsrun.launch.coordinator.messages import RendezvousError
-    from dsrun.launch.coordinator.rendezvous import convened
+    from dsrun.launch.coordinator.rendezvous import rendezvous
     from dsrun.launch.environment import SECRET_VARIABLE
-    from dsrun.launch.supervisor.events import Ledger
+    from dsrun.launch.supervisor.events import RunEventWriter
     from dsrun.launch.supervisor.run import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
     from dsrun.system.host import hostname
@@ -65,29 +65,29 @@ def launch_here(options: Options, place: Here, program: Program, early: Early) -
         return _show(work, place)
     _require(work, program)
     # The others may be in other folders.
-    facts = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
+    run_info = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     if place.node == 0 and place.own_terminal:
         remark(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
-    council_of_all = convened(
+    council_of_all = rendezvous(
         place,
         early,
-        facts=facts,
+        run_info=run_info,
         secret=os.environ.get(SECRET_VARIABLE),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
-        patience_s=options.rendezvous_timeout,
+        timeout_s=options.rendezvous_timeout,
     )
     try:
-        with council_of_all as (council, facts_of_all, met_from):
+        with council_of_all as (coordinator, facts_of_all, met_from):
             folder = RunFolder(Path(facts_of_all["output"]))
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
             job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
-            outcome = supervise(job, council, teller(folder) if place.node == 0 else _silence)
+            outcome = supervise(job, coordinator, teller(folder) if place.node == 0 else _silence)
             early.is_over = True
     except RendezvousError as error:
         if place.node == 0:
             folder = RunFolder.create(Path(work.output), force=work.force)
-            Ledger(folder, remark).never_began(
+            RunEventWriter(folder, remark).never_began(
                 str(error), cause="rendezvous_timeout", exit_code=error.exit_code
             )
         raise
@@ -109,7 +109,7 @@ def _foreign(options: Options, program: Program) -> Work:
     return Work(
         topology=topology,
         output=named or default_name(program.name, datetime.now()),
-        foreign=True,
+        external=True,
         debug=options.debug,
         dry_run=options.dry_run,
         # What else lies in its folder is the program's own.
@@ -118,7 +118,7 @@ def _foreign(options: Options, program: Program) -> Work:
             Job,
             topology=topology,
             program=_words(program),
-            foreign=True,
+            external=True,
             limits=Limits(**restarts, remedy=False),
             hang_timeout=options.hang_timeout,
             warm=False,
@@ -171,7 +171,7 @@ def _own(options: Options, program: Program) -> Work:
     return Work(
         topology=topology,
         output=output or default_output(recipe),
-        foreign=False,
+        external=False,
         debug=options.debug or spec.debug,
         dry_run=options.dry_run or spec.dry_run,
         force=options.force or spec.force,
@@ -185,7 +185,7 @@ def _require(work: Work, program: Program) -> None:
 
     from dsrun.system.packages import require_training_packages
 
-    if not work.foreign:
+    if not work.external:
         require_training_packages()
     elif find_spec("torch") is None:
         raise MissingError(
@@ -195,7 +195,7 @@ def _require(work: Work, program: Program) -> None:
         raise MissingError(f"there is no program {program.entry}", fix="-- PROGRAM ARGS, with its path")
 
 
-def _changes(work: Work, place: Here, run: Path, met_from: str | None) -> dict[str, str | None]:
+def _changes(work: Work, place: LocalLauncher, run: Path, met_from: str | None) -> dict[str, str | None]:
     from dsrun.launch.environment import has_libuv, launch_environment, network_variables
     from dsrun.system.interfaces import addresses, own_name_addresses
 
@@ -204,7 +204,7 @@ def _changes(work: Work, place: Here, run: Path, met_from: str | None) -> dict[s
         work.topology,
         os.environ,
         run=run,
-        foreign=work.foreign,
+        external=work.external,
         debug=work.debug,
         nodes=place.nodes,
         node=place.node,
@@ -213,7 +213,7 @@ def _changes(work: Work, place: Here, run: Path, met_from: str | None) -> dict[s
     )
 
 
-def _job(work: Work, place: Here, run: Path, changes: Mapping[str, str | None]) -> Job:
+def _job(work: Work, place: LocalLauncher, run: Path, changes: Mapping[str, str | None]) -> Job:
     from dsrun.system.net import claim_port
 
     port = place.port
@@ -229,7 +229,7 @@ def _job(work: Work, place: Here, run: Path, changes: Mapping[str, str | None]) 
     )
 
 
-def _show(work: Work, place: Here) -> int:
+def _show(work: Work, place: LocalLauncher) -> int:
     """--dry-run: what would be set here, and the command that would start the agent."""
     from dsrun.launch.command import run_arguments, run_command
     from dsrun.system.interfaces import address_towards
@@ -247,12 +247,12 @@ def _silence(line: str) -> None:
     """Only the first node speaks for the run."""
 
 
-def _report(outcome: Outcome, folder: RunFolder, work: Work, place: Here) -> int:
+def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLauncher) -> int:
     """Say how it ended: the first node in full, the others where each has a terminal of its own."""
     if place.node == 0:
-        if not work.foreign:
+        if not work.external:
             account(folder)
-        return report(outcome, folder, foreign=work.foreign)
+        return report(outcome, folder, external=work.external)
     if outcome.message and place.own_terminal:
         (remark if outcome.exit_code == EXIT_RESUME else complain)(outcome.message)
     return outcome.exit_code

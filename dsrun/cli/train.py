@@ -20,7 +20,7 @@ from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
     from dsrun.launch.job import Job, Outcome, Topology
-    from dsrun.launch.signals import Early
+    from dsrun.launch.signals import StartupSignals
     from dsrun.recipe.resolve import Recipe
     from dsrun.runs.folder import RunFolder
 
@@ -46,7 +46,7 @@ class TrainCommand(click.Command):
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
     from dsrun.launch.coordinator.messages import Stopped
-    from dsrun.launch.signals import early_signals
+    from dsrun.launch.signals import startup_signals
     from dsrun.system.env import worker_from_env
     from dsrun.system.packages import require_training_packages
 
@@ -54,7 +54,7 @@ def command(args: list[str]) -> int:
         require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     try:
-        with early_signals() as early:
+        with startup_signals() as early:
             recipe = checked_recipe(args)
             if recipe.spec.explain:
                 show_values(recipe)
@@ -65,9 +65,9 @@ def command(args: list[str]) -> int:
         return stopped.exit_code
 
 
-def _launch(recipe: Recipe, args: list[str], early: Early) -> int:
+def _launch(recipe: Recipe, args: list[str], early: StartupSignals) -> int:
     from dsrun.launch.command import run_arguments, run_command
-    from dsrun.launch.coordinator.messages import Alone
+    from dsrun.launch.coordinator.messages import SingleNodeCoordinator
     from dsrun.launch.environment import has_libuv, launch_environment
     from dsrun.launch.supervisor.run import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
@@ -78,7 +78,7 @@ def _launch(recipe: Recipe, args: list[str], early: Early) -> int:
     folder = RunFolder(Path(recipe.spec.output or default_output(recipe)))
     refuse_unfit(folder.path, force=recipe.spec.force)
     changes = launch_environment(
-        topology, os.environ, run=folder.path, foreign=False, debug=recipe.spec.debug, libuv=has_libuv()
+        topology, os.environ, run=folder.path, external=False, debug=recipe.spec.debug, libuv=has_libuv()
     )
     env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
     named = bool(recipe.spec.output)
@@ -90,9 +90,9 @@ def _launch(recipe: Recipe, args: list[str], early: Early) -> int:
         return 0
     require_training_packages()
     RunFolder.create(folder.path, force=recipe.spec.force)
-    council = Alone()
-    early.tell(council)
-    outcome = supervise(job, council, teller(folder))
+    coordinator = SingleNodeCoordinator()
+    early.tell(coordinator)
+    outcome = supervise(job, coordinator, teller(folder))
     early.is_over = True
     account(folder)
     return report(outcome, folder)
@@ -219,11 +219,11 @@ def _keep(line: str, folder: RunFolder) -> None:
         log.write(line + "\n")
 
 
-def report(outcome: Outcome, folder: RunFolder, *, foreign: bool = False) -> int:
+def report(outcome: Outcome, folder: RunFolder, *, external: bool = False) -> int:
     """Say how the run ended; returns the exit code."""
     if outcome.exit_code == 0:
         with heard_or_not(1):
-            click.echo(folder.model if folder.model.is_dir() and not foreign else folder.path)
+            click.echo(folder.model if folder.model.is_dir() and not external else folder.path)
     elif outcome.exit_code == EXIT_RESUME and outcome.message:
         remark(outcome.message)
     elif outcome.message:

@@ -19,7 +19,7 @@ _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class LaunchRequest:
     """What the command line says of the machines; None for what it does not say."""
 
     nodes: int | None = None
@@ -30,7 +30,7 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class LocalLauncher:
     """This process supervises one machine, node `node` of `nodes`.
 
     The ranks meet at `host`:`port`; None is any free port, on one machine. `how` says for the user where this is, and
@@ -50,82 +50,80 @@ class Here:
 
 
 @dataclass(frozen=True)
-class ThroughSrun:
+class SrunLauncher:
     """In a SLURM allocation, outside of its steps: one supervisor on each of `nodes` machines, by srun."""
 
     nodes: int
 
 
 @dataclass(frozen=True)
-class ThroughSsh:
+class SshLauncher:
     """From one machine to those of a hostfile."""
 
 
-def detect(given: Given, environ: Mapping[str, str]) -> Here | ThroughSrun | ThroughSsh:
+def detect(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | SrunLauncher | SshLauncher:
     """Where this process is. Raises UsageError for what contradicts itself or the surroundings."""
-    _check_numbers(given)
-    _refuse_workers(given, environ)
-    if given.hostfile:
-        return _with_hostfile(given, environ)
-    started = _started_by_others(given, environ)
+    _check_numbers(request)
+    _refuse_workers(request, environ)
+    if request.hostfile:
+        return _with_hostfile(request, environ)
+    started = _started_by_others(request, environ)
     if started:
         return started
-    if given.node_rank is not None or ((given.nodes or 1) > 1 and "NODE_RANK" in environ):
-        return _by_hand(given, environ)
+    if request.node_rank is not None or ((request.nodes or 1) > 1 and "NODE_RANK" in environ):
+        return _by_hand(request, environ)
     if environ.get("SLURM_JOB_ID"):
-        return _in_allocation(given, environ)
-    if given.nodes and given.nodes > 1:
+        return _in_allocation(request, environ)
+    if request.nodes and request.nodes > 1:
         raise UsageError(
-            f"--nodes {given.nodes}, but not which of them this is",
+            f"--nodes {request.nodes}, but not which of them this is",
             fix="--node-rank 0 here and 1, 2 … on the others, with the first one's --master-addr; or --hostfile FILE",
         )
-    return Here(how="one machine", port=given.master_port)
+    return LocalLauncher(how="one machine", port=request.master_port)
 
 
-def _started_by_others(given: Given, environ: Mapping[str, str]) -> Here | None:
+def _started_by_others(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | None:
     """One process of several that mpirun or srun started."""
     # Open MPI before SLURM, by whose srun it starts its own daemons; Hydra's variables srun sets as well.
     if _is_set(environ, _OPEN_MPI):
-        return _in_mpi(given, environ, _OPEN_MPI)
+        return _in_mpi(request, environ, _OPEN_MPI)
     if _slurm_step(environ):
-        return _in_step(given, environ)
-    return _in_mpi(given, environ, _HYDRA) if _is_set(environ, _HYDRA) else None
+        return _in_step(request, environ)
+    return _in_mpi(request, environ, _HYDRA) if _is_set(environ, _HYDRA) else None
 
 
-def _check_numbers(given: Given) -> None:
+def _check_numbers(request: LaunchRequest) -> None:
     wrong = None
-    if given.nodes is not None and given.nodes < 1:
-        wrong = f"--nodes {given.nodes}"
-    elif given.node_rank is not None and given.nodes is None:
-        raise UsageError(f"--node-rank {given.node_rank}, but not of how many", fix="add --nodes N")
-    elif given.node_rank is not None and not 0 <= given.node_rank < (given.nodes or 1):
-        wrong = (
-            f"--node-rank {given.node_rank}, but the {given.nodes} nodes are 0 to {(given.nodes or 1) - 1}"
-        )
-    elif given.master_port is not None and not 1 <= given.master_port <= LAST_PORT:
-        wrong = f"--master-port {given.master_port}"
+    if request.nodes is not None and request.nodes < 1:
+        wrong = f"--nodes {request.nodes}"
+    elif request.node_rank is not None and request.nodes is None:
+        raise UsageError(f"--node-rank {request.node_rank}, but not of how many", fix="add --nodes N")
+    elif request.node_rank is not None and not 0 <= request.node_rank < (request.nodes or 1):
+        wrong = f"--node-rank {request.node_rank}, but the {request.nodes} nodes are 0 to {(request.nodes or 1) - 1}"
+    elif request.master_port is not None and not 1 <= request.master_port <= LAST_PORT:
+        wrong = f"--master-port {request.master_port}"
     if wrong:
         raise UsageError(
             f"{wrong}: there is no such thing", fix=f"ports are 1 to {LAST_PORT}, nodes 0 to N-1"
         )
 
 
-def _refuse_workers(given: Given, environ: Mapping[str, str]) -> None:
+def _refuse_workers(request: LaunchRequest, environ: Mapping[str, str]) -> None:
     if environ.get("LOCAL_RANK"):
         rank = environ.get("RANK") or "?"
         raise UsageError(
             f"this process is worker {rank} of a run already (RANK, LOCAL_RANK), and dsrun launch starts workers",
             fix="call the program itself here, or dsrun launch once on each machine without torchrun",
         )
-    if environ.get("RANK") and given.node_rank is None:
+    if environ.get("RANK") and request.node_rank is None:
         raise UsageError(
             "RANK is set, without LOCAL_RANK: dsrun launch sets it for the workers itself",
             fix="unset RANK; if it counts machines: --nodes $WORLD_SIZE --node-rank $RANK --master-addr $MASTER_ADDR",
         )
 
 
-def _with_hostfile(given: Given, environ: Mapping[str, str]) -> ThroughSsh:
-    for flag, value in (("--nodes", given.nodes), ("--node-rank", given.node_rank)):
+def _with_hostfile(request: LaunchRequest, environ: Mapping[str, str]) -> SshLauncher:
+    for flag, value in (("--nodes", request.nodes), ("--node-rank", request.node_rank)):
         if value is not None:
             raise UsageError(
                 f"{flag} {value} with --hostfile, which says it already",
@@ -136,19 +134,19 @@ def _with_hostfile(given: Given, environ: Mapping[str, str]) -> ThroughSsh:
             "--hostfile in a step of SLURM, which has started a process on each node already",
             fix="leave --hostfile away",
         )
-    return ThroughSsh()
+    return SshLauncher()
 
 
-def _by_hand(given: Given, environ: Mapping[str, str]) -> Here:
-    nodes = given.nodes or 1
-    node = given.node_rank if given.node_rank is not None else _integer(environ, "NODE_RANK")
+def _by_hand(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:
+    nodes = request.nodes or 1
+    node = request.node_rank if request.node_rank is not None else _integer(environ, "NODE_RANK")
     if not 0 <= node < nodes:
         raise UsageError(f"NODE_RANK={node}, but --nodes {nodes}", fix=f"nodes are 0 to {nodes - 1}")
     if nodes == 1:
-        return Here(how="one machine", port=given.master_port)
-    host = _first_machine(given, environ, f"--nodes {nodes}, but not where the first one is")
-    port = _port(given, environ, DEFAULT_PORT)
-    return Here(
+        return LocalLauncher(how="one machine", port=request.master_port)
+    host = _first_machine(request, environ, f"--nodes {nodes}, but not where the first one is")
+    port = _port(request, environ, DEFAULT_PORT)
+    return LocalLauncher(
         how=f"node {node} of {nodes}, started by hand",
         nodes=nodes,
         node=node,
@@ -165,7 +163,7 @@ def _slurm_step(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("SLURM_JOB_ID")) and step.isdigit() and int(step) < _OWN_STEPS
 
 
-def _in_step(given: Given, environ: Mapping[str, str]) -> Here:
+def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:
     nodes = _integer(environ, "SLURM_STEP_NUM_NODES", 1)
     tasks = _integer(environ, "SLURM_STEP_NUM_TASKS", 1)
     node = _integer(environ, "SLURM_NODEID", 0)
@@ -174,19 +172,19 @@ def _in_step(given: Given, environ: Mapping[str, str]) -> Here:
             f"srun started {tasks} tasks on {_count(nodes)}; dsrun launch starts the workers itself",
             fix="srun --ntasks-per-node=1",
         )
-    for flag, value, real in (("--nodes", given.nodes, nodes), ("--node-rank", given.node_rank, node)):
+    for flag, value, real in (("--nodes", request.nodes, nodes), ("--node-rank", request.node_rank, node)):
         if value is not None and value != real:
             raise UsageError(
                 f"{flag} {value}, but this is node {node} of the {nodes} of its step of SLURM",
                 fix="leave --nodes, --node-rank and --master-addr away: SLURM says it all",
             )
     if nodes == 1:
-        return Here(how="one machine, under SLURM", port=given.master_port)
-    host = given.master_addr or environ.get("MASTER_ADDR") or _first_node(environ)
+        return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
+    host = request.master_addr or environ.get("MASTER_ADDR") or _first_node(environ)
     # Every second one: the next one is the council's.
-    port = _port(given, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
+    port = _port(request, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
-    return Here(
+    return LocalLauncher(
         how=f"node {node} of {nodes} of SLURM job {job}",
         nodes=nodes,
         node=node,
@@ -206,10 +204,10 @@ def _first_node(environ: Mapping[str, str]) -> str:
     return host
 
 
-def _in_allocation(given: Given, environ: Mapping[str, str]) -> Here | ThroughSrun:
+def _in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | SrunLauncher:
     """The shell of sbatch or salloc, which is on the first node, or with salloc on the login node."""
     there = _integer(environ, "SLURM_JOB_NUM_NODES", _integer(environ, "SLURM_NNODES", 1))
-    nodes = there if given.nodes is None else given.nodes
+    nodes = there if request.nodes is None else request.nodes
     if nodes > there:
         raise UsageError(
             f"--nodes {nodes}, but SLURM job {environ['SLURM_JOB_ID']} has {there}",
@@ -217,15 +215,15 @@ def _in_allocation(given: Given, environ: Mapping[str, str]) -> Here | ThroughSr
         )
     on_a_node = bool(environ.get("SLURMD_NODENAME"))
     if nodes == 1 and on_a_node:
-        return Here(how="one machine, under SLURM", port=given.master_port)
-    return ThroughSrun(nodes)
+        return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
+    return SrunLauncher(nodes)
 
 
 def _is_set(environ: Mapping[str, str], names: tuple[str, str, str]) -> bool:
     return all(environ.get(name) for name in names[:2])
 
 
-def _in_mpi(given: Given, environ: Mapping[str, str], names: tuple[str, str, str]) -> Here:
+def _in_mpi(request: LaunchRequest, environ: Mapping[str, str], names: tuple[str, str, str]) -> LocalLauncher:
     rank, size, local = names
     nodes, node, beside = _integer(environ, size), _integer(environ, rank), _integer(environ, local, 1)
     if beside > 1:
@@ -233,16 +231,16 @@ def _in_mpi(given: Given, environ: Mapping[str, str], names: tuple[str, str, str
             f"mpirun has started {beside} processes on this machine; dsrun launch starts its workers itself",
             fix="mpirun -npernode 1 (Open MPI), mpirun -ppn 1 (others)",
         )
-    if given.nodes not in (None, nodes):
+    if request.nodes not in (None, nodes):
         raise UsageError(
-            f"--nodes {given.nodes}, but mpirun has started {nodes} processes", fix="leave it away"
+            f"--nodes {request.nodes}, but mpirun has started {nodes} processes", fix="leave it away"
         )
     if nodes == 1:
-        return Here(how="one machine, under mpirun", port=given.master_port)
+        return LocalLauncher(how="one machine, under mpirun", port=request.master_port)
     why = f"under mpirun on {nodes} machines, which does not say where the first one is"
-    host = _first_machine(given, environ, why)
-    port = _port(given, environ, DEFAULT_PORT)
-    return Here(
+    host = _first_machine(request, environ, why)
+    port = _port(request, environ, DEFAULT_PORT)
+    return LocalLauncher(
         how=f"node {node} of {nodes}, under mpirun",
         nodes=nodes,
         node=node,
@@ -253,15 +251,15 @@ def _in_mpi(given: Given, environ: Mapping[str, str], names: tuple[str, str, str
     )
 
 
-def _first_machine(given: Given, environ: Mapping[str, str], missing: str) -> str:
-    host = given.master_addr or environ.get("MASTER_ADDR")
+def _first_machine(request: LaunchRequest, environ: Mapping[str, str], missing: str) -> str:
+    host = request.master_addr or environ.get("MASTER_ADDR")
     if not host:
         raise UsageError(missing, fix="--master-addr NAME_OF_NODE_0, the same on all nodes")
     return host
 
 
-def _port(given: Given, environ: Mapping[str, str], default: int) -> int:
-    port = given.master_port or _integer(environ, "MASTER_PORT", default)
+def _port(request: LaunchRequest, environ: Mapping[str, str], default: int) -> int:
+    port = request.master_port or _integer(environ, "MASTER_PORT", default)
     if not 1 <= port <= LAST_PORT:
         raise UsageError(f"MASTER_PORT={port} is no port", fix=f"give a number from 1 to {LAST_PORT}")
     return port

@@ -25,7 +25,7 @@ def launch_environment(
     environ: Mapping[str, str],
     *,
     run: Path,
-    foreign: bool,
+    external: bool,
     debug: bool,
     nodes: int = 1,
     node: int = 0,
@@ -38,7 +38,7 @@ def launch_environment(
     several nodes, `libuv` whether torch has it.
     """
     changes = worker_environment(topology, environ, debug=debug)
-    if foreign:
+    if external:
         # dsrun's own worker must not be misled by them; a user's script may be meant by them.
         changes = {name: value for name, value in changes.items() if name not in MISLEADING}
         # Scripts written for other launchers read it; torch's agent sets GROUP_RANK, which means the same.
@@ -172,7 +172,7 @@ _OWN = frozenset(
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
-def passed_on(environ: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+def forwarded_variables(environ: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that matter to training, and `more` from environment files, which win.
 
     CUDA_VISIBLE_DEVICES is not among them: it numbers the GPUs of this machine.

@@ -50,9 +50,10 @@ class Job:
 
     `program` are the words for torch.distributed.run: `train.py --flag`, or `--module NAME --flag`, or
     `--no-python ./program --flag`. `env` is the whole environment of agent and ranks. `port` None takes a free one for
-    every attempt, which is only possible on one node. `foreign` is every program but dsrun.train: no remedy is applied
+    every attempt, which is only possible on one node. `external` is every program but dsrun.train: no remedy is applied
     to it and no sign of life expected of it. `hang_timeout` is in seconds, 0 for never, None for the default of
-    `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was told to stop may take, None for as long as it beats.
+    `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was told to stop may take, None for as long
+    as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
     will load late, for the warm process to load early; one that is not there is passed over. `again` is what goes on
     with the run after it was told to stop; with `--resume auto` added where `resumes` is False and something was saved.
@@ -70,7 +71,7 @@ class Job:
     hang_timeout: float | None = None
     patience: float | None = None
     warm: bool = True
-    foreign: bool = False
+    external: bool = False
     terminal_width: int | None = None
     echo: bool = False
     micro_batch: int | None = None

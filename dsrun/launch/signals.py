@@ -10,20 +10,20 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from dsrun.launch.coordinator.messages import Council, Stopped
-from dsrun.launch.workers.agent_process import write_wish
+from dsrun.launch.coordinator.messages import Coordinator, Stopped
+from dsrun.launch.workers.agent_process import write_stop_file
 from dsrun.system.proc import handling
 
-SOMEBODY = "a signal"
+UNKNOWN_SIGNAL = "a signal"
 """Who made the stop file, when it does not say."""
 
-OUTER_LOOK_S = 1.0
+OUTER_POLL_S = 1.0
 """How often the outer file is looked at: all nodes of a large job ask one file server for it."""
 
-HEEDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
-class Wishes:
+class StopRequests:
     """The wishes so far.
 
     The first SIGTERM, SIGUSR1 or SIGHUP asks to save and leave; one more SIGTERM or SIGHUP, or SIGINT, to end at once.
@@ -35,11 +35,11 @@ class Wishes:
     def __init__(self, file: Path, announce: Callable[[str], None], *, outer: Path | None = None) -> None:
         self.file = file
         self._outer = outer
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._announce = announce
         self._stop: str | None = None
         self._own = False
-        self.at_once: int | None = None
+        self.force_quit: int | None = None
         """The signal that ended all patience."""
         self.interrupted = False
         """Ctrl-C: end without saving."""
@@ -54,54 +54,54 @@ class Wishes:
 
     def _read_outer(self) -> str | None:
         now = time.monotonic()
-        if self._outer is None or now < self._next_look:
+        if self._outer is None or now < self._next_poll:
             return None
-        self._next_look = now + OUTER_LOOK_S
+        self._next_poll = now + OUTER_POLL_S
         return _read(self._outer)
 
     def ask(self, name: str, *, announce: bool = True) -> None:
         """Signal `name` came to this machine; or, without `announce`, another node said so."""
         if self._stop is None:
             self._stop = name
-            write_wish(self.file, name)
+            write_stop_file(self.file, name)
             if announce:
                 self._announce(name)
 
-    def heed(self, signum: int, frame: FrameType | None = None) -> None:
+    def handle(self, signum: int, frame: FrameType | None = None) -> None:
         """Signal handler."""
         if signum == signal.SIGINT:
             if self.interrupted or self._own:
-                self.at_once = signum
+                self.force_quit = signum
             self.interrupted = True
         elif signum != signal.SIGUSR1 and (self._own or self.interrupted):
-            self.at_once = signum
+            self.force_quit = signum
         else:
             # A wish that came another way does not count: a scheduler signals all processes of a job at once.
             self._own = True
             self.ask(signal.Signals(signum).name)
 
-    def listening(self) -> AbstractContextManager[None]:
+    def handling_signals(self) -> AbstractContextManager[None]:
         """Heed the signals in here."""
-        return handling(self.heed, HEEDED)
+        return handling(self.handle, HANDLED_SIGNALS)
 
 
 def _read(file: Path) -> str | None:
     """The signal's name that a stop file holds; None where there is none, or where it cannot be read now."""
     try:
-        return file.read_text(errors="replace").strip() or SOMEBODY
+        return file.read_text(errors="replace").strip() or UNKNOWN_SIGNAL
     except OSError:
         return None
 
 
-HEEDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+STARTUP_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class _Signalled(Exception):
     """A signal came to this process."""
 
 
-class Early:
-    """The first signal so far, which `council`, once there is one, hears of as well.
+class StartupSignals:
+    """The first signal so far, which `coordinator`, once there is one, hears of as well.
 
     An exception that a signal raises may be swallowed by whatever code it falls into, and the council's word not.
     """
@@ -110,22 +110,22 @@ class Early:
         self.name: str | None = None
         self.is_over = False
         """Whether the run has ended: what comes now cannot change how."""
-        self._council: Council | None = None
+        self._coordinator: Coordinator | None = None
 
-    def tell(self, council: Council) -> None:
-        """From here on `council` is told."""
-        self._council = council
+    def tell(self, coordinator: Coordinator) -> None:
+        """From here on `coordinator` is told."""
+        self._coordinator = coordinator
         if self.name is not None:
-            council.announce_stop(self.name)
+            coordinator.announce_stop(self.name)
 
-    def heed(self, signum: int, frame: FrameType | None) -> None:
+    def handle(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler. The second SIGTERM or SIGHUP ends the process at once."""
         if self.is_over:
             return
         if self.name is None:
             self.name = signal.Signals(signum).name
-            if self._council is not None:
-                self._council.announce_stop(self.name)
+            if self._coordinator is not None:
+                self._coordinator.announce_stop(self.name)
             raise _Signalled
         if signum != signal.SIGUSR1:
             signal.signal(signum, signal.SIG_DFL)
@@ -133,11 +133,11 @@ class Early:
 
 
 @contextmanager
-def early_signals() -> Iterator[Early]:
+def startup_signals() -> Iterator[StartupSignals]:
     """Have a signal end what is in here, until something in here heeds signals itself. Raises Stopped then."""
-    early = Early()
+    early = StartupSignals()
     try:
-        with handling(early.heed, HEEDED):
+        with handling(early.handle, STARTUP_HANDLED_SIGNALS):
             yield early
     except _Signalled:
-        raise Stopped(f"{early.name} came before the run began: the same command starts it") from None
+        raise Stopped(f"{early.name} came before the run started: the same command starts it") from None

@@ -22,7 +22,7 @@ from dsrun.system.proc import exit_of
 FLAG = "--tied"
 
 
-def greeting(variables: Mapping[str, str]) -> bytes:
+def first_line(variables: Mapping[str, str]) -> bytes:
     """The first line for a tied supervisor."""
     return json.dumps({"env": dict(variables)}).encode() + b"\n"
 
@@ -32,7 +32,7 @@ def signal_line(signum: int) -> bytes:
     return json.dumps({"signal": signal.Signals(signum).name}).encode() + b"\n"
 
 
-def take_hold() -> None:
+def follow_control_stdin() -> None:
     """Take the environment from stdin and obey it from here on; stdin itself is empty afterwards.
 
     Raises UsageError when stdin holds something else.
@@ -46,10 +46,10 @@ def take_hold() -> None:
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{FLAG} is for dsrun launch itself, which starts supervisors over ssh") from None
     os.environ.update({str(name): str(value) for name, value in variables.items()})
-    threading.Thread(target=_obey, args=(control,), name="tie", daemon=True).start()
+    threading.Thread(target=_follow, args=(control,), name="tie", daemon=True).start()
 
 
-def _obey(control: IO[bytes]) -> None:
+def _follow(control: IO[bytes]) -> None:
     with suppress(OSError):  # sshd's socket tells of a reset where sshd died with something unread
         for line in control:
             signum = _signal(line)
@@ -92,12 +92,12 @@ _CALL_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class RemoteSupervisor:
     """A supervisor to start: where, by which command, and what it is told first over its stdin."""
 
     name: str
     argv: tuple[str, ...]
-    greeting: bytes
+    first_line: bytes
 
 
 def remote_argv(
@@ -114,24 +114,26 @@ class _Running:
     """A started supervisor. `begun` and `ended` are when (CLOCK_MONOTONIC, seconds) it was started and first seen to be
     gone; `losses` counts those before it on this machine that were lost."""
 
-    crew: Crew
+    remote: RemoteSupervisor
     process: subprocess.Popen[bytes]
     begun: float = field(default_factory=time.monotonic)
     ended: float | None = None
     losses: int = 0
 
     @property
-    def settled(self) -> bool:
+    def joined_run(self) -> bool:
         """Whether it ran for so long that it must have found the others."""
         return self.ended is not None and self.ended - self.begun >= _SETTLED_S
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether ssh cannot reach a machine, yet or again, that has had its part in the run."""
-        return self.losses > 0 and not self.settled and _by_ssh(self)
+        return self.losses > 0 and not self.joined_run and _by_ssh(self)
 
 
-def run_fleet(crews: Sequence[Crew], *, max_restarts: int, say: Callable[[str], None]) -> int:
+def run_on_hosts(
+    remotes: Sequence[RemoteSupervisor], *, max_restarts: int, say: Callable[[str], None]
+) -> int:
     """Start all supervisors, the first node's first, and stay until they have ended; its exit code.
 
     Signals are passed on to all of them. One that ends alone, as when its machine is lost, is started again
@@ -139,59 +141,61 @@ def run_fleet(crews: Sequence[Crew], *, max_restarts: int, say: Callable[[str], 
     it ends them all.
     """
     signals: list[int] = []
-    with _collected(signals):
-        running = [_start(crew) for crew in crews]
+    with _collect_signals(signals):
+        running = [_start(remote) for remote in remotes]
         try:
-            code = _stay(running, signals, max_restarts, say)
+            code = _watch_until_end(running, signals, max_restarts, say)
             _wait(running, _LEAVE_S, signals)
             return code
         finally:
             _end(running)
 
 
-def _start(crew: Crew) -> _Running:
+def _start(remote: RemoteSupervisor) -> _Running:
     try:
         # Not in the terminal's foreground group: Ctrl-C would end ssh instead of asking the supervisors.
-        process = subprocess.Popen(crew.argv, stdin=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(remote.argv, stdin=subprocess.PIPE, start_new_session=True)
     except FileNotFoundError:
         raise MissingError(
-            f"there is no program {crew.argv[0]}", fix="install it, or start each node by hand"
+            f"there is no program {remote.argv[0]}", fix="install it, or start each node by hand"
         ) from None
-    running = _Running(crew, process)
-    _write(running, crew.greeting)
+    running = _Running(remote, process)
+    _write(running, remote.first_line)
     return running
 
 
-def _stay(running: list[_Running], signals: list[int], max_restarts: int, say: Callable[[str], None]) -> int:
+def _watch_until_end(
+    running: list[_Running], signals: list[int], max_restarts: int, say: Callable[[str], None]
+) -> int:
     """The exit code of the first node's supervisor, or of one without which nothing can begin."""
     first = running[0]
     while first.process.poll() is None:
-        _pass_on(running, signals)
+        _forward(running, signals)
         now = time.monotonic()
         for index, each in enumerate(running):
             if each.process.poll() is None or each.process.returncode == 0:
                 continue
             each.ended = each.ended or now
-            if now - each.ended < (_CALL_S if each.is_away else _TOGETHER_S):
+            if now - each.ended < (_CALL_S if each.is_unreachable else _TOGETHER_S):
                 continue
-            if not each.is_away:
-                if not each.settled or each.losses >= max_restarts:
-                    say(f"{each.crew.name}: {_words(each)}; without it the run cannot go on")
+            if not each.is_unreachable:
+                if not each.joined_run or each.losses >= max_restarts:
+                    say(f"{each.remote.name}: {_words(each)}; without it the run cannot go on")
                     _end(running)
                     return EXIT_TOOL_FAILED if _by_ssh(each) else exit_of(each.process.returncode)
-                say(f"{each.crew.name}: {_words(each)}; its supervisor is started again")
-            running[index] = _start(each.crew)
-            running[index].losses = each.losses + each.settled
+                say(f"{each.remote.name}: {_words(each)}; its supervisor is started again")
+            running[index] = _start(each.remote)
+            running[index].losses = each.losses + each.joined_run
         time.sleep(_LOOK_S)
     if _by_ssh(first):
-        say(f"{first.crew.name}: {_words(first)}")
+        say(f"{first.remote.name}: {_words(first)}")
         return EXIT_TOOL_FAILED
     return exit_of(first.process.returncode)
 
 
 def _by_ssh(each: _Running) -> bool:
     """Whether it was ssh itself that failed, which it says by 255."""
-    return each.crew.argv[0] == SSH[0] and each.process.returncode == 255
+    return each.remote.argv[0] == SSH[0] and each.process.returncode == 255
 
 
 def _words(each: _Running) -> str:
@@ -200,7 +204,7 @@ def _words(each: _Running) -> str:
     return f"its supervisor ended with exit code {exit_of(each.process.returncode)}"
 
 
-def _pass_on(running: Sequence[_Running], signals: list[int]) -> None:
+def _forward(running: Sequence[_Running], signals: list[int]) -> None:
     while signals:
         line = signal_line(signals.pop(0))
         for each in running:
@@ -210,7 +214,7 @@ def _pass_on(running: Sequence[_Running], signals: list[int]) -> None:
 def _wait(running: Sequence[_Running], seconds: float, signals: list[int]) -> None:
     deadline = time.monotonic() + seconds
     while any(each.process.poll() is None for each in running) and time.monotonic() < deadline:
-        _pass_on(running, signals)
+        _forward(running, signals)
         time.sleep(_LOOK_S)
 
 
@@ -235,7 +239,7 @@ def _write(each: _Running, line: bytes) -> None:
 
 
 @contextmanager
-def _collected(signals: list[int]) -> Iterator[None]:
+def _collect_signals(signals: list[int]) -> Iterator[None]:
     """Signals that come are put into the list. One that is ignored stays so (nohup)."""
     heeded = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, lambda got, _: signals.append(got)) for signum in heeded}

@@ -62,7 +62,7 @@ def test_sigterm_before_start_exits_75(here, environ, words):
         _, said = child.communicate(timeout=60)
     assert (child.returncode, said) == (
         75,
-        "note: SIGTERM came before the run began: the same command starts it\n",
+        "note: SIGTERM came before the run started: the same command starts it\n",
     )
 
 

@@ -21,7 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dsrun.launch.workers.spawn import Forked, default_signals, replace_environment, run_as_main, run_module
+from dsrun.launch.workers.spawn import (
+    ForkedProcess,
+    default_signals,
+    replace_environment,
+    run_as_main,
+    run_module,
+)
 from dsrun.system.ending import end
 from dsrun.system.tether import die_with_parent, name_thread
 
@@ -32,7 +38,7 @@ _SUPERVISORS = (("dsrun", "train"), ("dsrun", "launch"), "tests.integration.supe
 _WARM = ["-u", "-m", "dsrun.launch.workers.zygote"]
 
 
-def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
+def exec_rank(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
     """Be the process that `request` asks for, to its end; `streams` become stdin, stdout and stderr."""
 
     def program() -> int:
@@ -161,7 +167,7 @@ def _prefork_warm_process() -> None:
         _to_the_end(lambda: _become_warm(theirs), parent)
     theirs.close()
     ours.recv(1)
-    start = agent._tied
+    start = agent._spawn
     waiting = [pid]
 
     def tied(argv: Sequence[str], env: Mapping[str, str], output: Any, *, keep: int | None = None) -> Any:
@@ -170,9 +176,9 @@ def _prefork_warm_process() -> None:
         request = {"argv": list(argv), "env": dict(env)}
         socket.send_fds(ours, [json.dumps(request).encode()], [output.fileno(), keep])
         ours.close()
-        return Forked(waiting.pop())
+        return ForkedProcess(waiting.pop())
 
-    agent._tied = tied
+    agent._spawn = tied
     atexit.register(_dismiss, ours, waiting)
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from dsrun.launch.coordinator.messages import Alone
+from dsrun.launch.coordinator.messages import SingleNodeCoordinator
 from dsrun.launch.job import Topology
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.launch.supervisor.run import Job, supervise
@@ -22,9 +22,9 @@ def main() -> int:
         env={**os.environ, "OMP_NUM_THREADS": "1", **spec.get("env", {})},
         limits=Limits(max_restarts=spec.get("max_restarts", 3), remedy=False),
         hang_timeout=spec.get("hang_timeout"),
-        foreign=True,
+        external=True,
     )
-    outcome = supervise(job, Alone(), lambda line: print(line, file=sys.stderr, flush=True))
+    outcome = supervise(job, SingleNodeCoordinator(), lambda line: print(line, file=sys.stderr, flush=True))
     print(json.dumps(vars(outcome)))
     return outcome.exit_code
 

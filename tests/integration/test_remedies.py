@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dsrun.launch.supervisor.policy import Remedy
+from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from tests.integration.conftest import SHORT, many_runs, records
@@ -38,7 +38,7 @@ def runs(tmp_path_factory, tiny, pairs):
         # As after an out-of-memory error in step 4: the supervisor has written the remedy.
         folder.finished.unlink()
         folder.checkpoint(6).rename(home / f"gone-{stage}")
-        remedy = Remedy(halvings=1, recompute=True)
+        remedy = MemoryFallback(halvings=1, recompute=True)
         (folder.path / "remedy.json").write_text(json.dumps(remedy.as_dict()))
     many_runs(list(halved.values()), ranks=2, scratch=home)
     return {path.name: RunFolder(path) for path in home.iterdir() if path.is_dir()}

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.train
 STEPS = Path(__file__).with_name("steps.py")
 ROOT = Path(__file__).parents[2]
 FOR_EVER = "100000"
-PATIENCE_S = 120
+HANDSHAKE_TIMEOUT_S = 120
 SOON_S = 1
 """In which a dead rank is noticed, as docs/launch.md says."""
 
@@ -57,7 +57,7 @@ class Supervised:
         ]
 
     def wait_for(self, what: str, count: int = 1, **which: int) -> list[dict]:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         while len(found := self.notes(what, **which)) < count:
             assert time.monotonic() < deadline, self.end(signal.SIGKILL)
             assert self.process.poll() is None, self.end(signal.SIGKILL)
@@ -65,7 +65,7 @@ class Supervised:
         return found
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, self.end(signal.SIGKILL)
             time.sleep(0.02)
@@ -77,7 +77,7 @@ class Supervised:
         """Send signals, wait; exit code, outcome, and what was said on the way."""
         for signum in signals:
             self.process.send_signal(signum)
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=HANDSHAKE_TIMEOUT_S)
         return self.process.returncode, json.loads(out) if out.strip() else None, err
 
     def events(self, kind: str) -> list[dict]:

@@ -21,7 +21,7 @@ from tests.processes import GONE_S, below, by_name, left_of, noticed_after
 pytestmark = pytest.mark.train
 
 STEPS = 50
-PATIENCE_S = 300
+HANDSHAKE_TIMEOUT_S = 300
 SOON_S = 1
 """In which a dead rank is noticed, as docs/launch.md says."""
 
@@ -43,7 +43,7 @@ class Training:
 
     def at_step(self, step, attempt):
         """Wait until an attempt has logged a step at or after this one."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
         while not (self.starts() > attempt and self.steps() and self.steps()[-1] >= step):
             assert self.process.poll() is None, self.process.communicate()[1]
             assert time.monotonic() < deadline
@@ -88,7 +88,7 @@ def test_training_with_kills_and_preemption_equals_undisturbed(tiny, pairs, tmp_
     run.at_step(35, attempt=2)
     run.processes()["rank-0"].send_signal(signal.SIGTERM)
     hold.release()
-    _, said = run.process.communicate(timeout=PATIENCE_S)
+    _, said = run.process.communicate(timeout=HANDSHAKE_TIMEOUT_S)
 
     assert run.process.returncode == 75, said
     assert "rank 1 was killed (SIGKILL) after step" in said
@@ -127,12 +127,12 @@ def test_restart_before_first_save_uses_given_checkpoint(tiny, pairs, tmp_path):
     )
     run.at_step(6, attempt=0)
     run.processes()["rank-0"].kill()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
     while len(run.events("training")) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     run.process.send_signal(signal.SIGTERM)
-    _, said = run.process.communicate(timeout=PATIENCE_S)
+    _, said = run.process.communicate(timeout=HANDSHAKE_TIMEOUT_S)
     assert run.process.returncode == 75, said
     assert [event["step"] for event in run.events("training")] == [4, 4]
     assert [event["path"] for event in run.events("resume")] == ["checkpoint-4", "checkpoint-4"]
@@ -145,7 +145,7 @@ def test_stop_signal_before_training_saves_nothing(tiny, pairs, tmp_path):
     run = Training(tmp_path / "run", *flags, env=hold.env)
     hold.wait()
     run.process.send_signal(signal.SIGTERM)
-    _, said = run.process.communicate(timeout=PATIENCE_S)
+    _, said = run.process.communicate(timeout=HANDSHAKE_TIMEOUT_S)
     assert run.process.returncode == 75, said
     assert "nothing new was saved" in said
     assert not run.folder.checkpoints()

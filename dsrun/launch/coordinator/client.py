@@ -1,4 +1,4 @@
-"""The council's side of all nodes but the first: it reports, and does what the first node decides."""
+"""The coordinator on all other nodes: it reports to node 0 and follows its decisions."""
 
 from __future__ import annotations
 
@@ -9,98 +9,108 @@ from dataclasses import dataclass
 from dsrun import __version__
 from dsrun.errors import UsageError
 from dsrun.launch.coordinator.messages import (
-    GATHER_S,
+    RENDEZVOUS_TIMEOUT_S,
     Decide,
-    Ended,
-    Facts,
+    NodeResult,
     RendezvousError,
+    RunInfo,
     Stopped,
+    decide_without_server,
     decision_from_dict,
-    without_leader,
 )
-from dsrun.launch.coordinator.transport import SILENCE_S, Exchange, Message, Wire, challenge, is_proof, proof
+from dsrun.launch.coordinator.transport import (
+    PEER_TIMEOUT_S,
+    Connection,
+    EventLoop,
+    Message,
+    challenge,
+    digests_match,
+    hmac_digest,
+)
 from dsrun.launch.supervisor.policy import Decision
 
 _CONNECT_S = 5.0
 _AGAIN_S = 0.3
 
 
-class Follower(Exchange):
-    """The council of node `node`, over a connection on which the first node has welcomed it."""
+class CoordinatorClient(EventLoop):
+    """The coordinator of node `node`, over a connection that node 0 has accepted."""
 
-    def __init__(self, wire: Wire, node: int, nodes: int, *, host: str, facts: Facts) -> None:
+    def __init__(
+        self, connection: Connection, node: int, nodes: int, *, host: str, run_info: RunInfo
+    ) -> None:
         super().__init__()
         self.node = node
         self.nodes = nodes
         self.attempt = 0
-        self.facts = facts
-        self._wire = wire
+        self.run_info = run_info
+        self._connection = connection
         self._host = host
         self._began = False
-        self._over = False
+        self._abort = False
         self._left = False
         self._departed = False
         self._asked: str | None = None
         self._announced: str | None = None
         self._decision: Decision | None = None
-        self.watch(wire)
+        self.watch(connection)
         self.begin()
 
     @property
     def local_address(self) -> str:
-        """The address of this machine that the first node is reached from."""
-        return str(self._wire.sock.getsockname()[0])
+        """This machine's address on the connection to node 0."""
+        return str(self._connection.sock.getsockname()[0])
 
     def gather(self) -> None:
-        """Wait until the first node says that all are there.
+        """Wait until node 0 starts the first attempt.
 
-        Raises RendezvousError when it leaves instead, and Stopped when a signal came to a node.
+        Raises RendezvousError if node 0 disconnects, and Stopped if any node was asked to stop.
         """
         with self.changed:
             while not self._began:
                 if self.stop_asked():
                     raise Stopped(
-                        f"{self.stop_asked()} came before the run began: the same command starts it"
+                        f"{self.stop_asked()} came before the run started: the same command starts it"
                     )
                 if self._left:
                     raise RendezvousError(
-                        f"rendezvous: the first node ({self._host}) has left before all nodes were there",
-                        fix="look at what it said",
+                        f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
+                        fix="see its log",
                     )
                 self.changed.wait(0.2)
 
     def check(self) -> bool:
-        return self._over or self._left
+        return self._abort or self._left
 
     def announce_stop(self, name: str) -> None:
         if self._announced is None:
             self._announced = name
-            self.post(self._wire, {"stop": name})
+            self.post(self._connection, {"stop": name})
 
     def stop_asked(self) -> str | None:
         return self._asked or self._announced
 
-    def settle(self, ended: Ended, decide: Decide) -> Decision:
-        self.post(self._wire, {"ended": ended.as_dict()})
+    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
+        self.post(self._connection, {"ended": ended.as_dict()})
         with self.changed:
             while self._decision is None and not self._left:
                 self.changed.wait(0.2)
             decision, self._decision = self._decision, None
-        return decision or without_leader(self._host, departed=self._departed)
+        return decision or decide_without_server(self._host, ended_by_signal=self._departed)
 
     def close(self) -> None:
-        self.post(self._wire, {"bye": True})
+        self.post(self._connection, {"bye": True})
         self.end()
 
-    # what the thread does
+    # callbacks of the thread
 
-    def heard(self, wire: Wire, message: Message) -> None:
+    def on_message(self, connection: Connection, message: Message) -> None:
         with self.changed:
             if "begin" in message:
                 self.attempt = int(message["begin"])
                 self._began = True
-            elif "over" in message:
-                self._over = True
+            elif "abort" in message:
+                self._abort = True
             elif "stop" in message:
                 self._asked = str(message["stop"])
             elif "decision" in message:
@@ -108,28 +118,28 @@ class Follower(Exchange):
                     self._decision = decision_from_dict(message["decision"])
                 except (TypeError, KeyError, ValueError) as error:
                     raise ConnectionError(str(error)) from None
-                # Here and not where it is taken: the next attempt's failure may be the very next message.
-                self._over = False
+                # Reset here: the next message may already be the next attempt's failure.
+                self._abort = False
             elif "bye" in message:
                 self._left = self._departed = True
             self.changed.notify_all()
 
-    def gone(self, wire: Wire) -> None:
+    def on_disconnect(self, connection: Connection) -> None:
         with self.changed:
             self._left = True
             self.changed.notify_all()
 
-    def tick(self) -> None:
-        if time.monotonic() - self._wire.heard > SILENCE_S:
-            self.drop(self._wire)
-            self.gone(self._wire)
+    def on_timer(self) -> None:
+        if time.monotonic() - self._connection.last_received > PEER_TIMEOUT_S:
+            self.drop(self._connection)
+            self.on_disconnect(self._connection)
         else:
-            self.post(self._wire, {"alive": True})
+            self.post(self._connection, {"alive": True})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Who wants to take part: node `node` of `nodes`, called `name` in messages, with the run's key."""
+class NodeIdentity:
+    """The node that joins: `node` of `nodes`, called `name` in messages, with the run's key."""
 
     node: int
     nodes: int
@@ -137,66 +147,71 @@ class Seat:
     key: bytes
 
 
-def join(host: str, port: int, seat: Seat, *, patience_s: float = GATHER_S) -> Follower:
-    """Find the first node on `host`, which may start later than this one, and be welcomed.
+def join(
+    host: str, port: int, identity: NodeIdentity, *, timeout_s: float = RENDEZVOUS_TIMEOUT_S
+) -> CoordinatorClient:
+    """Connect to node 0 on `host`, which may start later than this node.
 
-    Raises RendezvousError when the first node is not there within
-    `patience_s` seconds, UsageError when it refuses this one.
+    Raises RendezvousError if node 0 cannot be reached within `timeout_s` seconds, UsageError if it rejects this node.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return _joined(host, port, seat)
+            return _joined(host, port, identity)
         except (OSError, ValueError) as error:
             if time.monotonic() >= deadline:
                 raise RendezvousError(
-                    f"rendezvous: node {seat.node} could not reach the first node at {host}:{port} "
-                    f"within {patience_s:.0f} s: {error}",
+                    f"rendezvous: node {identity.node} could not reach the first node at {host}:{port} "
+                    f"within {timeout_s:.0f} s: {error}",
                     fix="is `dsrun launch` running there, and does a firewall let the port through?",
                 ) from None
-            time.sleep(min(_AGAIN_S, patience_s))
+            time.sleep(min(_AGAIN_S, timeout_s))
 
 
-def _joined(host: str, port: int, seat: Seat) -> Follower:
-    # All addresses that the name has, of both families, are tried in turn.
-    wire = Wire(socket.create_connection((host, port), timeout=_CONNECT_S))
+def _joined(host: str, port: int, identity: NodeIdentity) -> CoordinatorClient:
+    # Tries all addresses of the host name, IPv6 and IPv4.
+    connection = Connection(socket.create_connection((host, port), timeout=_CONNECT_S))
     try:
         number = challenge()
-        question = _first(wire, [])
+        question = _first(connection, [])
         rest: list[Message] = []
-        wire.send(
+        connection.send(
             {
-                "node": seat.node,
-                "nodes": seat.nodes,
-                "host": seat.name,
+                "node": identity.node,
+                "nodes": identity.nodes,
+                "host": identity.name,
                 "version": __version__,
                 "challenge": number,
-                "proof": proof(seat.key, "follower", question.get("challenge"), seat.node, seat.nodes),
+                "proof": hmac_digest(
+                    identity.key, "follower", question.get("challenge"), identity.node, identity.nodes
+                ),
             }
         )
-        answer = _first(wire, rest)
+        answer = _first(connection, rest)
         if "refused" in answer:
             raise UsageError(
-                f"{host}:{port} refuses node {seat.node} of {seat.nodes}: {answer['refused']}",
+                f"{host}:{port} refuses node {identity.node} of {identity.nodes}: {answer['refused']}",
                 fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
             )
-        if not is_proof(answer.get("proof"), proof(seat.key, "leader", number)):
-            raise ConnectionError("what answers there is not the first node of this run")
+        if not digests_match(answer.get("proof"), hmac_digest(identity.key, "leader", number)):
+            raise ConnectionError("the server there is not node 0 of this run")
     except BaseException:
-        wire.close()
+        connection.close()
         raise
-    follower = Follower(wire, seat.node, seat.nodes, host=host, facts=dict(answer.get("welcome") or {}))
+    follower = CoordinatorClient(
+        connection, identity.node, identity.nodes, host=host, run_info=dict(answer.get("welcome") or {})
+    )
     for message in rest:
-        follower.heard(wire, message)
+        follower.on_message(connection, message)
     return follower
 
 
-def _first(wire: Wire, rest: list[Message]) -> Message:
-    """The next message; those that came with it go into `rest`."""
+def _first(connection: Connection, rest: list[Message]) -> Message:
+    """The next message; further ones received with it go into `rest`."""
     deadline = time.monotonic() + _CONNECT_S
     while time.monotonic() < deadline:
-        messages = wire.receive()
+        messages = connection.receive()
         if messages:
             rest += messages[1:]
             return messages[0]
-    raise TimeoutError("no supervisor's words came in time")
+    raise TimeoutError("no answer from a supervisor")

@@ -1,4 +1,4 @@
-"""Whom the first node lets take part: those with the run's key and the same dsrun, for a place that nobody has."""
+"""Which supervisors may join: those with the run's key and the same dsrun version, on a node that is not taken."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dsrun import __version__
-from dsrun.launch.coordinator.transport import Message, Wire, challenge, is_proof, proof
+from dsrun.launch.coordinator.transport import Connection, Message, challenge, digests_match, hmac_digest
 
-PATIENCE_S = 10.0
-"""Seconds that a connection has to show that it belongs to the run."""
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Seconds in which a new connection must authenticate."""
 
-# A second supervisor for a node whose first was heard within this time is a mistake, later it is its successor.
-_PRESENT_S = 3.0
+# A second supervisor for a node is rejected if the first was heard from within this time; later it replaces it.
+_REPLACE_AFTER_S = 3.0
 
 
 @dataclass
-class Guest:
-    """A connection that has not shown yet that it has the key; `since` is by CLOCK_MONOTONIC, in seconds."""
+class PendingConnection:
+    """A connection that has not authenticated yet; `since` is CLOCK_MONOTONIC in seconds."""
 
-    wire: Wire
-    number: str = field(default_factory=challenge)
+    connection: Connection
+    challenge: str = field(default_factory=challenge)
     since: float = field(default_factory=time.monotonic)
 
 
 @dataclass
-class Member:
-    """A node's supervisor. `waiting` until an attempt begins that it takes part in."""
+class Peer:
+    """The supervisor of another node. `waiting` until it takes part in an attempt."""
 
     node: int
     host: str
-    wire: Wire
+    connection: Connection
     waiting: bool = True
 
 
-def refusal(
-    guest: Guest, message: Message, *, key: bytes, nodes: int, members: Mapping[int, Member]
+def reject_reason(
+    pending: PendingConnection, message: Message, *, key: bytes, nodes: int, peers: Mapping[int, Peer]
 ) -> str | None:
-    """Why the supervisor that sent `message` cannot take part in a run on `nodes` machines; None where it can.
+    """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
 
-    Whoever has not shown the key learns nothing but that.
+    A sender without the key learns only that it does not have it.
     """
-    node, said, version = (message.get(name) for name in ("node", "nodes", "version"))
-    if not is_proof(message.get("proof"), proof(key, "follower", guest.number, node, said)):
+    node, their_nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
+    expected = hmac_digest(key, "follower", pending.challenge, node, their_nodes)
+    if not digests_match(message.get("proof"), expected):
         return "it belongs to another run, or has another DSRUN_SECRET"
-    if said != nodes:
-        return f"it was started for {said} nodes, the first one for {nodes}"
+    if their_nodes != nodes:
+        return f"it was started for {their_nodes} nodes, the first one for {nodes}"
     if not isinstance(node, int) or not 1 <= node < nodes:
-        return f"there is no node {node} to be"
+        return f"node {node} is out of range"
     if version != __version__:
         return f"it has dsrun {version}, the first node {__version__}"
-    there = members.get(node)
-    if there and time.monotonic() - there.wire.heard < _PRESENT_S:
-        return f"{there.host} is node {node} already"
+    current = peers.get(node)
+    if current and time.monotonic() - current.connection.last_received < _REPLACE_AFTER_S:
+        return f"{current.host} is node {node} already"
     return None

@@ -1,8 +1,8 @@
-"""The supervisors of all nodes: every attempt begins and ends on all of them, as the first node decides.
+"""What the supervisors of all nodes exchange, so that every attempt starts and ends on all of them.
 
-Node 0 listens on the port after the rendezvous'; the others connect to it. Each tells how its part of an attempt has
-ended; when all have, node 0 decides what comes next, and all do the same. A node that is silent or gone is lost: its
-place can be taken by a supervisor started anew.
+Node 0 listens on the port after the rendezvous port; the others connect to it. Each node reports the result of its part
+of an attempt; node 0 then decides what comes next, and all nodes follow. A node that disconnects or stops answering is
+lost; a new supervisor can replace it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
-from dsrun.launch.supervisor.policy import Decision, Failure, Remedy
+from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 
-Facts = Mapping[str, str]
+RunInfo = Mapping[str, str]
 
-GATHER_S = 600.0
-"""Seconds that the nodes wait for one another at the start, and for a lost one that comes back."""
+RENDEZVOUS_TIMEOUT_S = 600.0
+"""Seconds to wait for all nodes at the start, and for a lost node to come back."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a node's part of an attempt ended.
+class NodeResult:
+    """The result of one node's part of an attempt.
 
-    `ok`: all its ranks left with exit code 0; `interrupted`: because they were told to. `failure` says why they did
-    not.
+    `ok`: all its ranks exited with 0; `interrupted`: because they were asked to stop. `failure` is set if not `ok`.
     """
 
     node: int
@@ -35,12 +34,12 @@ class Ended:
     failure: Failure | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For a message."""
+        """As JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Ended:
-        """The inverse. Raises TypeError and KeyError for what as_dict did not make."""
+    def from_dict(cls, found: Mapping[str, Any]) -> NodeResult:
+        """The inverse of `as_dict`; TypeError or KeyError for anything else."""
         failure = found["failure"]
         return cls(
             node=int(found["node"]),
@@ -50,49 +49,49 @@ class Ended:
         )
 
 
-Decide = Callable[[list[Ended]], Decision]
+Decide = Callable[[list[NodeResult]], Decision]
 
 
-class Council(Protocol):
-    """What a supervisor has to do with those of the other nodes. All times are the caller's own: nothing polls."""
+class Coordinator(Protocol):
+    """A supervisor's view of the supervisors on the other nodes."""
 
     node: int
     nodes: int
     attempt: int
-    """Number of the attempt to begin with: 0, and more on a node that comes back to a run it was lost from."""
+    """Number of the first attempt: 0, or more on a node that rejoins a run."""
 
     def check(self) -> bool:
-        """Whether this node's attempt must end because another node's has failed, or that node is lost."""
+        """Whether this node must end its attempt because another node failed or is lost."""
 
     def announce_stop(self, name: str) -> None:
-        """Tell all nodes that signal `name` asks the run to save and leave. A signal handler may call it."""
+        """Ask all nodes to save and exit because of signal `name`. Safe in a signal handler."""
 
     def stop_asked(self) -> str | None:
-        """The signal that was announced here or on another node, None while there was none."""
+        """The signal that was announced on any node, or None."""
 
-    def settle(self, ended: Ended, decide: Decide) -> Decision:
-        """Report how the attempt ended here, wait for all nodes, and return what the first node decides.
+    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
+        """Report this node's result, wait for all nodes, and return the decision of node 0.
 
-        `decide` is called on the first node, with one `Ended` per node in their order. "restart" is returned when
-        every node is there to begin again; after a stop was asked for anywhere it has become "stop".
+        `decide` is called on node 0 with one `NodeResult` per node, in order. "restart" is returned once every node is
+        ready to start again; it becomes "stop" if any node was asked to stop.
         """
 
     def close(self) -> None:
-        """Leave. The others do not take it for a loss after a decision to stop."""
+        """Disconnect. After a decision to stop, the other nodes do not count this as a loss."""
 
 
 class RendezvousError(DsrunError):
-    """The nodes did not find one another in time (cause rendezvous_timeout)."""
+    """Not all nodes joined in time (cause rendezvous_timeout)."""
 
 
 class Stopped(DsrunError):
-    """A signal came before the nodes were together: nothing was begun, nothing is lost."""
+    """A signal came before the run started, so nothing is lost."""
 
     exit_code = EXIT_RESUME
 
 
-class Alone:
-    """The council of a run on one machine."""
+class SingleNodeCoordinator:
+    """The coordinator of a run on one machine."""
 
     node = 0
     nodes = 1
@@ -110,47 +109,45 @@ class Alone:
     def stop_asked(self) -> str | None:
         return self._announced
 
-    def settle(self, ended: Ended, decide: Decide) -> Decision:
+    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
         return unless_stopped(decide([ended]), self._announced)
 
     def close(self) -> None:
-        """Nobody is there to leave."""
+        """Nothing to disconnect."""
 
 
 def unless_stopped(decision: Decision, signal_name: str | None) -> Decision:
-    """`decision`, but no restart once the run was asked to stop."""
+    """`decision`, with a restart turned into a stop if the run was asked to stop."""
     if decision.action == "stop" or signal_name is None:
         return decision
-    why = f"{signal_name} came while the run was to be started again: the same command goes on from here"
+    why = f"{signal_name} came during a restart: the same command resumes from here"
     return replace(decision, action="stop", exit_code=EXIT_RESUME, wait_s=0.0, why=why)
 
 
-def lost(node: int, host: str, *, silent: bool) -> Ended:
-    """The end of a node that is not there any more."""
-    how = (
-        "did not answer any more" if silent else "left without a word: its supervisor or the machine has died"
-    )
+def lost_node(node: int, host: str, *, silent: bool) -> NodeResult:
+    """The result of a node that is lost."""
+    how = "stopped answering" if silent else "disconnected: its supervisor or the machine died"
     failure = Failure(cause="node_lost", node=node, message=f"node {node} ({host}) {how}")
-    return Ended(node=node, ok=False, failure=failure)
+    return NodeResult(node=node, ok=False, failure=failure)
 
 
-def departed(node: int, host: str) -> Ended:
-    """The end of a node whose supervisor said good-bye before the run was over: somebody ended it."""
+def ended_by_signal(node: int, host: str) -> NodeResult:
+    """The result of a node whose supervisor was ended by a signal and closed its connection."""
     failure = Failure(cause="interrupted", node=node, message=f"node {node} ({host}) was ended by a signal")
-    return Ended(node=node, ok=False, failure=failure)
+    return NodeResult(node=node, ok=False, failure=failure)
 
 
-def without_leader(host: str, *, departed: bool) -> Decision:
-    """What is left to do without the first node, which is lost, or said good-bye before the run was over."""
+def decide_without_server(host: str, *, ended_by_signal: bool) -> Decision:
+    """The decision of a node that lost its connection to node 0, or that node 0 closed."""
     why = f"the first node ({host}) is lost, and with it the run"
-    if departed:
+    if ended_by_signal:
         why = f"the first node ({host}) was ended by a signal"
-    code = EXIT_RESUME if departed else EXIT_TOOL_FAILED
-    return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=Remedy())
+    code = EXIT_RESUME if ended_by_signal else EXIT_TOOL_FAILED
+    return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=MemoryFallback())
 
 
-def nodes_named(nodes: list[int], hosts: Mapping[int, str]) -> str:
-    """ "node 2 (gpu03)", "nodes 1, 2 (gpu03)": with the machines' names where they are known."""
+def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
+    """ "node 2 (gpu03)", "nodes 1, 2 (gpu03)": host names where known."""
     names = [f"{node} ({hosts[node]})" if node in hosts else str(node) for node in nodes]
     return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
@@ -161,15 +158,15 @@ def decision_as_dict(decision: Decision) -> dict[str, Any]:
 
 
 def decision_from_dict(found: Mapping[str, Any]) -> Decision:
-    """The inverse. Raises TypeError and KeyError for what decision_as_dict did not make."""
-    return Decision(**{**found, "remedy": Remedy(**found["remedy"])})
+    """The inverse of `decision_as_dict`; TypeError or KeyError for anything else."""
+    return Decision(**{**found, "remedy": MemoryFallback(**found["remedy"])})
 
 
 def shared_key(*, run: str, secret: str | None) -> bytes:
-    """The key that the supervisors of one run show one another that they have.
+    """The key that authenticates the supervisors of one run to one another.
 
-    `secret` is DSRUN_SECRET, the same random word on all nodes, which keeps everybody else out. Without it the key
-    follows from `run`, what all nodes know of the run (SLURM's job and step, or address and port), and keeps out
-    other runs that got the same port by chance, but no one who wants to come in; neither does torch's own store.
+    `secret` is DSRUN_SECRET, the same random string on all nodes. Without it the key is derived from `run`, which all
+    nodes know (SLURM job and step, or address and port): it rejects other runs that happen to use the same port, but no
+    attacker. torch's own store does neither.
     """
     return hashlib.sha256(f"dsrun council\0{run}\0{secret or ''}".encode()).digest()

@@ -1,61 +1,73 @@
-"""Bringing the supervisors of a run together."""
+"""The rendezvous of the supervisors of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dsrun.launch.context import Here
-from dsrun.launch.coordinator.client import Follower, Seat, join
-from dsrun.launch.coordinator.messages import GATHER_S, Alone, Council, Facts, shared_key
-from dsrun.launch.coordinator.server import Leader
+from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator.client import CoordinatorClient, NodeIdentity, join
+from dsrun.launch.coordinator.messages import (
+    RENDEZVOUS_TIMEOUT_S,
+    Coordinator,
+    RunInfo,
+    SingleNodeCoordinator,
+    shared_key,
+)
+from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import listen
-from dsrun.launch.signals import Early
+from dsrun.launch.signals import StartupSignals
 from dsrun.system.interfaces import plain_address
 from dsrun.system.net import claim_port
 
 
 @contextmanager
-def convened(
-    place: Here, early: Early, *, facts: Facts, secret: str | None, name: str, patience_s: float = GATHER_S
-) -> Iterator[tuple[Council, Facts, str | None]]:
-    """The council of all nodes, the first node's facts, and the address of this machine on the way to the others.
+def rendezvous(
+    place: LocalLauncher,
+    early: StartupSignals,
+    *,
+    run_info: RunInfo,
+    secret: str | None,
+    name: str,
+    timeout_s: float = RENDEZVOUS_TIMEOUT_S,
+) -> Iterator[tuple[Coordinator, RunInfo, str | None]]:
+    """The coordinator, node 0's `run_info`, and this machine's address on the network of the nodes (None on one node).
 
-    `facts` count on the first node, `name` is what this machine is called in messages, the times are seconds, and
-    `early` passes on to all nodes what signals come before the body heeds them itself. Raises Stopped when one came to
-    another node; RendezvousError when the nodes do not come together, UsageError when they do not fit together.
+    `run_info` is used on node 0 only; `name` is this machine's name in messages; `early` forwards signals that come
+    before the body handles them. Raises Stopped if another node was signalled, RendezvousError if nodes are missing,
+    UsageError if they were started with different settings.
     """
-    council: Council | None = None
+    coordinator: Coordinator | None = None
     try:
         if place.nodes == 1:
-            council = Alone()
-            early.tell(council)
-            yield council, facts, None
+            coordinator = SingleNodeCoordinator()
+            early.tell(coordinator)
+            yield coordinator, run_info, None
             return
         key = shared_key(run=place.run, secret=secret)
         if place.node == 0:
             port = claim_port(place.port or 0, find=None)
-            council = first = Leader(
+            coordinator = first = CoordinatorServer(
                 listen(place.host, port + 1),
                 place.nodes,
                 key,
-                facts=facts,
-                patience_s=patience_s,
+                run_info=run_info,
+                timeout_s=timeout_s,
                 returns=place.returns,
             )
-            early.tell(council)
+            early.tell(coordinator)
             first.gather()
-            yield first, facts, plain_address(first.local_address)
+            yield first, run_info, plain_address(first.local_address)
         else:
-            council = other = _joined(place, key, name, patience_s)
-            early.tell(council)
+            coordinator = other = _joined(place, key, name, timeout_s)
+            early.tell(coordinator)
             other.gather()
-            yield other, other.facts, plain_address(other.local_address)
+            yield other, other.run_info, plain_address(other.local_address)
     finally:
-        if council is not None:
-            council.close()
+        if coordinator is not None:
+            coordinator.close()
 
 
-def _joined(place: Here, key: bytes, name: str, patience_s: float) -> Follower:
-    seat = Seat(node=place.node, nodes=place.nodes, name=name, key=key)
-    return join(place.host, (place.port or 0) + 1, seat, patience_s=patience_s)
+def _joined(place: LocalLauncher, key: bytes, name: str, timeout_s: float) -> CoordinatorClient:
+    identity = NodeIdentity(node=place.node, nodes=place.nodes, name=name, key=key)
+    return join(place.host, (place.port or 0) + 1, identity, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""The council's side of the first node: it knows where all nodes are, and decides."""
+"""The coordinator on node 0: it tracks all nodes and decides."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ import time
 from contextlib import suppress
 
 from dsrun import __version__
-from dsrun.launch.coordinator.handshake import PATIENCE_S, Guest, Member, refusal
+from dsrun.launch.coordinator.handshake import HANDSHAKE_TIMEOUT_S, Peer, PendingConnection, reject_reason
 from dsrun.launch.coordinator.messages import (
-    GATHER_S,
+    RENDEZVOUS_TIMEOUT_S,
     Decide,
-    Ended,
-    Facts,
+    NodeResult,
     RendezvousError,
+    RunInfo,
     Stopped,
     decision_as_dict,
-    departed,
-    lost,
-    nodes_named,
+    ended_by_signal,
+    format_nodes,
+    lost_node,
     unless_stopped,
 )
-from dsrun.launch.coordinator.transport import SILENCE_S, Exchange, Message, Wire, proof
+from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
 from dsrun.launch.supervisor.policy import Decision
 
-STRAGGLE_S = 60.0
-"""Seconds that a node has to end its part of an attempt after another's has failed."""
+STRAGGLER_TIMEOUT_S = 60.0
+"""Seconds in which a node must end its attempt after another node failed."""
 
 
-class Leader(Exchange):
-    """Node 0's council. `facts` are handed to every node that joins; it waits `patience_s` seconds for all of them at
-    the start, and with `returns` also for lost ones to come back."""
+class CoordinatorServer(EventLoop):
+    """The coordinator of node 0.
+
+    `run_info` is sent to every node that joins. Waits `timeout_s` seconds for all nodes at the start and, with
+    `returns`, for lost nodes to come back.
+    """
 
     def __init__(
         self,
@@ -38,8 +41,8 @@ class Leader(Exchange):
         nodes: int,
         key: bytes,
         *,
-        facts: Facts,
-        patience_s: float = GATHER_S,
+        run_info: RunInfo,
+        timeout_s: float = RENDEZVOUS_TIMEOUT_S,
         returns: bool = True,
     ) -> None:
         super().__init__(listener)
@@ -47,40 +50,40 @@ class Leader(Exchange):
         self.nodes = nodes
         self.attempt = 0
         self._key = key
-        self._facts = dict(facts)
-        self._patience_s = patience_s
+        self._run_info = dict(run_info)
+        self._timeout_s = timeout_s
         self._returns = returns
         self._now = 0
-        self._guests: dict[Wire, Guest] = {}
-        self._members: dict[int, Member] = {}
+        self._pending: dict[Connection, PendingConnection] = {}
+        self._peers: dict[int, Peer] = {}
         self._hosts: dict[int, str] = {}
-        self._ends: dict[int, Ended] = {}
+        self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
         self._announced: str | None = None
         self._asked: str | None = None
-        self._told: str | None = None
+        self._forwarded: str | None = None
         self._done = False
         self.begin()
 
     @property
     def local_address(self) -> str:
-        """The address of this machine at which another node has found it; that of all, before one has."""
-        for member in list(self._members.values()):
+        """This machine's address on a peer's connection; "::" before any peer has joined."""
+        for peer in list(self._peers.values()):
             with suppress(OSError):
-                return str(member.wire.sock.getsockname()[0])
+                return str(peer.connection.sock.getsockname()[0])
         return "::"
 
     def gather(self) -> None:
-        """Wait until all nodes are there, and let them begin.
+        """Wait until all nodes have joined, and start the first attempt.
 
-        Raises RendezvousError naming those that did not come, and Stopped when a signal came to one that did.
+        Raises RendezvousError naming the missing nodes, and Stopped if any node was asked to stop.
         """
-        missing = self._wait_for_all(self._patience_s)
+        missing = self._wait_for_all(self._timeout_s)
         if self.stop_asked():
-            raise Stopped(f"{self.stop_asked()} came before the run began: the same command starts it")
+            raise Stopped(f"{self.stop_asked()} came before the run started: the same command starts it")
         if missing:
             raise RendezvousError(
-                f"rendezvous: {nodes_named(missing, self._hosts)} did not come within {self._patience_s:.0f} s",
+                f"rendezvous: {format_nodes(missing, self._hosts)} did not join within {self._timeout_s:.0f} s",
                 fix="is `dsrun launch` running there, with the same --master-addr and --master-port?",
             )
         self._send_begin()
@@ -96,12 +99,12 @@ class Leader(Exchange):
     def stop_asked(self) -> str | None:
         return self._announced or self._asked
 
-    def settle(self, ended: Ended, decide: Decide) -> Decision:
+    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
         self._record(ended)
         with self.changed:
             while len(self._ends) < self.nodes:
                 self.changed.wait(0.2)
-                self._give_up_stragglers()
+                self._drop_stragglers()
             ends = [self._ends[node] for node in range(self.nodes)]
         decision = unless_stopped(decide(ends), self.stop_asked())
         if decision.action == "restart":
@@ -111,37 +114,37 @@ class Leader(Exchange):
             self._failed_at = None
             self._now += 1
             self._done = decision.action == "stop"
-            for member in self._members.values():
-                if not member.waiting:
-                    self.post(member.wire, {"decision": decision_as_dict(decision)})
+            for peer in self._peers.values():
+                if not peer.waiting:
+                    self.post(peer.connection, {"decision": decision_as_dict(decision)})
         if decision.action == "restart":
             self._send_begin()
         return decision
 
     def close(self) -> None:
         self._done = True
-        self.look()
-        for member in list(self._members.values()):
-            self.post(member.wire, {"bye": True})
+        self.on_wake()
+        for peer in list(self._peers.values()):
+            self.post(peer.connection, {"bye": True})
         self.end()
 
     def _wait_for_all(self, seconds: float) -> list[int]:
-        """The nodes that are missing after that time, or when a stop was asked for."""
+        """The nodes still missing after that time, or when a stop is requested."""
         deadline = time.monotonic() + seconds
         with self.changed:
-            while missing := [node for node in range(1, self.nodes) if node not in self._members]:
+            while missing := [node for node in range(1, self.nodes) if node not in self._peers]:
                 if time.monotonic() >= deadline or self.stop_asked():
                     return missing
                 self.changed.wait(0.2)
         return []
 
     def _with_all(self, decision: Decision) -> Decision:
-        """A restart only when every lost node has come back."""
-        missing = self._wait_for_all(self._patience_s if self._returns else 0.0)
+        """A restart only if every lost node has come back."""
+        missing = self._wait_for_all(self._timeout_s if self._returns else 0.0)
         if not missing:
             return unless_stopped(decision, self.stop_asked())
-        who = nodes_named(missing, self._hosts)
-        why = f"{who} did not come back within {self._patience_s:.0f} s"
+        who = format_nodes(missing, self._hosts)
+        why = f"{who} did not come back within {self._timeout_s:.0f} s"
         if not self._returns:
             why = f"{who} {'is' if len(missing) == 1 else 'are'} lost"
         stop = Decision(
@@ -151,110 +154,110 @@ class Leader(Exchange):
 
     def _send_begin(self) -> None:
         with self.changed:
-            for member in self._members.values():
-                if member.waiting:
-                    member.waiting = False
-                    self.post(member.wire, {"begin": self._now})
-            # Lost between being counted and being told to begin.
+            for peer in self._peers.values():
+                if peer.waiting:
+                    peer.waiting = False
+                    self.post(peer.connection, {"begin": self._now})
+            # Lost after it was counted, before it was started.
             for node in range(1, self.nodes):
-                if node not in self._members:
-                    self._record(lost(node, self._hosts[node], silent=False))
+                if node not in self._peers:
+                    self._record(lost_node(node, self._hosts[node], silent=False))
 
-    def _record(self, ended: Ended) -> None:
+    def _record(self, ended: NodeResult) -> None:
         with self.changed:
             self._ends.setdefault(ended.node, ended)
             if not ended.ok and self._failed_at is None:
                 self._failed_at = time.monotonic()
-                for member in self._members.values():
-                    if member.node != ended.node:
-                        self.post(member.wire, {"over": ended.node})
+                for peer in self._peers.values():
+                    if peer.node != ended.node:
+                        self.post(peer.connection, {"abort": ended.node})
             self.changed.notify_all()
 
-    def _give_up_stragglers(self) -> None:
-        if self._failed_at is None or time.monotonic() - self._failed_at < STRAGGLE_S:
+    def _drop_stragglers(self) -> None:
+        if self._failed_at is None or time.monotonic() - self._failed_at < STRAGGLER_TIMEOUT_S:
             return
         for node in range(1, self.nodes):
             if node not in self._ends:
-                # Its supervisor sees the connection end, and ends what it has.
-                self._lose(node, lost(node, self._hosts[node], silent=True))
+                # Its supervisor sees the connection close, and ends its ranks.
+                self._drop_peer(node, lost_node(node, self._hosts[node], silent=True))
 
-    def _lose(self, node: int, end: Ended) -> None:
+    def _drop_peer(self, node: int, end: NodeResult) -> None:
         with self.changed:
-            member = self._members.pop(node, None)
-            if member is None:
+            peer = self._peers.pop(node, None)
+            if peer is None:
                 return
-            self.post(member.wire, {"bye": True})
-            self.dismiss(member.wire)
-            began = not member.waiting
+            self.post(peer.connection, {"bye": True})
+            self.dismiss(peer.connection)
+            began = not peer.waiting
         if began and not self._done:
             self._record(end)
 
-    # what the thread does
+    # callbacks of the thread
 
-    def admitted(self, wire: Wire) -> None:
-        guest = self._guests[wire] = Guest(wire)
-        self.post(wire, {"dsrun": __version__, "challenge": guest.number})
+    def on_connect(self, connection: Connection) -> None:
+        pending = self._pending[connection] = PendingConnection(connection)
+        self.post(connection, {"dsrun": __version__, "challenge": pending.challenge})
 
-    def heard(self, wire: Wire, message: Message) -> None:
-        guest = self._guests.pop(wire, None)
-        if guest is not None:
-            self._judge(guest, message)
+    def on_message(self, connection: Connection, message: Message) -> None:
+        pending = self._pending.pop(connection, None)
+        if pending is not None:
+            self._handshake(pending, message)
             return
-        member = self._member(wire)
-        if member is None:
+        peer = self._peer_of(connection)
+        if peer is None:
             return
         if "ended" in message:
             try:
-                ended = Ended.from_dict({**message["ended"], "node": member.node})
+                ended = NodeResult.from_dict({**message["ended"], "node": peer.node})
             except (TypeError, KeyError, ValueError) as error:
                 raise ConnectionError(str(error)) from None
             self._record(ended)
         elif "stop" in message:
             self._asked = self._asked or str(message["stop"])
         elif "bye" in message:
-            self._lose(member.node, departed(member.node, member.host))
+            self._drop_peer(peer.node, ended_by_signal(peer.node, peer.host))
 
-    def gone(self, wire: Wire) -> None:
-        self._guests.pop(wire, None)
-        member = self._member(wire)
-        if member is not None:
-            self._lose(member.node, lost(member.node, member.host, silent=False))
+    def on_disconnect(self, connection: Connection) -> None:
+        self._pending.pop(connection, None)
+        peer = self._peer_of(connection)
+        if peer is not None:
+            self._drop_peer(peer.node, lost_node(peer.node, peer.host, silent=False))
 
-    def tick(self) -> None:
+    def on_timer(self) -> None:
         now = time.monotonic()
-        for guest in list(self._guests.values()):
-            if now - guest.since > PATIENCE_S:
-                del self._guests[guest.wire]
-                self.drop(guest.wire)
-        for member in list(self._members.values()):
-            if now - member.wire.heard > SILENCE_S:
-                self._lose(member.node, lost(member.node, member.host, silent=True))
+        for pending in list(self._pending.values()):
+            if now - pending.since > HANDSHAKE_TIMEOUT_S:
+                del self._pending[pending.connection]
+                self.drop(pending.connection)
+        for peer in list(self._peers.values()):
+            if now - peer.connection.last_received > PEER_TIMEOUT_S:
+                self._drop_peer(peer.node, lost_node(peer.node, peer.host, silent=True))
             else:
-                self.post(member.wire, {"alive": True})
+                self.post(peer.connection, {"alive": True})
 
-    def look(self) -> None:
+    def on_wake(self) -> None:
         stop = self.stop_asked()
-        if stop and self._told != stop:
-            for member in list(self._members.values()):
-                self.post(member.wire, {"stop": stop})
-            # Not before: both threads come here, and `close` must not say good-bye to whom the other has yet to tell.
-            self._told = stop
+        if stop and self._forwarded != stop:
+            for peer in list(self._peers.values()):
+                self.post(peer.connection, {"stop": stop})
+            # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
+            self._forwarded = stop
 
-    def _member(self, wire: Wire) -> Member | None:
-        return next((each for each in list(self._members.values()) if each.wire is wire), None)
+    def _peer_of(self, connection: Connection) -> Peer | None:
+        return next((each for each in list(self._peers.values()) if each.connection is connection), None)
 
-    def _judge(self, guest: Guest, message: Message) -> None:
-        why = refusal(guest, message, key=self._key, nodes=self.nodes, members=self._members)
+    def _handshake(self, pending: PendingConnection, message: Message) -> None:
+        why = reject_reason(pending, message, key=self._key, nodes=self.nodes, peers=self._peers)
         if why:
-            self.post(guest.wire, {"refused": why})
-            self.dismiss(guest.wire)
+            self.post(pending.connection, {"refused": why})
+            self.dismiss(pending.connection)
             return
         node, host = int(message["node"]), str(message.get("host"))
-        if node in self._members:
-            self._lose(node, lost(node, self._hosts[node], silent=True))
-        welcome = proof(self._key, "leader", message.get("challenge"))
-        self.post(guest.wire, {"welcome": self._facts, "proof": welcome})
+        if node in self._peers:
+            self._drop_peer(node, lost_node(node, self._hosts[node], silent=True))
+        welcome = hmac_digest(self._key, "leader", message.get("challenge"))
+        self.post(pending.connection, {"welcome": self._run_info, "proof": welcome})
         with self.changed:
             self._hosts[node] = host
-            self._members[node] = Member(node, host, guest.wire)
+            self._peers[node] = Peer(node, host, pending.connection)
             self.changed.notify_all()

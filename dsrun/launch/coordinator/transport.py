@@ -1,4 +1,4 @@
-"""JSON objects over TCP, one a line, and the thread that carries them between the supervisors of a run."""
+"""JSON lines over TCP between the supervisors of a run, and the thread that sends and receives them."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from dsrun.errors import UsageError
 
 Message = dict[str, Any]
 
-ALIVE_S = 1.0
-"""Seconds between two signs of life of a connection."""
-SILENCE_S = 15.0
-"""Seconds without one after which the other side counts as lost; a process that died is noticed at once."""
+HEARTBEAT_INTERVAL_S = 1.0
+"""Seconds between two heartbeats of a connection."""
+PEER_TIMEOUT_S = 15.0
+"""Seconds without a message after which a peer counts as lost; a closed connection is noticed at once."""
 
 _LOOK_S = 0.25
 _SEND_S = 5.0
 _LONGEST = 1 << 20
 
 
-def proof(key: bytes, *words: object) -> str:
-    """HMAC-SHA256 of the words: shows that one knows the key without telling it."""
+def hmac_digest(key: bytes, *words: object) -> str:
+    """HMAC-SHA256 of the values: proves knowledge of the key without sending it."""
     return hmac.new(key, json.dumps([str(word) for word in words]).encode(), hashlib.sha256).hexdigest()
 
 
-def is_proof(shown: object, expected: str) -> bool:
-    """Whether what the other side has shown, which may be anything, is the proof; says nothing by the time it takes."""
+def digests_match(shown: object, expected: str) -> bool:
+    """Whether the received value, of any type, is the expected digest; in constant time."""
     return hmac.compare_digest(str(shown).encode(errors="replace"), expected.encode())
 
 
 def challenge() -> str:
-    """A number used once."""
+    """A random nonce, in hex."""
     return os.urandom(16).hex()
 
 
-class Wire:
-    """One connection. `heard` is when (CLOCK_MONOTONIC, seconds) something last came from the other side."""
+class Connection:
+    """One connection. `last_received` is CLOCK_MONOTONIC in seconds."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(_SEND_S)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         self._rest = b""
 
     def send(self, message: Message) -> None:
-        """Raises OSError when the other side is gone."""
+        """Raises OSError if the connection is broken."""
         self.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message]:
-        """What has come, complete messages only. Raises ConnectionError at the end, or for what is no message."""
+        """The complete messages received. Raises ConnectionError at the end of the stream and for invalid data."""
         data = self.sock.recv(65536)
         if not data:
-            raise ConnectionError("closed by the other side")
-        self.heard = time.monotonic()
+            raise ConnectionError("closed by the peer")
+        self.last_received = time.monotonic()
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST:
-            raise ConnectionError("not a supervisor's words")
+            raise ConnectionError("not a supervisor's message")
         return [_message(line) for line in lines]
 
     def close(self) -> None:
@@ -78,23 +78,23 @@ def _message(line: bytes) -> Message:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):  # the latter by a line of brackets
-        raise ConnectionError("not a supervisor's words") from None
+        raise ConnectionError("not a supervisor's message") from None
     if not isinstance(found, dict):
-        raise ConnectionError("not a supervisor's words")
+        raise ConnectionError("not a supervisor's message")
     return found
 
 
-class Exchange:
-    """A thread that reads, sends and watches over connections.
+class EventLoop:
+    """A thread that reads from, writes to and monitors connections.
 
-    All sending is done in the thread: `post` only appends to a queue, so that a signal handler may call it whatever
-    the main thread was at. Subclasses say what messages mean in `heard`, `gone` and `tick`, which run in the thread.
+    Only the thread sends: `post` appends to a queue, so a signal handler may call it at any time. Subclasses handle
+    events in `on_message`, `on_disconnect` and `on_timer`, which run in the thread.
     """
 
     def __init__(self, listener: socket.socket | None = None) -> None:
         self.changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
-        self._outbox: deque[tuple[Wire, Message | None]] = deque()
+        self._outbox: deque[tuple[Connection, Message | None]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -104,56 +104,56 @@ class Exchange:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, None)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="council", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
-    def post(self, wire: Wire, message: Message) -> None:
-        """Send `message` soon."""
-        self._outbox.append((wire, message))
+    def post(self, connection: Connection, message: Message) -> None:
+        """Queue `message` for sending."""
+        self._outbox.append((connection, message))
         self.wake()
 
-    def dismiss(self, wire: Wire) -> None:
-        """Close a connection once all that was posted is sent."""
-        self._outbox.append((wire, None))
+    def dismiss(self, connection: Connection) -> None:
+        """Close a connection after its queued messages are sent."""
+        self._outbox.append((connection, None))
         self.wake()
 
     def wake(self) -> None:
-        """Have the thread look about itself now."""
+        """Run the thread's `on_wake` now."""
         with suppress(OSError):  # full: it is awake already
             self._wake_write.send(b".")
 
-    def watch(self, wire: Wire) -> None:
-        """From here on the connection is read. Before the thread runs, or within it."""
-        self._selector.register(wire.sock, selectors.EVENT_READ, wire)
+    def watch(self, connection: Connection) -> None:
+        """Read from the connection from now on. Call before the thread runs, or in it."""
+        self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
-    def drop(self, wire: Wire) -> None:
-        """Close a connection. Within the thread."""
+    def drop(self, connection: Connection) -> None:
+        """Close a connection. Call in the thread."""
         with suppress(KeyError, ValueError):
-            self._selector.unregister(wire.sock)
-        wire.close()
+            self._selector.unregister(connection.sock)
+        connection.close()
 
     def begin(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
-        """Send what is still to be sent, close all connections, and end the thread."""
+        """Send all queued messages, close all connections, and end the thread."""
         self._closing = True
         self.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=_SEND_S)
 
-    def admitted(self, wire: Wire) -> None:
+    def on_connect(self, connection: Connection) -> None:
         """A new connection."""
 
-    def heard(self, wire: Wire, message: Message) -> None:
+    def on_message(self, connection: Connection, message: Message) -> None:
         """A message."""
 
-    def gone(self, wire: Wire) -> None:
-        """A connection that was closed by the other side, or failed; it is dropped already."""
+    def on_disconnect(self, connection: Connection) -> None:
+        """A connection that the peer closed or that failed; it is already dropped."""
 
-    def look(self) -> None:
-        """Called after every message, every `wake`, and now and then."""
+    def on_wake(self) -> None:
+        """Called after every message, after every `wake`, and at least every quarter of a second."""
 
-    def tick(self) -> None:
+    def on_timer(self) -> None:
         """Called once every ALIVE_S."""
 
     def _run(self) -> None:
@@ -161,11 +161,11 @@ class Exchange:
         while not self._closing:
             for key, _ in self._selector.select(_LOOK_S):
                 self._read(key)
-            self.look()
+            self.on_wake()
             self._flush()
-            if time.monotonic() - last >= ALIVE_S:
+            if time.monotonic() - last >= HEARTBEAT_INTERVAL_S:
                 last = time.monotonic()
-                self.tick()
+                self.on_timer()
                 self._flush()
         self._flush()
         for key in list(self._selector.get_map().values()):
@@ -188,40 +188,40 @@ class Exchange:
             return
         with suppress(OSError):
             sock, _ = self._listener.accept()
-            wire = Wire(sock)
-            self.watch(wire)
-            self.admitted(wire)
+            connection = Connection(sock)
+            self.watch(connection)
+            self.on_connect(connection)
 
-    def _listen(self, wire: Wire) -> None:
+    def _listen(self, connection: Connection) -> None:
         try:
-            for message in wire.receive():
-                if wire.sock.fileno() >= 0:
-                    self.heard(wire, message)
+            for message in connection.receive():
+                if connection.sock.fileno() >= 0:
+                    self.on_message(connection, message)
         except OSError:
-            self._lost(wire)
+            self._lost(connection)
 
     def _flush(self) -> None:
         while self._outbox:
-            wire, message = self._outbox.popleft()
-            if wire.sock.fileno() < 0:
+            connection, message = self._outbox.popleft()
+            if connection.sock.fileno() < 0:
                 continue
             if message is None:
-                self.drop(wire)
+                self.drop(connection)
                 continue
             try:
-                wire.send(message)
+                connection.send(message)
             except OSError:
-                self._lost(wire)
+                self._lost(connection)
 
-    def _lost(self, wire: Wire) -> None:
-        self.drop(wire)
-        self.gone(wire)
+    def _lost(self, connection: Connection) -> None:
+        self.drop(connection)
+        self.on_disconnect(connection)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on `port` of all addresses, or of the loopback alone when `host` is on it.
+    """A listening socket on `port` of all addresses, or of the loopback only if `host` is a loopback address.
 
-    Raises UsageError when the port is taken.
+    Raises UsageError if the port is in use.
     """
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     try:
@@ -231,6 +231,6 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host if loopback else "", port), family=family, backlog=1024)
     except OSError as error:
         raise UsageError(
-            f"port {port}, on which the nodes' supervisors meet, cannot be had: {error.strerror}",
-            fix="choose another --master-port; the next one is the supervisors'",
+            f"port {port}, which the supervisors of the nodes use, is not available: {error.strerror}",
+            fix="choose another --master-port; the supervisors use the port after it",
         ) from None

@@ -13,34 +13,34 @@ from typing import Protocol
 
 from dsrun.launch.command import run_arguments
 from dsrun.launch.job import Job
-from dsrun.launch.signals import SOMEBODY, Wishes
+from dsrun.launch.signals import UNKNOWN_SIGNAL, StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.evidence import collect
-from dsrun.launch.supervisor.failures import Remains, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watch
+from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog
 from dsrun.launch.workers.agent import ATTEMPT_VARIABLE, FAILURES_VARIABLE, Agent, Starter
-from dsrun.launch.workers.spawn import RANKS_VARIABLE, read_news
+from dsrun.launch.workers.spawn import RANKS_VARIABLE, read_rank_statuses
 from dsrun.runs.heartbeat import FOLDER_VARIABLE as HEARTBEAT_VARIABLE
 from dsrun.runs.heartbeat import Beat, read_beats
 from dsrun.system.host import oom_kills
 
 LOOK_S = 0.1
-EARLY_S = 3.0
+BEFORE_TRAINING_S = 3.0
 """Before training there is nothing to save: ranks that were told to stop have so long to leave."""
 STRAGGLER_S = 10.0
 """When one rank has left, as told, the others have so long to follow."""
-SILENT_PATIENCE_S = 600.0
+NO_HEARTBEAT_PATIENCE_S = 600.0
 """Programs without signs of life have so long to save when they are told to stop."""
 INTERRUPT_S = 2.0
 AGENT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that has failed longer ago without a word of it is news of its own.
-_UNREPORTED_S = 0.5
+_AGENT_REPORT_S = 0.5
 # One that has ended well fails nobody while its agent waits for a busy machine to let it look.
-_WELL_S = 60.0
-_TOLD = (-signal.SIGTERM, -signal.SIGUSR1)
+_CLEAN_EXIT_REPORT_S = 60.0
+_STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
-class Others(Protocol):
+class OtherNodes(Protocol):
     """What an attempt asks of the council."""
 
     def check(self) -> bool: ...
@@ -49,7 +49,7 @@ class Others(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class AttemptResult:
     """How the attempt ended here. `ok`: all ranks left with exit code 0, or were ended as they were told to leave and
     had nothing to save; `told`: they were told to stop; `by_others`: ended because another node's part has failed;
     `saved` names the checkpoint they left, where they did."""
@@ -58,19 +58,19 @@ class End:
     told: bool
     by_others: bool
     saved: str | None
-    remains: Remains
+    remains: FailureInputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class AttemptContext:
     """What all attempts of a run share. `scratch` is a folder of this machine's own, `mark` what all processes of the
     family carry in their environment, `log` where agent and ranks write, `look` what else to do at every look."""
 
     job: Job
     scratch: Path
     mark: str
-    wishes: Wishes
-    others: Others
+    stop_requests: StopRequests
+    others: OtherNodes
     log: Path
     look: Callable[[], None]
 
@@ -78,17 +78,17 @@ class Surroundings:
 class Attempt:
     """Attempt number `number`."""
 
-    def __init__(self, around: Surroundings, number: int) -> None:
+    def __init__(self, around: AttemptContext, number: int) -> None:
         self.job = job = around.job
         self.number = number
         self._folder = around.scratch / f"attempt-{number}"
         self._mark = around.mark
-        self._wishes = around.wishes
+        self._stop_requests = around.stop_requests
         self._others = around.others
         self._log = around.log
         self._log_begins = _size(around.log)
         self._around = around
-        self._watch = Watch(job.hang_timeout)
+        self._watch = Watchdog(job.hang_timeout)
         self._pids: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._missing: dict[int, float] = {}
@@ -105,7 +105,7 @@ class Attempt:
         self._began_at = time.time()
         self._ooms = oom_kills()
 
-    def run(self, starter: Starter, env: Mapping[str, str], port: int) -> End:
+    def run(self, starter: Starter, env: Mapping[str, str], port: int) -> AttemptResult:
         """Start, watch to the end, and leave nobody behind but what `starter` spares."""
         for name in ("beats", "failures"):
             (self._folder / name).mkdir(parents=True)
@@ -118,7 +118,7 @@ class Attempt:
         arguments = run_arguments(self.job, attempt=self.number, port=port)
         agent = starter.start(arguments, {**env, **variables}, ranks=self.job.topology.workers)
         try:
-            code = self._stay(agent)
+            code = self._watch_until_end(agent)
             noticed = time.monotonic() - self._well
             if code is None and self._is_failure():
                 self._collect()
@@ -126,14 +126,14 @@ class Attempt:
             self._finish(agent, starter)
         return self._end(code, noticed)
 
-    def _stay(self, agent: Agent) -> int | None:
+    def _watch_until_end(self, agent: Agent) -> int | None:
         """The agent's return code; None when the attempt must be ended."""
         while True:
             code = agent.poll()
             self._look()
             self._around.look()
             if code is not None:
-                self._read_wish_in(code)
+                self._request_stop_if_signalled(code)
                 return code
             if self._failed(agent) or self._must_end(agent):
                 return None
@@ -143,13 +143,13 @@ class Attempt:
 
     def _look(self) -> None:
         """Take in what has happened since the last look."""
-        for news in read_news(self._folder / "ranks"):
+        for news in read_rank_statuses(self._folder / "ranks"):
             self._pids[news.rank] = news.pid
             if news.status is not None and news.rank not in self._ended:
                 first = not any(self._ended.values())  # the agent ends the others with SIGTERM
                 self._ended[news.rank] = news.status
-                if first and not self.job.foreign:
-                    self._read_wish_in(news.status)
+                if first and not self.job.external:
+                    self._request_stop_if_signalled(news.status)
         now = time.monotonic()
         self._beats = read_beats(self._folder / "beats")
         states = {rank: reaper.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
@@ -167,16 +167,16 @@ class Attempt:
         """The ranks that have not ended as far as the agent has said."""
         return {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
 
-    def _read_wish_in(self, status: int) -> None:
+    def _request_stop_if_signalled(self, status: int) -> None:
         """A process that had no handler yet was told to stop, and died of it."""
-        if status in _TOLD and self._told_at is None:
-            self._wishes.ask(signal.Signals(-status).name)
+        if status in _STOP_STATUSES and self._told_at is None:
+            self._stop_requests.ask(signal.Signals(-status).name)
 
     def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
         if self._hang is not None:
             return True
-        if self._told_at is not None or self._wishes.stop():
+        if self._told_at is not None or self._stop_requests.stop():
             return False
         return self._unreported(agent) or any(self._ended.values())
 
@@ -187,28 +187,28 @@ class Attempt:
         alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
-        patience = {None: AGENT_S, 0: _WELL_S}
+        patience = {None: AGENT_S, 0: _CLEAN_EXIT_REPORT_S}
         return any(
-            now - since > patience.get(codes[rank], _UNREPORTED_S) for rank, since in self._missing.items()
+            now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items()
         )
 
     def _must_end(self, agent: Agent) -> bool:
         """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
-        if self._wishes.at_once is not None:
+        if self._stop_requests.force_quit is not None:
             return True
         if self._others.check():
             self._by_others = True
             return True
-        if self._wishes.interrupted:
+        if self._stop_requests.interrupted:
             return self._interrupt()
         name = self._others.stop_asked()
         if name is not None:
-            self._wishes.ask(name, announce=False)
-        name = self._wishes.stop()
+            self._stop_requests.ask(name, announce=False)
+        name = self._stop_requests.stop()
         if name is None and interruption(self._folder / "failures") is not None:
-            name = SOMEBODY
-            self._wishes.ask(name)
-        return name is not None and self._pass_on(name, agent)
+            name = UNKNOWN_SIGNAL
+            self._stop_requests.ask(name)
+        return name is not None and self._forward(name, agent)
 
     def _interrupt(self) -> bool:
         now = time.monotonic()
@@ -218,12 +218,12 @@ class Attempt:
                 _kill(pid, signal.SIGINT)
         return not self._alive() or now - self._interrupted_at > INTERRUPT_S
 
-    def _pass_on(self, name: str, agent: Agent) -> bool:
+    def _forward(self, name: str, agent: Agent) -> bool:
         """Tell the ranks to stop; whether patience with them has ended."""
         now = time.monotonic()
         self._told_at = self._told_at or now
         signum = signal.SIGUSR1
-        if self.job.foreign:
+        if self.job.external:
             signum = signal.Signals.__members__.get(name, signal.SIGTERM)
         for rank, pid in self._alive().items():
             if rank not in self._told:
@@ -240,12 +240,12 @@ class Attempt:
         """Seconds that the ranks may take from being told to stop until they have left."""
         if not self._pids:
             return 0.0
-        if self.job.foreign and not self._beats:
-            return self.job.patience or SILENT_PATIENCE_S
+        if self.job.external and not self._beats:
+            return self.job.patience or NO_HEARTBEAT_PATIENCE_S
         alive = self._alive()
         beats = [self._beats.get(rank) for rank in alive]
-        if any(beat is None or beat.phase in BEFORE_TRAINING for beat in beats) and not self.job.foreign:
-            return EARLY_S
+        if any(beat is None or beat.phase in BEFORE_TRAINING for beat in beats) and not self.job.external:
+            return BEFORE_TRAINING_S
         if self._ended and alive:
             last = max((beat.time for beat in beats if beat), default=0.0)
             return max(last, self._told_at or now) - (self._told_at or now) + STRAGGLER_S
@@ -264,35 +264,35 @@ class Attempt:
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the family, and wait for the word of how the agent ended."""
         # Without an agent the warm process still has the request, which it must not follow any more.
-        spared = starter.spared() if agent.pid() is not None else set()
+        kept_processes = starter.kept_processes() if agent.pid() is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
-        while not reaper.end(self._mark, spare=spared) and self._wishes.at_once is None:
+        while not reaper.end(self._mark, spare=kept_processes) and self._stop_requests.force_quit is None:
             pass
         deadline = time.monotonic() + AGENT_S
-        while spared and agent.poll() is None and time.monotonic() < deadline:
+        while kept_processes and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        if spared and agent.poll() is None:
+        if kept_processes and agent.poll() is None:
             # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
             reaper.end(self._mark)
 
-    def _end(self, code: int | None, noticed: float) -> End:
+    def _end(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")
-        told = self._told_at is not None or saved is not None or self._wishes.stop() is not None
-        left = told and (self.job.foreign or code != 0 or saved is not None)
+        told = self._told_at is not None or saved is not None or self._stop_requests.stop() is not None
+        left = told and (self.job.external or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
                 # Gone, and the agent has not said how (yet; or it is itself stopped). Without a word, a guess.
                 told_code = exit_code_of(self._folder / "failures", rank)
                 found = self._codes.get(rank) if told_code is None else told_code
                 self._ended.setdefault(rank, found or -signal.SIGKILL)
-        remains = Remains(
+        remains = FailureInputs(
             failures=self._folder / "failures",
             log=self._log,
             log_begins=self._log_begins,
             ended=self._ended,
             agent=code,
             hang=self._hang,
-            noticed_s=round(noticed, 3),
+            detected_s=round(noticed, 3),
             stalled_s=round(self._stalled, 3),
             steps={
                 rank: beat.step for rank, beat in self._beats.items() if beat.phase not in BEFORE_TRAINING
@@ -302,7 +302,9 @@ class Attempt:
             node=self.job.node_rank,
         )
         path = saved.get("path") if saved else None
-        return End(ok=code == 0 or told, told=left, by_others=self._by_others, saved=path, remains=remains)
+        return AttemptResult(
+            ok=code == 0 or told, told=left, by_others=self._by_others, saved=path, remains=remains
+        )
 
 
 def _kill(pid: int, signum: int) -> None:

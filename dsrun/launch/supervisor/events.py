@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.causes.rules import cause_named
 from dsrun.errors import UsageError
-from dsrun.launch.supervisor.policy import Decision, Failure, Remedy
+from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import complete_checkpoints
@@ -19,7 +19,7 @@ from dsrun.runs.schema import EventKind
 REMEDY_FILE = "remedy.json"
 
 
-class Ledger:
+class RunEventWriter:
     """The supervisor's hand in the run folder, and its voice."""
 
     def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
@@ -32,15 +32,15 @@ class Ledger:
             return max((step for step, _ in complete_checkpoints(self._folder)), default=0)
         return None
 
-    def remedy(self) -> Remedy:
+    def remedy(self) -> MemoryFallback:
         """What remedy.json says. UsageError where it is not dsrun's."""
         try:
             found = json.loads((self._folder.path / REMEDY_FILE).read_text())
         except FileNotFoundError:
-            return Remedy()
+            return MemoryFallback()
         except ValueError:
             found = {}
-        return Remedy.from_dict(found if isinstance(found, dict) else {})
+        return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
 
     def failed(self, failure: Failure, decision: Decision, *, attempt: int) -> None:
         """On the first node: say and record what failed and what is done about it."""
@@ -73,7 +73,7 @@ class Ledger:
         if decision.action == "restart" and decision.remedy != self.remedy():
             write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
 
-    def clear_up(self) -> None:
+    def clean_up(self) -> None:
         """After the last attempt, on the first node: delete what a save left that failed on one rank while others wrote
         on. Until the next start it would take the room that a full disk lacks."""
         with suppress(OSError, UsageError), self._folder.acquire():
@@ -96,5 +96,5 @@ def _line(failure: Failure, decision: Decision) -> str:
     return next_ if failure.message in next_ else f"{failure.message}: {next_}"
 
 
-def _plain(remedy: Remedy) -> dict[str, Any]:
+def _plain(remedy: MemoryFallback) -> dict[str, Any]:
     return {"halvings": remedy.halvings, "recompute": remedy.recompute, "offload": remedy.offload}

@@ -83,11 +83,11 @@ def interruption(folder: Path) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remains:
+class FailureInputs:
     """What is left of an attempt that failed.
 
     `ended` are the ranks that ended by themselves, in the order in which that was seen, with their return codes
-    (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `noticed_s`
+    (negative: a signal); `agent` is that of torch.distributed.run, None where the supervisor ended it; `detected_s`
     the seconds between the last look that found all well and the one that did not, `stalled_s` those by which the
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
@@ -102,7 +102,7 @@ class Remains:
     ended: Mapping[int, int]
     agent: int | None = None
     hang: Hang | None = None
-    noticed_s: float | None = None
+    detected_s: float | None = None
     stalled_s: float | None = None
     steps: Mapping[int, int]
     out_of_memory: bool = False
@@ -110,7 +110,7 @@ class Remains:
     node: int = 0
 
 
-def explain(remains: Remains, classify: Classify) -> Failure:
+def explain(remains: FailureInputs, classify: Classify) -> Failure:
     """The failure of the rank that failed first."""
     hang = remains.hang
     if hang is not None:
@@ -145,7 +145,7 @@ def _killed(ended: Mapping[int, int]) -> int | None:
     return next((rank for rank, code in ended.items() if code < 0 and code != -signal.SIGTERM), None)
 
 
-def _told(remains: Remains, said: Mapping[str, Any], classify: Classify) -> Failure:
+def _told(remains: FailureInputs, said: Mapping[str, Any], classify: Classify) -> Failure:
     """A worker wrote down why."""
     code, log = int(said["exit_code"]), said["log"]
     cause = said.get("cause")
@@ -159,7 +159,7 @@ def _told(remains: Remains, said: Mapping[str, Any], classify: Classify) -> Fail
     return replace(failure, trace=said.get("trace"), log=log, step=step, rollback=rollback)
 
 
-def _death(remains: Remains, rank: int, classify: Classify) -> Failure:
+def _death(remains: FailureInputs, rank: int, classify: Classify) -> Failure:
     """A rank died by a signal and could not say why."""
     code = remains.ended[rank]
     step = remains.steps.get(rank)
@@ -175,7 +175,7 @@ def _death(remains: Remains, rank: int, classify: Classify) -> Failure:
 
 
 def _failure(
-    remains: Remains,
+    remains: FailureInputs,
     cause: str,
     rank: int | None,
     code: int,
@@ -190,7 +190,7 @@ def _failure(
         exit_code=code,
         message=message,
         step=remains.steps.get(rank) if rank is not None else max(remains.steps.values(), default=None),
-        detected_s=remains.noticed_s if detected_s is None else detected_s,
+        detected_s=remains.detected_s if detected_s is None else detected_s,
         stalled_s=remains.stalled_s,
         log=str(remains.log),
     )
@@ -203,7 +203,7 @@ def _signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def _words(remains: Remains) -> str:
+def _words(remains: FailureInputs) -> str:
     return tail(remains.log, begins=remains.log_begins)
 
 

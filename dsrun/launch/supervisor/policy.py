@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedy:
+class MemoryFallback:
     """remedy.json: how the run differs from its recipe, so that it fits into memory; the global batch never differs."""
 
     halvings: int = 0
@@ -90,7 +90,7 @@ class Decision:
     exit_code: int
     wait_s: float
     why: str
-    remedy: Remedy
+    remedy: MemoryFallback
     cause: str = ""
 
 
@@ -99,7 +99,7 @@ def decide(
     limits: Limits,
     *,
     progress: Sequence[int | None],
-    remedy: Remedy,
+    remedy: MemoryFallback,
     micro_batch: int | None = None,
 ) -> Decision:
     """The answer to the last failure of `history`, which holds all failures of this run so far, the first one first.
@@ -121,7 +121,7 @@ def decide(
 
 
 def _rolled_back(
-    history: Sequence[Failure], progress: Sequence[int | None], remedy: Remedy
+    history: Sequence[Failure], progress: Sequence[int | None], remedy: MemoryFallback
 ) -> Decision | None:
     """What a rank asks for that wants to go back and leave something out. No chance failure, so no restart counts."""
     last = history[-1]
@@ -131,7 +131,7 @@ def _rolled_back(
     return Decision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
 
 
-def _settled(history: Sequence[Failure], remedy: Remedy) -> Decision | None:
+def _settled(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | None:
     """The decision where another attempt would end like this one, or is not ours to make."""
     last = history[-1]
     cause = _cause(last)
@@ -162,7 +162,7 @@ def _same(one: Failure, other: Failure) -> bool:
     return one.trace == other.trace and one.step == other.step
 
 
-def _shrunk(last: Failure, limits: Limits, remedy: Remedy, micro_batch: int | None) -> Decision:
+def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: int | None) -> Decision:
     """Out of memory: the next remedy, in the order of what it costs in speed."""
     title = cause_named(last.cause).title
     if not limits.remedy:
@@ -186,7 +186,7 @@ def _shrunk(last: Failure, limits: Limits, remedy: Remedy, micro_batch: int | No
 
 
 def _restarted(
-    history: Sequence[Failure], limits: Limits, progress: Sequence[int | None], remedy: Remedy
+    history: Sequence[Failure], limits: Limits, progress: Sequence[int | None], remedy: MemoryFallback
 ) -> Decision:
     """Another attempt, as long as restarts are left and the run gets on."""
     last = history[-1]
@@ -241,7 +241,7 @@ def _times(count: int) -> str:
     return "restarted once" if count == 1 else f"restarted {count} times" if count else "not restarted"
 
 
-def _stop(why: str, remedy: Remedy, code: Failure | int) -> Decision:
+def _stop(why: str, remedy: MemoryFallback, code: Failure | int) -> Decision:
     number = code if isinstance(code, int) else exit_code(code)
     return Decision(action="stop", exit_code=number, wait_s=0.0, why=why, remedy=remedy)
 

@@ -37,13 +37,15 @@ def members(mark: str, *, spare: Iterable[int] = ()) -> set[int]:
         parents[pid] = parent
         if _carries(pid, mark.encode()):
             family.add(pid)
-    spared = {os.getpid(), *spare}
+    kept_processes = {os.getpid(), *spare}
     grown = True
     while grown:
-        young = {pid for pid, parent in parents.items() if parent in family - spared and pid not in family}
+        young = {
+            pid for pid, parent in parents.items() if parent in family - kept_processes and pid not in family
+        }
         family |= young
         grown = bool(young)
-    return family - spared
+    return family - kept_processes
 
 
 def state_and_parent(pid: int) -> tuple[str, int]:
@@ -87,13 +89,13 @@ def _is_alive(pid: int, state: str) -> bool:
 
 def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
     """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
-    spared = set(spare)
+    kept_processes = set(spare)
     deadline = time.monotonic() + within_s
     # Who gives much memory back shows no environment any more, but holds GPUs, locks and files until it is gone.
     dying: set[int] = set()
     quiet = 0
     while quiet < _QUIET_ROUNDS:
-        found = members(mark, spare=spared)
+        found = members(mark, spare=kept_processes)
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

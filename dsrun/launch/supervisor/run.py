@@ -1,8 +1,8 @@
-"""Keeping a run alive on this machine: attempt after attempt, until it is done, told to stop, or beyond help.
+"""Runs a job on this machine: attempt after attempt, until it is done, asked to stop, or cannot succeed.
 
-The process tree: this supervisor → a warm process (`dsrun.launch.workers.zygote`; none with `warm` off or for a foreign
-program) → torch.distributed.run → the ranks. Beside it a guard (`dsrun.launch.supervisor.reaper`) that ends all of them should the
-supervisor be killed. Signals, detection and decisions are explained in docs/launch.md.
+The process tree: this supervisor → a zygote (`dsrun.launch.workers.zygote`; not with `--no-warm` or for an external
+program) → torch.distributed.run → the ranks. A separate reaper (`dsrun.launch.supervisor.reaper`) ends all of them if
+the supervisor is killed. docs/launch.md explains signals, detection and decisions.
 """
 
 from __future__ import annotations
@@ -22,27 +22,24 @@ from pathlib import Path
 from typing import IO, Self
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.launch.coordinator.messages import Council, Ended
+from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
-from dsrun.launch.signals import SOMEBODY, Wishes
+from dsrun.launch.signals import UNKNOWN_SIGNAL, StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import Attempt, End, Surroundings
-from dsrun.launch.supervisor.events import Ledger
+from dsrun.launch.supervisor.attempt import Attempt, AttemptContext, AttemptResult
+from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
-from dsrun.launch.supervisor.output import Voice
+from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter, Tee, tee_output
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, shrink
 from dsrun.launch.workers.agent import (
     CONSOLE_VARIABLE,
     SAVE_ON_VARIABLE,
     STOP_FILE_VARIABLE,
-    STUCK_S,
     TERMINAL_VARIABLE,
     WORKER_IMPORTS,
-    Cold,
-    Relay,
+    SpawnStarter,
     Starter,
-    Warm,
-    echoed,
+    ZygoteStarter,
 )
 from dsrun.launch.workers.agent_process import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
@@ -57,7 +54,7 @@ Say = Callable[[str], None]
 WAIT_LOOK_S = 0.1
 
 
-def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outcome:
+def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) -> Outcome:
     """Run `job` to its end, together with the supervisors of the other nodes.
 
     Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was told to
@@ -68,29 +65,33 @@ def supervise(job: Job, council: Council, say: Say = lambda line: None) -> Outco
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
         stack.enter_context(_locked(scratch))
         outer = job.env.get(STOP_FILE_VARIABLE)
-        wishes = Wishes(scratch / "stop", council.announce_stop, outer=Path(outer) if outer else None)
-        stack.enter_context(wishes.listening())
+        stop_requests = StopRequests(
+            scratch / "stop", coordinator.announce_stop, outer=Path(outer) if outer else None
+        )
+        stack.enter_context(stop_requests.handling_signals())
         mark = uuid.uuid4().hex
-        guardian = stack.enter_context(Guard(mark, scratch))
+        guardian = stack.enter_context(Reaper(mark, scratch))
         job.run.joinpath("logs").mkdir(parents=True, exist_ok=True)
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
-        around = Surroundings(
+        around = AttemptContext(
             job=job,
             scratch=scratch,
             mark=mark,
-            wishes=wishes,
-            others=council,
+            stop_requests=stop_requests,
+            others=coordinator,
             log=log,
             look=guardian.keep,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
-        with log.open("ab", buffering=0) as file, echoed(file, scratch / "output", job.echo) as sink:
+        with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:
             os.mkfifo(scratch / "console")
-            stack.enter_context(Relay(scratch / "console"))
-            voice = stack.enter_context(Voice(say, patience_s=STUCK_S))
-            return _Supervision(around, council, Ledger(RunFolder(job.run), voice), sink).keep_going()
+            stack.enter_context(Tee(scratch / "console"))
+            voice = stack.enter_context(AsyncLineWriter(say, timeout_s=STUCK_S))
+            return _Supervision(
+                around, coordinator, RunEventWriter(RunFolder(job.run), voice), sink
+            ).run_attempts()
 
 
 @contextmanager
@@ -106,21 +107,23 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 class _Supervision:
-    def __init__(self, around: Surroundings, council: Council, ledger: Ledger, sink: IO[bytes]) -> None:
+    def __init__(
+        self, around: AttemptContext, coordinator: Coordinator, ledger: RunEventWriter, sink: IO[bytes]
+    ) -> None:
         self._job = job = around.job
         self._around = around
-        self._council = council
-        self._wishes = around.wishes
+        self._coordinator = coordinator
+        self._stop_requests = around.stop_requests
         self._mark = around.mark
         self._log = around.log
         self._ledger = ledger
-        self._number = council.attempt
+        self._number = coordinator.attempt
         self._env = self._environment()
-        self._starter: Starter = Cold(sink)
+        self._starter: Starter = SpawnStarter(sink)
         if job.warm:
-            module = None if job.foreign else job.program[1]
-            imports = () if job.foreign else (*WORKER_IMPORTS, *job.imports)
-            self._starter = Warm(module, imports, self._env, sink)
+            module = None if job.external else job.program[1]
+            imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
+            self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._history: list[Failure] = []
         self._progress: list[int | None] = []
 
@@ -131,7 +134,7 @@ class _Supervision:
         variables = {
             FAMILY_VARIABLE: f"{outer}/{mark}" if outer else mark,
             CONSOLE_VARIABLE: str(self._around.scratch / "console"),
-            STOP_FILE_VARIABLE: str(self._wishes.file),
+            STOP_FILE_VARIABLE: str(self._stop_requests.file),
             SAVE_ON_VARIABLE: "USR1,TERM",
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
@@ -139,50 +142,54 @@ class _Supervision:
             variables[TERMINAL_VARIABLE] = str(self._job.terminal_width)
         return {**self._job.env, **variables}
 
-    def keep_going(self) -> Outcome:
+    def run_attempts(self) -> Outcome:
         """Attempt after attempt; leaves nobody behind."""
         try:
             while True:
                 self._progress.append(self._newest())
                 end = self._attempt()
-                if end is None or self._wishes.at_once is not None or self._wishes.interrupted:
-                    return self._cut_short()
-                decision = self._council.settle(self._ended(end), self._decide)
+                if (
+                    end is None
+                    or self._stop_requests.force_quit is not None
+                    or self._stop_requests.interrupted
+                ):
+                    return self._result_after_signal()
+                decision = self._coordinator.report_and_wait(self._ended(end), self._decide)
                 self._ledger.apply(decision)
                 if decision.action == "stop":
-                    if self._has_to_clear_up(decision):
-                        self._ledger.clear_up()
+                    if self._must_clean_up(decision):
+                        self._ledger.clean_up()
                     return self._outcome(end, decision)
                 self._number += 1
                 if not self._pause(decision.wait_s):
-                    return self._cut_short()
+                    return self._result_after_signal()
         finally:
-            self._council.close()
+            self._coordinator.close()
             reaper.end(self._mark)
 
-    def _attempt(self) -> End | None:
+    def _attempt(self) -> AttemptResult | None:
         """One attempt; None when nobody wants another one any more."""
-        if self._nobody_wants_more():
+        if self._stop_wanted():
             return None
         port = self._job.port or free_port()
         return Attempt(self._around, self._number).run(self._starter, self._env, port)
 
-    def _has_to_clear_up(self, decision: Decision) -> bool:
+    def _must_clean_up(self, decision: Decision) -> bool:
         """Whether it is on this node to clear up after ranks of ours that ended in the middle of something."""
-        ours = not self._job.foreign and self._job.node_rank == 0
+        ours = not self._job.external and self._job.node_rank == 0
         return ours and decision.exit_code not in (0, EXIT_RESUME)
 
     def _newest(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows."""
-        return None if self._job.foreign else self._ledger.newest_checkpoint()
+        return None if self._job.external else self._ledger.newest_checkpoint()
 
-    def _ended(self, end: End) -> Ended:
+    def _ended(self, end: AttemptResult) -> NodeResult:
         failure = None
         if not end.ok and not end.by_others:
             failure = explain(end.remains, _classify)
-        return Ended(node=self._job.node_rank, ok=end.ok, interrupted=end.told, failure=failure)
+        return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.told, failure=failure)
 
-    def _decide(self, ended: list[Ended]) -> Decision:
+    def _decide(self, ended: list[NodeResult]) -> Decision:
         """On the first node: what all nodes do next."""
         remedy = self._ledger.remedy()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
@@ -194,7 +201,7 @@ class _Supervision:
         micro = self._job.micro_batch
         if micro is not None:
             micro, _ = shrink(micro, self._job.accumulation, remedy.halvings)
-        limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.foreign)
+        limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.external)
         decision = decide(
             self._history,
             limits,
@@ -209,33 +216,37 @@ class _Supervision:
         """Wait before the next attempt; False when a signal says that there is none."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self._nobody_wants_more():
+            if self._stop_wanted():
                 return False
             time.sleep(WAIT_LOOK_S)
         return True
 
-    def _nobody_wants_more(self) -> bool:
-        return bool(self._wishes.stop() or self._wishes.interrupted or self._council.stop_asked())
+    def _stop_wanted(self) -> bool:
+        return bool(
+            self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_asked()
+        )
 
-    def _cut_short(self) -> Outcome:
+    def _result_after_signal(self) -> Outcome:
         """The end by a signal."""
-        if self._wishes.at_once is not None:
-            return Outcome(128 + self._wishes.at_once, "ended at once, without saving")
-        if self._wishes.interrupted:
+        if self._stop_requests.force_quit is not None:
+            return Outcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
+        if self._stop_requests.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(EXIT_RESUME, self._stopped(self._wishes.stop() or self._council.stop_asked(), None))
+        return Outcome(
+            EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_asked(), None)
+        )
 
-    def _outcome(self, end: End, decision: Decision) -> Outcome:
+    def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
         if decision.exit_code == 0:
             return Outcome(0)
         if decision.exit_code == EXIT_RESUME:
-            return Outcome(EXIT_RESUME, self._stopped(self._wishes.stop(), end.saved))
+            return Outcome(EXIT_RESUME, self._stopped(self._stop_requests.stop(), end.saved))
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
             return Outcome(decision.exit_code, decision.why, log=log)
         # Our own worker's words on a mistake in the command say all that helps.
-        advice = None if decision.exit_code in CONFIGURATION and not self._job.foreign else decision.why
+        advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 
     def _stopped(self, name: str | None, saved: str | None) -> str:
@@ -243,7 +254,7 @@ class _Supervision:
         again = self._job.again
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
-        return f"told to stop by {name or SOMEBODY}: {what}; {again} goes on from there"
+        return f"told to stop by {name or UNKNOWN_SIGNAL}: {what}; {again} goes on from there"
 
 
 def _classify(text: str, exit_code: int | None) -> str:
@@ -259,7 +270,7 @@ def _classify(text: str, exit_code: int | None) -> str:
     return found.cause
 
 
-class Guard:
+class Reaper:
     """A process that ends the family when this one is gone, however. See `dsrun.launch.supervisor.reaper`."""
 
     def __init__(self, mark: str, scratch: Path) -> None:

@@ -52,7 +52,7 @@ def limit_of(beat: Beat, hang_timeout: float | None) -> float:
     return max(OTHER_PHASES_S, hang_timeout or 0)
 
 
-class Watch:
+class Watchdog:
     """Looks at all ranks of this machine again and again.
 
     `hang_timeout` is in seconds, 0 for never, None for the default.

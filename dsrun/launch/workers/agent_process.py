@@ -1,7 +1,7 @@
-"""`python -m dsrun.launch.workers.agent_process ARGS…` is `python -m torch.distributed.run ARGS…`, made fit for a supervisor.
+"""`python -m dsrun.launch.workers.agent_process ARGS…`: `python -m torch.distributed.run ARGS…` under a supervisor.
 
-It is torch's own agent, with three differences: SIGTERM and SIGUSR1 do not end it but become a wish to stop, which the
-supervisor hands on to the ranks; the ranks die with it, however it dies; and it writes down how they end.
+It is torch's own agent with three differences: SIGTERM and SIGUSR1 do not end it but request a stop, which the
+supervisor forwards to the ranks; the ranks die with it; and it records how they end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.launch.workers.agent import STOP_FILE_VARIABLE
-from dsrun.launch.workers.spawn import RANKS_VARIABLE, Recorder, sow, start_with
+from dsrun.launch.workers.spawn import RANKS_VARIABLE, Recorder, prefork, start_with
 from dsrun.system.tether import name_thread
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
@@ -26,23 +26,23 @@ STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 
-def wish_to_stop() -> None:
+def install_stop_handlers() -> None:
     """From here on SIGTERM and SIGUSR1 write their name into the stop file, which the supervisor looks at."""
     file = os.environ.get(STOP_FILE_VARIABLE)
     if file:
         for signum in STOPPING:
-            signal.signal(signum, _Wish(file))
+            signal.signal(signum, _StopFileWriter(file))
 
 
-class _Wish:
+class _StopFileWriter:
     def __init__(self, file: str) -> None:
         self._file = file
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        write_wish(Path(self._file), signal.Signals(signum).name)
+        write_stop_file(Path(self._file), signal.Signals(signum).name)
 
 
-def write_wish(file: Path, name: str) -> None:
+def write_stop_file(file: Path, name: str) -> None:
     """Say in the stop file that signal `name` asks to stop; the first one stays.
 
     For signal handlers: a disk that takes nothing must not end who was to be told. Without its content the file still
@@ -63,11 +63,11 @@ def run(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> in
     `ranks` processes are forked beforehand to become `python -m module`; for that, whatever they need should have been
     imported.
     """
-    wish_to_stop()
+    install_stop_handlers()
     file = os.environ.get(RANKS_VARIABLE)
-    seeds = sow(module, ranks) if module else []
+    preforked = prefork(module, ranks) if module else []
     name_thread("agent")
-    start_with(Recorder(Path(file) if file else None), module, seeds)
+    start_with(Recorder(Path(file) if file else None), module, preforked)
     try:
         import_module("torch.distributed.run").main(list(argv))
     except SystemExit as end:

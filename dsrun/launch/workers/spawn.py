@@ -1,7 +1,7 @@
-"""The ranks of an attempt, as their agent sees them: forked where a warm process has their imports done, else started.
+"""Starts the ranks of an attempt in their agent: forked from a zygote that has their imports, else spawned.
 
-Runs in the agent, below `dsrun.launch.workers.agent_process`. What it learns (process ids, and how each rank ended) goes line
-by line into a file for the supervisor, which is not their parent and could not find out how they ended.
+Runs in `dsrun.launch.workers.agent_process`. Records process ids and exit codes, one JSON object a line, in a file for
+the supervisor, which is not the parent of the ranks and could not wait for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler"
 
 
 @dataclass(frozen=True)
-class RankNews:
+class RankStatus:
     """One line of the file: rank `rank` has process `pid`, and ended with `status` (negative: signal), if it has."""
 
     rank: int
@@ -42,13 +42,13 @@ class RankNews:
     status: int | None = None
 
 
-def read_news(file: Path) -> list[RankNews]:
+def read_rank_statuses(file: Path) -> list[RankStatus]:
     """All that the agent has written so far; a line that it is just writing is left out."""
     try:
         lines = file.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return [RankNews(**json.loads(line)) for line in lines]
+    return [RankStatus(**json.loads(line)) for line in lines]
 
 
 class Recorder:
@@ -67,7 +67,7 @@ class Recorder:
             os.write(self._fd, json.dumps(news).encode() + b"\n")
 
 
-class Forked:
+class ForkedProcess:
     """A process of this one's own, with what torch uses of subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
@@ -91,7 +91,7 @@ class Forked:
         return code
 
 
-class Watched:
+class RecordedProcess:
     """A rank whose end is written down as soon as the agent sees it."""
 
     def __init__(self, process: Any, rank: int, recorder: Recorder) -> None:
@@ -107,12 +107,12 @@ class Watched:
         return code
 
     def poll(self) -> int | None:
-        return self._noted(self._process.poll)
+        return self._record_exit(self._process.poll)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        return self._noted(lambda: self._process.wait(timeout))
+        return self._record_exit(lambda: self._process.wait(timeout))
 
-    def _noted(self, ask: Callable[[], int | None]) -> int | None:
+    def _record_exit(self, ask: Callable[[], int | None]) -> int | None:
         known = self.returncode
         code = ask()
         if known is None and code is not None:
@@ -120,54 +120,56 @@ class Watched:
         return code
 
 
-class Seed:
+class PreforkedRank:
     """A process forked before the agent has begun anything, which waits to become a rank.
 
     Forked this early it has none of the agent's threads, sockets and signal handlers: only the imports.
     """
 
-    def __init__(self, module: str, elder: Sequence[Seed] = ()) -> None:
+    def __init__(self, module: str, elder: Sequence[PreforkedRank] = ()) -> None:
         self._socket, theirs = socket.socketpair()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             for each in (*elder, self):
                 each._socket.close()
-            _grow(module, theirs, parent)
+            _become_rank(module, theirs, parent)
         theirs.close()
         self._socket.recv(1)  # it leads its own process group from here on, which torch signals
 
-    def become(self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[str | None]) -> Forked:
+    def exec_rank(
+        self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[str | None]
+    ) -> ForkedProcess:
         """Go on as `python -m MODULE args` with the environment `env`; `streams` are files for stdout and stderr."""
         message = {"args": list(args), "env": dict(env), "streams": list(streams)}
         self._socket.sendall(json.dumps(message).encode() + b"\n")
         self._socket.close()
-        return Forked(self._pid)
+        return ForkedProcess(self._pid)
 
 
-def sow(module: str, count: int) -> list[Seed]:
+def prefork(module: str, count: int) -> list[PreforkedRank]:
     """`count` processes to become ranks."""
-    seeds: list[Seed] = []
+    preforked: list[PreforkedRank] = []
     for _ in range(count):
-        seeds.append(Seed(module, seeds))
-    return seeds
+        preforked.append(PreforkedRank(module, preforked))
+    return preforked
 
 
-def start_with(recorder: Recorder, module: str | None, seeds: list[Seed]) -> None:
-    """Have torch's agent start its ranks from here: out of `seeds` where they run `module`, else tied to the agent."""
+def start_with(recorder: Recorder, module: str | None, preforked: list[PreforkedRank]) -> None:
+    """Have torch's agent use `preforked` processes for ranks that run `module`, and spawn all others."""
     base: Any = import_module(_HANDLER).SubprocessHandler
 
-    def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> Watched:
+    def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> RecordedProcess:
         process: Any
-        if seeds and list(args[:4]) == [sys.executable, "-u", "-m", module]:
+        if preforked and list(args[:4]) == [sys.executable, "-u", "-m", module]:
             streams = [each.name if each else None for each in (self._stdout, self._stderr)]
-            process = seeds.pop(0).become(args[4:], env, streams)
+            process = preforked.pop(0).exec_rank(args[4:], env, streams)
         else:
             process = subprocess.Popen(
                 tethered(args, os.getpid(), signal.SIGKILL),
                 env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True,
             )  # fmt: skip
-        return Watched(process, int(env["RANK"]), recorder)
+        return RecordedProcess(process, int(env["RANK"]), recorder)
 
     def close(self: Any, death_sig: signal.Signals | None = None) -> None:
         # When one rank has failed, torch sends SIGTERM to the others, to which it would be a wish to save and leave,
@@ -180,7 +182,7 @@ def start_with(recorder: Recorder, module: str | None, seeds: list[Seed]) -> Non
     api.get_subprocess_handler = handler
 
 
-def _grow(module: str, channel: socket.socket, parent: int) -> NoReturn:
+def _become_rank(module: str, channel: socket.socket, parent: int) -> NoReturn:
     """In the child: wait for the word, then be a rank."""
     code = 1
     try:

@@ -34,7 +34,7 @@ DRIVER = "libcuda.so"
 
 def main(argv: Sequence[str]) -> int:
     """Serve until the supervisor closes the socket; its death ends this process anyway."""
-    agent_process.wish_to_stop()
+    agent_process.install_stop_handlers()
     channel = socket.socket(fileno=int(argv[0]))
     name_thread("dsrun-warm")
     forks = _prepare(argv[2:])

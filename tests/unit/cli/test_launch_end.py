@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.cli import launch_job
-from dsrun.launch.context import Here
+from dsrun.launch.context import LocalLauncher
 from dsrun.launch.job import Outcome, Topology
 from dsrun.runs.folder import RunFolder
 
@@ -22,21 +22,23 @@ EVENTS = """\
 """
 
 
-@pytest.mark.parametrize(("node", "foreign", "told"), [(0, False, True), (1, False, False), (0, True, False)])
-def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, foreign, told):
+@pytest.mark.parametrize(
+    ("node", "external", "told"), [(0, False, True), (1, False, False), (0, True, False)]
+)
+def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external, told):
     """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")
     folder.events.write_text(EVENTS)
     work = launch_job.Work(
         topology=Topology(1, "cpu", 1),
         output=str(folder.path),
-        foreign=foreign,
+        external=external,
         debug=False,
         dry_run=False,
         force=False,
         job=pytest.fail,
     )
-    place = Here(how="here", nodes=2, node=node)
+    place = LocalLauncher(how="here", nodes=2, node=node)
     assert launch_job._report(Outcome(0), folder, work, place) == 0
     assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is told
 

@@ -10,7 +10,7 @@ from tests.unit.launch.town import NEVER, Town
 def town(monkeypatch):
     """Nodes that nobody takes for lost because the machine is busy; tests about silence say how long it may be."""
     for module in (client, server):
-        monkeypatch.setattr(module, "SILENCE_S", NEVER)
+        monkeypatch.setattr(module, "PEER_TIMEOUT_S", NEVER)
     place = Town()
     yield place
     place.close()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.coordinator.messages import Alone
+from dsrun.launch.coordinator.messages import SingleNodeCoordinator
 from dsrun.launch.job import Job, Topology
-from dsrun.launch.signals import Wishes
+from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
-from dsrun.launch.supervisor.attempt import Attempt, Surroundings
+from dsrun.launch.supervisor.attempt import Attempt, AttemptContext
 from dsrun.launch.supervisor.failures import explain
 from dsrun.launch.workers.spawn import RANKS_VARIABLE
 
@@ -34,7 +34,7 @@ class Starter:
     def start(self, argv, env, *, ranks):
         return Agent()
 
-    def spared(self):
+    def kept_processes(self):
         return set()
 
 
@@ -43,19 +43,19 @@ def test_second_signal_ends_wait_for_unkillable_process(tmp_path, monkeypatch):
 
     As one that waits for a file server; no test can make one.
     """
-    wishes = Wishes(tmp_path / "stop", lambda name: None)
+    stop_requests = StopRequests(tmp_path / "stop", lambda name: None)
     waits = []
 
     def end(mark, *, spare):
         waits.append(mark)
         assert len(waits) < 10, "for ever"
         if len(waits) > 1:
-            wishes.heed(signal.SIGTERM)
+            stop_requests.handle(signal.SIGTERM)
         return False
 
     monkeypatch.setattr(reaper, "end", end)
-    assert Attempt(surroundings(tmp_path, wishes), 0).run(Starter(), {}, 29500).ok
-    assert wishes.at_once == signal.SIGTERM
+    assert Attempt(surroundings(tmp_path, stop_requests), 0).run(Starter(), {}, 29500).ok
+    assert stop_requests.force_quit == signal.SIGTERM
     assert len(waits) == 3
 
 
@@ -81,13 +81,13 @@ def test_stalled_time_is_only_what_wait_overran(slow, stalled, tmp_path, monkeyp
     starter = Starter()
     starter.start = lambda argv, env, *, ranks: FailingAgent()
     remains = (
-        Attempt(surroundings(tmp_path, Wishes(tmp_path / "stop", lambda name: None)), 0)
+        Attempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None)), 0)
         .run(starter, {}, 29500)
         .remains
     )
-    assert remains.noticed_s >= 0.5
+    assert remains.detected_s >= 0.5
     assert (remains.stalled_s >= 0.4) == stalled
-    assert remains.stalled_s <= remains.noticed_s
+    assert remains.stalled_s <= remains.detected_s
 
 
 class SlowAgent:
@@ -122,10 +122,10 @@ class OneRank(Starter):
 @pytest.fixture
 def attempted(tmp_path, monkeypatch):
     """Make an attempt with these and no patience with agents; its end, and the failure it was."""
-    monkeypatch.setattr(attempt, "_UNREPORTED_S", 0.0)
+    monkeypatch.setattr(attempt, "_AGENT_REPORT_S", 0.0)
 
     def make(agent, pid):
-        around = surroundings(tmp_path, Wishes(tmp_path / "stop", lambda name: None))
+        around = surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None))
         end = Attempt(around, 0).run(OneRank(agent, pid), {}, 29500)
         return end, explain(end.remains, lambda text, code: "")
 
@@ -170,14 +170,14 @@ def until_zombie(pid):
         time.sleep(0.01)
 
 
-def surroundings(folder, wishes):
-    job = Job(topology=Topology(1, "cpu", 1), run=folder / "run", program=["x.py"], env={}, foreign=True)
-    return Surroundings(
+def surroundings(folder, stop_requests):
+    job = Job(topology=Topology(1, "cpu", 1), run=folder / "run", program=["x.py"], env={}, external=True)
+    return AttemptContext(
         job=job,
         scratch=folder,
         mark="mark",
-        wishes=wishes,
-        others=Alone(),
+        stop_requests=stop_requests,
+        others=SingleNodeCoordinator(),
         log=folder / "log",
         look=lambda: None,
     )

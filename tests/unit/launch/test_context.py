@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import Given, Here, ThroughSrun, ThroughSsh, detect
+from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher, detect
 
 BATCH = {
     "SLURM_JOB_ID": "4711",
@@ -30,14 +30,14 @@ OPEN_MPI = {
 }
 
 
-def place(environ=None, **given):
-    return detect(Given(**given), environ or {})
+def place(environ=None, **request):
+    return detect(LaunchRequest(**request), environ or {})
 
 
-def at(environ=None, **given):
+def at(environ=None, **request):
     """(node, nodes, host, port)"""
-    found = place(environ, **given)
-    assert isinstance(found, Here)
+    found = place(environ, **request)
+    assert isinstance(found, LocalLauncher)
     return found.node, found.nodes, found.host, found.port
 
 
@@ -69,8 +69,8 @@ def test_environment_alone_does_not_make_run_multi_node():
 
 def test_hostfile_selects_ssh_launcher():
     """A hostfile means launching through ssh, also inside a SLURM job."""
-    assert place(hostfile=True) == ThroughSsh()
-    assert place(BATCH, hostfile=True, master_addr="gpu1", master_port=1) == ThroughSsh()
+    assert place(hostfile=True) == SshLauncher()
+    assert place(BATCH, hostfile=True, master_addr="gpu1", master_port=1) == SshLauncher()
 
 
 def test_slurm_step_with_one_task_per_node():
@@ -107,7 +107,7 @@ def test_single_node_slurm_step_in_multi_node_job():
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}])
 def test_slurm_batch_shell_launches_through_srun(step):
     """The batch shell of a job starts the run on all nodes through srun."""
-    assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == ThroughSrun(
+    assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == SrunLauncher(
         2
     )
 
@@ -121,8 +121,8 @@ def test_slurm_batch_shell_of_single_node_job():
 def test_salloc_shell_on_login_node_launches_through_srun():
     """The shell of salloc may be on the login node, so even one node is reached through srun."""
     login = {name: value for name, value in BATCH.items() if name != "SLURMD_NODENAME"}
-    assert place(login) == ThroughSrun(2)
-    assert place({**login, "SLURM_JOB_NUM_NODES": "1"}) == ThroughSrun(1)
+    assert place(login) == SrunLauncher(2)
+    assert place({**login, "SLURM_JOB_NUM_NODES": "1"}) == SrunLauncher(1)
 
 
 def test_mpirun_with_one_process_per_node():
@@ -177,9 +177,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_contradictory_topology_refused_in_one_line(case):
     """Contradictions between flags and environment are refused in one line, with a fix."""
-    environ, given, says = REFUSED[case]
+    environ, request, says = REFUSED[case]
     with pytest.raises(UsageError, match=says) as refused:
-        place(environ, **given)
+        place(environ, **request)
     assert "\n" not in str(refused.value)
     assert refused.value.fix
 

@@ -16,7 +16,7 @@ GPU = Topology(2, "cuda", 8)
 
 
 def changes(topology=CPU, environ=None, **options):
-    options = {"run": Path("/runs/x"), "foreign": True, "debug": False, **options}
+    options = {"run": Path("/runs/x"), "external": True, "debug": False, **options}
     return launch_environment(topology, environ or {}, **options)
 
 
@@ -50,13 +50,13 @@ def test_accelerate_variables_dropped_for_own_worker_only():
     """What would mislead dsrun's own worker may be meant for a user's script."""
     environ = {"ACCELERATE_USE_CPU": "true"}
     assert "ACCELERATE_USE_CPU" not in changes(environ=environ)
-    assert changes(environ=environ, foreign=False)["ACCELERATE_USE_CPU"] is None
+    assert changes(environ=environ, external=False)["ACCELERATE_USE_CPU"] is None
 
 
 def test_node_rank_set_for_external_program():
     """A user's script gets NODE_RANK, as other launchers set it."""
     assert changes(environ={"NODE_RANK": "7"}, nodes=3, node=2)["NODE_RANK"] == "2"
-    assert "NODE_RANK" not in changes(foreign=False)
+    assert "NODE_RANK" not in changes(external=False)
 
 
 def test_run_folder_passed_as_dsrun_output():

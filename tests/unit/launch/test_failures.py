@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from dsrun.launch.supervisor.failures import (
-    Remains,
+    FailureInputs,
     exit_code_of,
     explain,
     first_failure,
@@ -39,12 +39,12 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 def remains(tmp_path):
     """Make the remains of an attempt: files of failed ranks, and what the supervisor knows."""
 
-    def make(*said: dict, log: str = "", **known) -> Remains:
+    def make(*said: dict, log: str = "", **known) -> FailureInputs:
         (tmp_path / "launcher.log").write_text(log)
         for each in said:
             facts = {"exit_code": 1, "message": "lost its peers", "expected": False, "log": None, **each}
             (tmp_path / f"rank-{facts['rank']}.json").write_text(json.dumps(facts))
-        return Remains(
+        return FailureInputs(
             failures=tmp_path,
             log=tmp_path / "launcher.log",
             **{"ended": {}, "steps": {}, "agent": 1, **known},
@@ -77,7 +77,7 @@ def test_killed_rank_precedes_ranks_that_lost_it(remains, cause):
         {"rank": 0, "time": 1.0, "cause": cause},
         ended={1: -9, 0: 1},
         steps={0: 5, 1: 4},
-        noticed_s=0.1,
+        detected_s=0.1,
         stalled_s=0.02,
     )
     failure = explain(left, unknown)

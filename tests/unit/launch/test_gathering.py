@@ -28,14 +28,14 @@ def test_rendezvous_nodes_may_come_before_node_0(town):
         one = early.result()
     leader.gather()
     one.gather()
-    assert one.facts == {"output": "runs/x"}
+    assert one.run_info == {"output": "runs/x"}
 
 
 def test_rendezvous_timeout_names_missing_nodes(town):
     """Nodes that do not come are named."""
-    leader = town.leader(4, patience_s=1.0)
+    leader = town.leader(4, timeout_s=1.0)
     town.follower(2, 4)
-    with pytest.raises(RendezvousError, match=r"nodes 1, 3 did not come within 1 s"):
+    with pytest.raises(RendezvousError, match=r"nodes 1, 3 did not join within 1 s"):
         leader.gather()
 
 
@@ -44,7 +44,7 @@ def test_rendezvous_timeout_names_unreachable_node_0(town):
     with pytest.raises(
         RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{town.port} within 0 s"
     ):
-        town.follower(1, 2, patience_s=0.0)
+        town.follower(1, 2, timeout_s=0.0)
 
 
 def test_rendezvous_node_0_giving_up_is_reported(town):
@@ -52,7 +52,7 @@ def test_rendezvous_node_0_giving_up_is_reported(town):
     leader = town.leader(3)
     one = town.follower(1, 3)
     leader.close()
-    with pytest.raises(RendezvousError, match="has left before all nodes were there"):
+    with pytest.raises(RendezvousError, match="disconnected before all nodes had joined"):
         one.gather()
 
 
@@ -61,15 +61,15 @@ def test_rendezvous_signal_ends_wait_on_all_nodes(town):
     leader = town.leader(3)
     one = town.follower(1, 3)
     one.announce_stop("SIGTERM")
-    for council in (leader, one):
+    for coordinator in (leader, one):
         with pytest.raises(Stopped) as stopped:
-            council.gather()
+            coordinator.gather()
         assert stopped.value.exit_code == EXIT_RESUME
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_rendezvous_signalled_node_may_leave_at_once(town, first):
-    """As `convened` does; the others hear of the signal before they miss the one who leaves."""
+    """As `rendezvous` does; the others hear of the signal before they miss the one who leaves."""
     leader = town.leader(3)
     one = town.follower(1, 3)
     signalled, other = (leader, one) if first else (one, leader)
@@ -88,12 +88,12 @@ def test_rendezvous_node_0_sends_stop_before_goodbye(town, monkeypatch):
     one = town.follower(1, 2)
     post, telling, said = leader.post, threading.Event(), []
 
-    def slowly(wire, message):
+    def slowly(connection, message):
         if "stop" in message and threading.current_thread() is leader._thread:
             telling.set()
             time.sleep(0.5)
         said.extend({"stop", "bye"} & message.keys())
-        post(wire, message)
+        post(connection, message)
 
     monkeypatch.setattr(leader, "post", slowly)
     leader.announce_stop("SIGTERM")
@@ -140,7 +140,7 @@ def test_rendezvous_survives_malformed_handshake(town, words):
 
 def test_rendezvous_silent_connection_times_out(town, monkeypatch):
     """A connection that says nothing holds nobody up."""
-    monkeypatch.setattr(leader_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(leader_module, "HANDSHAKE_TIMEOUT_S", 0.5)
     leader = town.leader(2)
     with socket.create_connection((town.host, town.port)) as silent:
         town.follower(1, 2)
@@ -160,7 +160,7 @@ def test_rendezvous_client_ignores_other_program_on_port(town, monkeypatch, word
         talker = threading.Thread(target=_talk, args=(other, words), daemon=True)
         talker.start()
         with pytest.raises(RendezvousError, match="could not reach"):
-            town.follower(1, 2, patience_s=0.1)
+            town.follower(1, 2, timeout_s=0.1)
 
 
 def _talk(server, words):
@@ -192,7 +192,7 @@ def test_rendezvous_node_count_mismatch_refused(town):
 def test_rendezvous_node_rank_out_of_range_refused(town):
     """A node rank that does not exist is refused."""
     town.leader(3)
-    with pytest.raises(UsageError, match="there is no node 3"):
+    with pytest.raises(UsageError, match="node 3 is out of range"):
         town.follower(3, 3)
 
 

@@ -12,7 +12,8 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.launch.command import agent_argv, run_arguments, worker_environment
 from dsrun.launch.job import Job, Topology, decide
-from dsrun.launch.workers.agent import Relay, Warm, echoed
+from dsrun.launch.supervisor.output import Tee, tee_output
+from dsrun.launch.workers.agent import ZygoteStarter
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def patient(monkeypatch):
     """A screen counts as stuck when it has taken nothing for a while, and a busy machine must not look like that."""
-    monkeypatch.setattr("dsrun.launch.workers.agent.STUCK_S", 600.0)
+    monkeypatch.setattr("dsrun.launch.supervisor.output.STUCK_S", 600.0)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_rank_0_output_relayed_to_user_through_pipe(tmp_path, capfd):
     """Rank 0 speaks to the user through a pipe."""
     pipe = tmp_path / "console"
     os.mkfifo(pipe)
-    with Relay(pipe):
+    with Tee(pipe):
         pipe.write_text("words for the user\n")
     assert capfd.readouterr().err == "words for the user\n"
 
@@ -93,7 +94,7 @@ def test_rank_0_output_relayed_to_user_through_pipe(tmp_path, capfd):
 def test_agent_output_logged_and_echoed_with_debug(tmp_path, capfd, echo):
     """The agent's output goes to the log, and with --debug to the user too."""
     log = tmp_path / "agent.log"
-    with log.open("ab") as file, echoed(file, tmp_path / "output", echo) as sink:
+    with log.open("ab") as file, tee_output(file, tmp_path / "output", echo) as sink:
         subprocess.run([sys.executable, "-c", "print('noise of the agent')"], stdout=sink, check=True)
     assert log.read_text() == "noise of the agent\n"
     assert capfd.readouterr().err == ("noise of the agent\n" if echo else "")
@@ -105,7 +106,10 @@ SHOUT = [sys.executable, "-c", "import os; os.write(1, b'x' * 4_000_000)"]
 @pytest.mark.usefixtures("patient")
 def test_full_disk_does_not_block_ranks(tmp_path, capfd):
     """A full disk holds no rank up."""
-    with Path("/dev/full").open("ab", buffering=0) as file, echoed(file, tmp_path / "output", True) as sink:
+    with (
+        Path("/dev/full").open("ab", buffering=0) as file,
+        tee_output(file, tmp_path / "output", True) as sink,
+    ):
         subprocess.run(SHOUT, stdout=sink, check=True, timeout=60)
     assert len(capfd.readouterr().err) == 4_000_000
 
@@ -114,11 +118,11 @@ def test_full_disk_does_not_block_ranks(tmp_path, capfd):
 UNREAD = f"""
 import subprocess, sys
 from pathlib import Path
-from dsrun.launch import agent
-agent.STUCK_S = 0.2
-with open("log", "ab") as file, agent.echoed(file, Path("output"), True) as sink:
+from dsrun.launch.supervisor import output
+output.STUCK_S = 0.2
+with open("log", "ab") as file, output.tee_output(file, Path("output"), True) as sink:
     subprocess.run({SHOUT}, stdout=sink, check=True)
-    agent.STUCK_S = 60  # what lies in the pipe still has so long to come into the log
+    output.STUCK_S = 60  # what lies in the pipe still has so long to come into the log
 print("done", flush=True)
 """
 
@@ -145,9 +149,9 @@ def test_pid_of_dead_zygote_is_not_spared(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("raise ValueError")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     with (tmp_path / "log").open("wb") as log:
-        warm = Warm(None, ["broken"], {**os.environ, "PYTHONPATH": path}, log)
+        warm = ZygoteStarter(None, ["broken"], {**os.environ, "PYTHONPATH": path}, log)
         assert warm.process.wait(60) == 1
-    assert warm.spared() == set()
+    assert warm.kept_processes() == set()
 
 
 def job(*program: str, **more: Any) -> Job:

@@ -12,7 +12,7 @@ from dsrun.launch.supervisor.policy import (
     Decision,
     Failure,
     Limits,
-    Remedy,
+    MemoryFallback,
     decide,
     shrink,
 )
@@ -30,11 +30,11 @@ def answer(
     *history: Failure,
     limits: Limits = PLENTY,
     progress: list[int | None] | None = None,
-    remedy: Remedy | None = None,
+    remedy: MemoryFallback | None = None,
     micro: int | None = None,
 ) -> Decision:
     steps = progress if progress is not None else [0] * (len(history) + 1)
-    return decide(list(history), limits, progress=steps, remedy=remedy or Remedy(), micro_batch=micro)
+    return decide(list(history), limits, progress=steps, remedy=remedy or MemoryFallback(), micro_batch=micro)
 
 
 def test_restart_killed_rank_from_newest_checkpoint() -> None:
@@ -144,7 +144,7 @@ def test_failure_classified_as_none_is_unknown() -> None:
 
 def test_oom_halves_micro_batch_then_recomputes_then_offloads() -> None:
     """Out of memory halves the micro batch, then recomputes, then offloads, then stops."""
-    remedy, micro, seen = Remedy(), 4, []
+    remedy, micro, seen = MemoryFallback(), 4, []
     while (
         decision := answer(OOM, remedy=remedy, micro=micro, limits=Limits(max_restarts=0))
     ).action == "restart":
@@ -165,19 +165,19 @@ def test_memory_fallback_message_names_change() -> None:
         "GPU memory exhausted: again with half the micro batch and more accumulation, the global batch stays"
     )
     assert "gradient checkpointing" in answer(OOM, micro=1).why
-    assert "offloaded" in answer(OOM, micro=1, remedy=Remedy(recompute=True)).why
+    assert "offloaded" in answer(OOM, micro=1, remedy=MemoryFallback(recompute=True)).why
 
 
 def test_unknown_micro_batch_is_not_halved() -> None:
     """A micro batch that nobody knows is not halved."""
-    assert answer(OOM).remedy == Remedy(recompute=True)
+    assert answer(OOM).remedy == MemoryFallback(recompute=True)
 
 
 def test_host_oom_fallback_skips_cpu_offload() -> None:
     """Offloading to host memory does not help when host memory ran out."""
     killed = Failure(cause="host_oom_killed", exit_code=-9)
-    assert answer(killed, micro=2).remedy == Remedy(halvings=1)
-    ended = answer(killed, micro=1, remedy=Remedy(recompute=True))
+    assert answer(killed, micro=2).remedy == MemoryFallback(halvings=1)
+    ended = answer(killed, micro=1, remedy=MemoryFallback(recompute=True))
     assert (ended.action, ended.exit_code) == ("stop", 137)
 
 
@@ -197,7 +197,7 @@ def test_memory_fallback_does_not_count_as_restart() -> None:
 
 def test_memory_fallback_in_force_is_kept() -> None:
     """The memory fallback in force is kept."""
-    remedy = Remedy(halvings=2, recompute=True, offload="cpu")
+    remedy = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     assert answer(KILLED, remedy=remedy).remedy == remedy
     assert answer(Failure(cause="disk_full"), remedy=remedy).remedy == remedy
 
@@ -231,9 +231,9 @@ def test_deciding_without_failure_is_an_error() -> None:
 
 def test_remedy_json_round_trip() -> None:
     """remedy.json is read as it is written."""
-    remedy = Remedy(halvings=3, recompute=True, offload="cpu")
+    remedy = MemoryFallback(halvings=3, recompute=True, offload="cpu")
     assert remedy.as_dict() == {"version": 1, "halvings": 3, "recompute": True, "offload": "cpu"}
-    assert Remedy.from_dict(remedy.as_dict()) == remedy
+    assert MemoryFallback.from_dict(remedy.as_dict()) == remedy
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_remedy_json_round_trip() -> None:
 def test_remedy_json_of_other_format_refused(change: dict[str, object]) -> None:
     """A remedy.json of another format is refused."""
     with pytest.raises(UsageError, match=r"remedy\.json"):
-        Remedy.from_dict({**Remedy().as_dict(), **change})
+        MemoryFallback.from_dict({**MemoryFallback().as_dict(), **change})
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(0, 12))
@@ -272,7 +272,7 @@ def test_restarts_without_progress_end_within_limits(
     failures: list[Failure], allowed: int, micro: int
 ) -> None:
     """A run that fails at every attempt and never saves: the supervisor's loop, with the policy's answers."""
-    remedy, restarts, shrunk = Remedy(), 0, 0
+    remedy, restarts, shrunk = MemoryFallback(), 0, 0
     for attempt in range(1, len(failures) + 1):
         now = shrink(micro, 1, remedy.halvings)[0]
         decision = answer(*failures[:attempt], limits=Limits(max_restarts=allowed), remedy=remedy, micro=now)

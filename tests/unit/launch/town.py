@@ -9,47 +9,49 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsrun.launch.coordinator.client import Seat, join
+from dsrun.launch.coordinator.client import NodeIdentity, join
 from dsrun.launch.coordinator.messages import shared_key
-from dsrun.launch.coordinator.server import Leader
+from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import listen
-from dsrun.launch.supervisor.policy import Decision, Failure, Remedy
+from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 from tests.ports import free_ports
 
 KEY = shared_key(run="test", secret="word")
 FAILED = Failure(cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=7)
 NEVER = 1e9
-PATIENCE_S = 120.0
+HANDSHAKE_TIMEOUT_S = 120.0
 
 # A node of its own: says when it takes part, and then what it is told.
 NODE = """
 import sys, time
-from dsrun.launch.coordinator.messages import Ended, shared_key
-from dsrun.launch.coordinator.client import Seat, join
+from dsrun.launch.coordinator.messages import NodeResult, shared_key
+from dsrun.launch.coordinator.client import NodeIdentity, join
 host, port, node, nodes, ok = sys.argv[1], *map(int, sys.argv[2:])
 key = shared_key(run="test", secret="word")
-council = join(host, port, Seat(node=node, nodes=nodes, name=f"machine-{node}", key=key))
-council.gather()
-print("began", council.attempt, flush=True)
-while not ok and not council.check():
+coordinator = join(host, port, NodeIdentity(node=node, nodes=nodes, name=f"machine-{node}", key=key))
+coordinator.gather()
+print("began", coordinator.attempt, flush=True)
+while not ok and not coordinator.check():
     time.sleep(0.01)
-print("over" if council.check() else "ended", flush=True)
-decision = council.settle(Ended(node=node, ok=bool(ok)), None)
+print("over" if coordinator.check() else "ended", flush=True)
+decision = coordinator.report_and_wait(NodeResult(node=node, ok=bool(ok)), None)
 print(decision.action, decision.exit_code, decision.why, flush=True)
-council.close()
+coordinator.close()
 """
 
 
 def restart(why="again"):
-    return Decision(action="restart", exit_code=1, wait_s=0.0, why=why, remedy=Remedy(halvings=2))
+    return Decision(action="restart", exit_code=1, wait_s=0.0, why=why, remedy=MemoryFallback(halvings=2))
 
 
 def stop(code=3):
-    return Decision(action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=Remedy(offload="cpu"))
+    return Decision(
+        action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=MemoryFallback(offload="cpu")
+    )
 
 
 def until(condition):
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + HANDSHAKE_TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
@@ -65,18 +67,18 @@ class Town:
         self.children = []
 
     def leader(self, nodes, **options):
-        options = {"facts": {"output": "runs/x"}, "patience_s": PATIENCE_S, **options}
-        return self._kept(Leader(listen(self.host, self.port), nodes, KEY, **options))
+        options = {"run_info": {"output": "runs/x"}, "timeout_s": HANDSHAKE_TIMEOUT_S, **options}
+        return self._kept(CoordinatorServer(listen(self.host, self.port), nodes, KEY, **options))
 
-    def follower(self, node, nodes, *, key=KEY, patience_s=PATIENCE_S):
-        seat = Seat(node=node, nodes=nodes, name=f"machine-{node}", key=key)
-        return self._kept(join(self.host, self.port, seat, patience_s=patience_s))
+    def follower(self, node, nodes, *, key=KEY, timeout_s=HANDSHAKE_TIMEOUT_S):
+        identity = NodeIdentity(node=node, nodes=nodes, name=f"machine-{node}", key=key)
+        return self._kept(join(self.host, self.port, identity, timeout_s=timeout_s))
 
     def open(self, nodes, **options):
         leader = self.leader(nodes, **options)
         followers = [self.follower(node, nodes) for node in range(1, nodes)]
-        for council in (leader, *followers):
-            council.gather()
+        for coordinator in (leader, *followers):
+            coordinator.gather()
         return leader, *followers
 
     def process(self, node, nodes, *, ok=False):
@@ -88,13 +90,13 @@ class Town:
         self.children.append(child)
         return child
 
-    def _kept(self, council):
-        self.councils.append(council)
-        return council
+    def _kept(self, coordinator):
+        self.councils.append(coordinator)
+        return coordinator
 
     def close(self):
-        for council in self.councils:
-            council.close()
+        for coordinator in self.councils:
+            coordinator.close()
         for child in self.children:
             child.kill()
             child.wait()
@@ -104,8 +106,8 @@ class Town:
 def settle_all(councils, ends, decide):
     """All councils settle at once, as the machines of a cluster do; `decide` is the first node's."""
 
-    def settle(council, ended):
-        return council.settle(ended, decide if council.node == 0 else None)
+    def report_and_wait(coordinator, ended):
+        return coordinator.report_and_wait(ended, decide if coordinator.node == 0 else None)
 
     with ThreadPoolExecutor(len(councils)) as pool:
-        return list(pool.map(settle, councils, ends))
+        return list(pool.map(report_and_wait, councils, ends))

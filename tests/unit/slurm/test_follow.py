@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm import submit
-from dsrun.slurm.follow import Tail, Watch, follow, interval
+from dsrun.slurm.follow import Tail, Watchdog, follow, interval
 from dsrun.slurm.job_view import JobView, from_history, read_jobs
 from dsrun.system import slurm_query
 from dsrun.system.slurm_query import NoAnswerError
@@ -220,7 +220,7 @@ def test_sacct_row_parsed():
 
 def test_follow_reports_state_changes_only():
     """Something is reported only when the job has changed."""
-    watch = Watch("7")
+    watch = Watchdog("7")
     waiting = JobView(label="7", state="PENDING", reason="Priority")
     assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
     assert watch.news([waiting]) == []

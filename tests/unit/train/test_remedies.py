@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.supervisor.policy import Remedy
+from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.resolve import resolve
 from dsrun.train import remedies
@@ -30,20 +30,20 @@ def plan(micro, accumulation=1, ranks=2):
 def test_memory_fallback_shrinks_micro_batch(micro, halvings):
     """The global batch stays, and the micro batch shrinks."""
     before = plan(micro, 3)
-    after = remedies.shrunk(before, Remedy(halvings=halvings))
+    after = remedies.shrunk(before, MemoryFallback(halvings=halvings))
     assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
     assert after.micro_batch <= max(1, micro // 2**halvings)
-    assert (remedies.notice(before, after, Remedy(halvings=halvings)) is None) == (after == before)
+    assert (remedies.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (after == before)
 
 
 def test_memory_fallback_read_from_run_folder(tmp_path):
     """The fallback is read unless the user refuses it or starts anew."""
-    wanted = Remedy(halvings=2, recompute=True, offload="cpu")
+    wanted = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
     assert remedies.read_remedy(tmp_path, recipe()) == wanted
-    assert remedies.read_remedy(tmp_path, recipe("--no-remedy")) == Remedy()
-    assert remedies.read_remedy(tmp_path, recipe("--resume", "never")) == Remedy()
-    assert remedies.read_remedy(tmp_path / "other", recipe()) == Remedy()
+    assert remedies.read_remedy(tmp_path, recipe("--no-remedy")) == MemoryFallback()
+    assert remedies.read_remedy(tmp_path, recipe("--resume", "never")) == MemoryFallback()
+    assert remedies.read_remedy(tmp_path / "other", recipe()) == MemoryFallback()
 
 
 def test_invalid_memory_fallback_file_rejected(tmp_path):
@@ -54,10 +54,13 @@ def test_invalid_memory_fallback_file_rejected(tmp_path):
 
 def test_memory_fallback_sets_recompute_and_offload_flags():
     """Recomputation and offload become flags."""
-    changed = remedies.remedied(recipe("--zero", "2"), Remedy(recompute=True, offload="cpu"), stage=2)
+    changed = remedies.remedied(recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2)
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
-    assert remedies.remedied(recipe("--zero", "0"), Remedy(offload="cpu"), stage=0).spec.offload == "none"
+    assert (
+        remedies.remedied(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload
+        == "none"
+    )
 
 
 def test_skipped_steps_recorded_and_limited(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from dsrun.errors import MissingError
 from dsrun.launch import ssh
-from dsrun.launch.ssh import Crew, greeting, remote_argv, run_fleet, signal_line
+from dsrun.launch.ssh import RemoteSupervisor, first_line, remote_argv, run_on_hosts, signal_line
 
 ROOT = Path(__file__).parents[3]
 FAKES = ROOT / "tests" / "fakes"
@@ -29,90 +29,93 @@ def patience(monkeypatch):
 
 
 @pytest.fixture
-def crew(tmp_path):
-    """A supervisor that is a small program: `crew("name", "sys.exit(3)")`; it appends words to the file `said`."""
+def remote(tmp_path):
+    """A supervisor that is a small program: `remote("name", "sys.exit(3)")`; it appends words to the file `said`."""
 
     def make(name, source, *, ssh=False):
         begin = f"import os, sys, time\nsaid = open({str(tmp_path / 'said')!r}, 'a', buffering=1)\n"
         argv = (sys.executable, "-c", begin + source)
         if ssh:
             argv = ("ssh", name, " ".join(argv))
-        return Crew(name=name, argv=argv, greeting=greeting({"A": name}))
+        return RemoteSupervisor(name=name, argv=argv, first_line=first_line({"A": name}))
 
     make.said = lambda: sorted((tmp_path / "said").read_text().splitlines())
     return make
 
 
-def test_ssh_run_returns_exit_code_of_node_0(crew):
+def test_ssh_run_returns_exit_code_of_node_0(remote):
     """The first node's exit code counts, and every supervisor gets its environment."""
     hear = "print(sys.stdin.readline().strip(), file=said)\n"
-    crews = [crew("alpha", hear + "sys.exit(75)"), crew("beta", hear + "sys.exit(75)")]
-    assert run_fleet(crews, max_restarts=0, say=pytest.fail) == 75
-    assert crew.said() == ['{"env": {"A": "alpha"}}', '{"env": {"A": "beta"}}']
+    remotes = [remote("alpha", hear + "sys.exit(75)"), remote("beta", hear + "sys.exit(75)")]
+    assert run_on_hosts(remotes, max_restarts=0, say=pytest.fail) == 75
+    assert remote.said() == ['{"env": {"A": "alpha"}}', '{"env": {"A": "beta"}}']
 
 
-def test_ssh_run_forwards_signals_to_all_supervisors(crew):
+def test_ssh_run_forwards_signals_to_all_supervisors(remote):
     """Signals go to all supervisors."""
     hear = "sys.stdin.readline(); print(sys.stdin.readline().strip(), file=said)\n"
     tell = f"os.kill({os.getpid()}, {int(signal.SIGUSR1)})\n"
-    crews = [crew("alpha", hear), crew("beta", tell + hear)]
-    assert run_fleet(crews, max_restarts=0, say=pytest.fail) == 0
-    assert crew.said() == ['{"signal": "SIGUSR1"}'] * 2
+    remotes = [remote("alpha", hear), remote("beta", tell + hear)]
+    assert run_on_hosts(remotes, max_restarts=0, say=pytest.fail) == 0
+    assert remote.said() == ['{"signal": "SIGUSR1"}'] * 2
 
 
-def test_ssh_run_closes_stdin_when_node_0_ends(crew, monkeypatch):
+def test_ssh_run_closes_stdin_when_node_0_ends(remote, monkeypatch):
     """Supervisors that are left when the first node ends see the end of their stdin."""
     monkeypatch.setattr(ssh, "_LEAVE_S", 0.2)
     stay = "sys.stdin.read(); print('untied', file=said)"
-    assert run_fleet([crew("alpha", "sys.exit(1)"), crew("beta", stay)], max_restarts=0, say=pytest.fail) == 1
-    assert crew.said() == ["untied"]
+    assert (
+        run_on_hosts([remote("alpha", "sys.exit(1)"), remote("beta", stay)], max_restarts=0, say=pytest.fail)
+        == 1
+    )
+    assert remote.said() == ["untied"]
 
 
-def test_ssh_run_kills_supervisor_that_ignores_stdin_eof(crew, monkeypatch):
+def test_ssh_run_kills_supervisor_that_ignores_stdin_eof(remote, monkeypatch):
     """A supervisor that ignores the end of its stdin is killed."""
     monkeypatch.setattr(ssh, "_LEAVE_S", 0.2)
     monkeypatch.setattr(ssh, "_ENDING_S", 0.2)
     stuck = "print(os.getpid(), file=said); time.sleep(600)"
     wait = "while not os.path.getsize(said.name): time.sleep(0.05)"
-    run_fleet([crew("alpha", wait), crew("beta", stuck)], max_restarts=0, say=pytest.fail)
+    run_on_hosts([remote("alpha", wait), remote("beta", stuck)], max_restarts=0, say=pytest.fail)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(crew.said()[0]), 0)
+        os.kill(int(remote.said()[0]), 0)
 
 
-def test_remote_supervisor_startup_failure_ends_run(crew, monkeypatch):
+def test_remote_supervisor_startup_failure_ends_run(remote, monkeypatch):
     """The first node would wait ten minutes for it."""
     monkeypatch.setattr(ssh, "_TOGETHER_S", 0.2)
     said = []
-    crews = [crew("alpha", "sys.stdin.read()"), crew("beta", "sys.exit(4)")]
-    assert run_fleet(crews, max_restarts=3, say=said.append) == 4
+    remotes = [remote("alpha", "sys.stdin.read()"), remote("beta", "sys.exit(4)")]
+    assert run_on_hosts(remotes, max_restarts=3, say=said.append) == 4
     assert said == ["beta: its supervisor ended with exit code 4; without it the run cannot go on"]
 
 
-def test_unreachable_ssh_host_named(crew, monkeypatch):
+def test_unreachable_ssh_host_named(remote, monkeypatch):
     """A machine that ssh cannot reach is named."""
     monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
     monkeypatch.setattr(ssh, "_TOGETHER_S", 0.2)
     said = []
-    crews = [crew("alpha", "sys.stdin.read()"), crew("unreachable", "", ssh=True)]
-    assert run_fleet(crews, max_restarts=3, say=said.append) == 1
+    remotes = [remote("alpha", "sys.stdin.read()"), remote("unreachable", "", ssh=True)]
+    assert run_on_hosts(remotes, max_restarts=3, say=said.append) == 1
     assert said == ["unreachable: ssh has lost it, or cannot reach it; without it the run cannot go on"]
 
 
-def test_lost_remote_supervisor_restarted(crew, monkeypatch):
+def test_lost_remote_supervisor_restarted(remote, monkeypatch):
     """A supervisor that is lost later is started again."""
     monkeypatch.setattr(ssh, "_TOGETHER_S", 0.1)
     monkeypatch.setattr(ssh, "_SETTLED_S", 0.0)
-    here = f"open({said_file(crew)!r}).read().count('here')"
+    here = f"open({said_file(remote)!r}).read().count('here')"
     wait = f"while {here} < 2: time.sleep(0.05)\n"
     once = f"print('here', file=said)\nif {here} == 1: os.kill(os.getpid(), 9)\nsys.stdin.read()"
     monkeypatch.setattr(ssh, "_LEAVE_S", 0.1)
     said = []
-    crews = [crew("alpha", wait), crew("beta", once)]
-    assert run_fleet(crews, max_restarts=5, say=said.append) == 0
+    remotes = [remote("alpha", wait), remote("beta", once)]
+    assert run_on_hosts(remotes, max_restarts=5, say=said.append) == 0
     assert said == ["beta: its supervisor ended with exit code 137; its supervisor is started again"]
 
 
-def test_ssh_reconnect_retried_until_host_is_back(crew, tmp_path, monkeypatch):
+def test_ssh_reconnect_retried_until_host_is_back(remote, tmp_path, monkeypatch):
     """A machine that takes its time to come back is waited for.
 
     As one that starts up anew: ssh does not reach it for minutes.
@@ -120,30 +123,32 @@ def test_ssh_reconnect_retried_until_host_is_back(crew, tmp_path, monkeypatch):
     for name in ("_TOGETHER_S", "_CALL_S", "_LEAVE_S"):
         monkeypatch.setattr(ssh, name, 0.1)
     # Only the first one has run for long, however slowly the calls after it fail.
-    monkeypatch.setattr(ssh._Running, "settled", property(lambda each: not each.losses))
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
+    monkeypatch.setattr(ssh._Running, "joined_run", property(lambda each: not each.losses))
+    fake_ssh = tmp_path / "ssh"
+    fake_ssh.write_text(
         f"#!/bin/sh\ncd {tmp_path}; echo call >> said\n"
         "case $(grep -c call said) in [1234]) exit 255;; *) echo back >> said; cat;; esac\n"
     )
-    ssh.chmod(0o755)
+    fake_ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    wait = f"while 'back' not in open({said_file(crew)!r}).read(): time.sleep(0.05)\n"
+    wait = f"while 'back' not in open({said_file(remote)!r}).read(): time.sleep(0.05)\n"
     said = []
-    crews = [crew("alpha", wait), crew("beta", "", ssh=True)]
-    assert run_fleet(crews, max_restarts=1, say=said.append) == 0
+    remotes = [remote("alpha", wait), remote("beta", "", ssh=True)]
+    assert run_on_hosts(remotes, max_restarts=1, say=said.append) == 0
     assert said == ["beta: ssh has lost it, or cannot reach it; its supervisor is started again"]
 
 
-def said_file(crew):
-    argv = crew("x", "").argv
+def said_file(remote):
+    argv = remote("x", "").argv
     return argv[2].split("open('")[1].split("'")[0]
 
 
-def test_missing_launch_program_named(crew):
+def test_missing_launch_program_named(remote):
     """A program that is missing is named."""
     with pytest.raises(MissingError, match="there is no program /no/such"):
-        run_fleet([Crew(name="a", argv=("/no/such",), greeting=b"")], max_restarts=0, say=pytest.fail)
+        run_on_hosts(
+            [RemoteSupervisor(name="a", argv=("/no/such",), first_line=b"")], max_restarts=0, say=pytest.fail
+        )
 
 
 def test_ssh_command_quoting_survives_login_shell(tmp_path, monkeypatch):
@@ -163,8 +168,8 @@ def test_ssh_command_quoting_survives_login_shell(tmp_path, monkeypatch):
 # A process on the other end of the tie, that says what reaches it.
 TIED = """
 import os, signal, sys, time
-from dsrun.launch.ssh import take_hold
-take_hold()
+from dsrun.launch.ssh import follow_control_stdin
+follow_control_stdin()
 # It may come while the line below is still being written, and print() does not let itself be interrupted by itself.
 signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"TERM\\n"))
 print(os.environ["WORD"], repr(sys.stdin.read()), flush=True)
@@ -195,7 +200,7 @@ def say(child, line):
 
 def test_control_stdin_delivers_environment_and_signals(tied):
     """A supervisor with a control channel takes environment and signals from stdin."""
-    say(tied, greeting({"WORD": "hello"}))
+    say(tied, first_line({"WORD": "hello"}))
     # Its own stdin, which ranks inherit, is empty.
     assert tied.stdout.readline() == b"hello ''\n"
     say(tied, b"nonsense\n" + signal_line(signal.SIGTERM))
@@ -204,7 +209,7 @@ def test_control_stdin_delivers_environment_and_signals(tied):
 
 def test_control_stdin_eof_kills_supervisor(tied):
     """The end of the control channel ends the supervisor."""
-    say(tied, greeting({"WORD": "hello"}))
+    say(tied, first_line({"WORD": "hello"}))
     tied.stdout.readline()
     tied.stdin.close()
     assert tied.wait(60) == -signal.SIGKILL
@@ -218,7 +223,7 @@ def test_control_stdin_reset_kills_supervisor():
         child = subprocess.Popen([sys.executable, "-c", TIED], stdin=theirs, stdout=theirs, env=env)
     try:
         with ours:
-            ours.sendall(greeting({"WORD": "hello"}))
+            ours.sendall(first_line({"WORD": "hello"}))
             ours.settimeout(60)
             # With PYTHONUNBUFFERED a line comes in pieces, and the child would fail at the next one.
             while not (said := ours.recv(64, socket.MSG_PEEK)).endswith(b"\n"):

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.workers.spawn import RankNews, Recorder, read_news
+from dsrun.launch.workers.spawn import RankStatus, Recorder, read_rank_statuses
 
 # What a rank sees of itself; the module stands for dsrun.train.
 RANK = """
@@ -32,16 +32,16 @@ sys.exit(int(os.environ["CODE"]))
 # A warm process in little: it has handlers, an environment and streams that no rank must inherit.
 WARM = """
 import json, os, signal, subprocess, sys, time
-from dsrun.launch.workers.agent_process import wish_to_stop
-from dsrun.launch.workers.spawn import sow
+from dsrun.launch.workers.agent_process import install_stop_handlers
+from dsrun.launch.workers.spawn import prefork
 os.environ["LEFT_OVER"] = "1"
 os.environ["DSRUN_STOP_FILE"] = "/nowhere"
-wish_to_stop()
+install_stop_handlers()
 env, files = json.loads(sys.argv[1])
 base = {**os.environ}
 del base["LEFT_OVER"], base["DSRUN_STOP_FILE"]
-seeds = sow("a_rank", 2)
-ranks = [seed.become(["--x", "a b"], {**base, **each}, [None, file]) for seed, each, file in zip(seeds, env, files)]
+forks = prefork("a_rank", 2)
+ranks = [seed.exec_rank(["--x", "a b"], {**base, **each}, [None, file]) for seed, each, file in zip(forks, env, files)]
 print(json.dumps([rank.wait(60) for rank in ranks]))
 """
 
@@ -116,19 +116,19 @@ def test_preforked_rank_returns_program_exit_code(tmp_path):
 def test_rank_status_read_line_by_line(tmp_path):
     """The rank status is read line by line."""
     file = tmp_path / "ranks"
-    assert read_news(file) == []
+    assert read_rank_statuses(file) == []
     recorder = Recorder(file)
     recorder.write(1, 77)
     recorder.write(1, 77, -9)
     with file.open("a") as half:
         half.write('{"rank": 0, "pi')
-    assert read_news(file) == [RankNews(1, 77), RankNews(1, 77, -9)]
+    assert read_rank_statuses(file) == [RankStatus(1, 77), RankStatus(1, 77, -9)]
 
 
 SOWER = """
 import json, os, psutil
-from dsrun.launch.workers.spawn import sow
-sow("a_rank", 2)
+from dsrun.launch.workers.spawn import prefork
+prefork("a_rank", 2)
 print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
 os.kill(os.getpid(), 9)
 """

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dsrun.launch.supervisor.watchdog import OTHER_PHASES_S, SHORTEST_S, Watch, limit_of
+from dsrun.launch.supervisor.watchdog import OTHER_PHASES_S, SHORTEST_S, Watchdog, limit_of
 from dsrun.runs.heartbeat import Beat
 
 
@@ -18,7 +18,7 @@ def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0) -> Beat:
 
 def watched(*beats: Beat, timeout=None, states=None, until: float, every: float = 0.5):
     """What a watch says that looks from 0 s `until` then; the first hang and when."""
-    watch = Watch(timeout)
+    watch = Watchdog(timeout)
     found = {each.rank: each for each in beats}
     letters = {each.rank: "S" for each in beats} | (states or {})
     now = 0.0
@@ -91,7 +91,7 @@ def test_watchdog_disabled_by_zero_timeout():
 
 def test_watchdog_ignores_suspended_time():
     """The machine slept, or the scheduler suspended the whole job."""
-    watch = Watch(None)
+    watch = Watchdog(None)
     said = {0: beat(0, at=0.0)}
     assert watch.look(said, {0: "S"}, 1.0) is None
     assert watch.look(said, {0: "S"}, 1000.0) is None
@@ -102,7 +102,7 @@ def test_watchdog_ignores_suspended_time():
 
 def test_watchdog_forgives_resumed_rank():
     """A rank that goes on again is forgiven."""
-    watch = Watch(None)
+    watch = Watchdog(None)
     for second in range(9):
         assert watch.look({0: beat(0)}, {0: "T"}, second) is None
     for second in range(9, 30):

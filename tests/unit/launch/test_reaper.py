@@ -65,12 +65,12 @@ def test_reaper_finds_marked_processes_and_descendants(mark):
 
 def test_reaper_kills_stopped_processes_and_spares_given(mark):
     """It ends them all, also the stopped ones, and spares those it is told to."""
-    stopped, spared = start(mark), start(mark)
-    wait_until(lambda: reaper.members(mark) == {stopped.pid, spared.pid})
+    stopped, kept_processes = start(mark), start(mark)
+    wait_until(lambda: reaper.members(mark) == {stopped.pid, kept_processes.pid})
     psutil.Process(stopped.pid).suspend()
-    assert reaper.end(mark, spare={spared.pid}, within_s=60)
+    assert reaper.end(mark, spare={kept_processes.pid}, within_s=60)
     assert stopped.wait(60) == -9
-    assert spared.poll() is None
+    assert kept_processes.poll() is None
 
 
 def test_reaper_process_waits_for_pipe_end_then_cleans_up(mark, tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.supervisor.events import REMEDY_FILE, Ledger
-from dsrun.launch.supervisor.policy import Decision, Failure, Limits, Remedy, decide
+from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
+from dsrun.launch.supervisor.policy import Decision, Failure, Limits, MemoryFallback, decide
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import read_records
@@ -22,16 +22,16 @@ def said():
 
 @pytest.fixture
 def ledger(tmp_path, said):
-    return Ledger(RunFolder(tmp_path), said.append)
+    return RunEventWriter(RunFolder(tmp_path), said.append)
 
 
-def restart(why: str, remedy: Remedy | None = None) -> Decision:
-    return Decision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or Remedy())
+def restart(why: str, remedy: MemoryFallback | None = None) -> Decision:
+    return Decision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or MemoryFallback())
 
 
 def test_unreadable_run_folder_has_no_newest_checkpoint(said):
     """A folder that cannot be read ends no run. As on a file server in trouble; here a name that is too long."""
-    assert Ledger(RunFolder(Path("x" * 300)), said.append).newest_checkpoint() is None
+    assert RunEventWriter(RunFolder(Path("x" * 300)), said.append).newest_checkpoint() is None
 
 
 def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path):
@@ -62,14 +62,14 @@ def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path)
 def test_failure_of_unknown_cause_reported_once(ledger, said):
     """A failure of unknown cause is reported once."""
     failure = Failure(cause="", rank=1, message="rank 1 ended with exit code 1")
-    decision = decide([failure], Limits(), progress=[None, None], remedy=Remedy())
+    decision = decide([failure], Limits(), progress=[None, None], remedy=MemoryFallback())
     ledger.failed(failure, decision, attempt=0)
     assert said == ["rank 1 ended with exit code 1: again in 1 s (restart 1 of at most 3)"]
 
 
 def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
     """A memory fallback is recorded, and put where the ranks find it."""
-    decision = restart("GPU memory exhausted: again with half the micro batch", Remedy(halvings=1))
+    decision = restart("GPU memory exhausted: again with half the micro batch", MemoryFallback(halvings=1))
     ledger.failed(Failure(cause="cuda_oom"), decision, attempt=0)
     ledger.apply(decision)
     assert [event["kind"] for event in read_records(tmp_path / "events.jsonl")] == [
@@ -78,7 +78,7 @@ def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
         "restart",
     ]
     assert json.loads((tmp_path / REMEDY_FILE).read_text())["halvings"] == 1
-    assert ledger.remedy() == Remedy(halvings=1)
+    assert ledger.remedy() == MemoryFallback(halvings=1)
 
 
 def test_remedy_json_of_other_version_refused(ledger, tmp_path):
@@ -99,7 +99,7 @@ def test_only_complete_checkpoints_are_progress(ledger, tmp_path):
 
 def test_unwritable_event_log_does_not_end_run(said, tmp_path):
     """An event log that cannot be written does not end the run."""
-    ledger = Ledger(RunFolder(tmp_path / "nowhere"), said.append)
+    ledger = RunEventWriter(RunFolder(tmp_path / "nowhere"), said.append)
     ledger.failed(Failure(cause="rank_killed", message="rank 0 was killed"), restart("again"), attempt=0)
     assert said == ["rank 0 was killed: again"]
 
@@ -107,7 +107,7 @@ def test_unwritable_event_log_does_not_end_run(said, tmp_path):
 def test_refused_run_writes_no_event_into_locked_folder(ledger, tmp_path):
     """A run that was refused writes nothing into the event log of the one that has the folder."""
     refused = Failure(cause="", rank=0, exit_code=2, message="the folder is in use")
-    decision = decide([refused], Limits(), progress=[0, 0], remedy=Remedy())
+    decision = decide([refused], Limits(), progress=[0, 0], remedy=MemoryFallback())
     with RunFolder(tmp_path).acquire():
         ledger.failed(refused, decision, attempt=0)
     assert read_records(tmp_path / "events.jsonl") == []
@@ -121,8 +121,8 @@ def test_partial_checkpoint_deleted_unless_folder_locked(ledger, said, tmp_path)
     left.parent.mkdir(parents=True)
     left.touch()
     with RunFolder(tmp_path).acquire():
-        ledger.clear_up()
+        ledger.clean_up()
     assert left.exists()
-    ledger.clear_up()
+    ledger.clean_up()
     assert not (tmp_path / ".saving").exists()
     assert said == ["removed what was written of checkpoint-10 when its run died"]

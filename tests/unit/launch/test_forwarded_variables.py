@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.environment import parse_environment_file, passed_on
+from dsrun.launch.environment import forwarded_variables, parse_environment_file
 
 
 def test_environment_forwarding_takes_training_variables_only():
@@ -18,20 +18,22 @@ def test_environment_forwarding_takes_training_variables_only():
         "SLURM_JOB_ID": "1",
         "PWD": "/",
     }
-    assert passed_on({**goes, **stays}, {}) == goes
+    assert forwarded_variables({**goes, **stays}, {}) == goes
 
 
 def test_environment_forwarding_skips_outer_supervisor():
     """What an outer supervisor has set for itself is not forwarded."""
     assert (
-        passed_on({"DSRUN_FAMILY": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {})
+        forwarded_variables(
+            {"DSRUN_FAMILY": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {}
+        )
         == {}
     )
 
 
 def test_environment_file_overrides_forwarded_variables():
     """Variables of the environment file override forwarded ones."""
-    assert passed_on({"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "WARN", "MINE": "1"}) == {
+    assert forwarded_variables({"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "WARN", "MINE": "1"}) == {
         "NCCL_DEBUG": "WARN",
         "MINE": "1",
     }

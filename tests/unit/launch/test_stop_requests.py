@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.signals import OUTER_LOOK_S, SOMEBODY, Wishes
+from dsrun.launch.signals import OUTER_POLL_S, UNKNOWN_SIGNAL, StopRequests
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,23 +21,23 @@ def announced():
 
 
 @pytest.fixture
-def wishes(tmp_path, announced):
-    return Wishes(tmp_path / "stop", announced.append)
+def stop_requests(tmp_path, announced):
+    return StopRequests(tmp_path / "stop", announced.append)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_first_stop_signal_requests_save(wishes, announced, signum):
+def test_first_stop_signal_requests_save(stop_requests, announced, signum):
     """The first signal asks to save."""
-    assert wishes.stop() is None
-    wishes.heed(signum)
+    assert stop_requests.stop() is None
+    stop_requests.handle(signum)
     name = signal.Signals(signum).name
-    assert (wishes.stop(), wishes.at_once, wishes.interrupted) == (name, None, False)
+    assert (stop_requests.stop(), stop_requests.force_quit, stop_requests.interrupted) == (name, None, False)
     assert announced == [name]
-    assert wishes.file.read_text() == name
+    assert stop_requests.file.read_text() == name
 
 
 @pytest.mark.parametrize(
-    ("signals", "at_once"),
+    ("signals", "force_quit"),
     [
         (["SIGTERM", "SIGTERM"], "SIGTERM"),
         (["SIGUSR1", "SIGTERM"], "SIGTERM"),
@@ -49,64 +49,64 @@ def test_first_stop_signal_requests_save(wishes, announced, signum):
         (["SIGINT"], None),
     ],
 )
-def test_stop_signal_sequences_that_force_quit(wishes, signals, at_once):
+def test_stop_signal_sequences_that_force_quit(stop_requests, signals, force_quit):
     for name in signals:
-        wishes.heed(signal.Signals[name])
-    assert wishes.at_once == (signal.Signals[at_once] if at_once else None)
+        stop_requests.handle(signal.Signals[name])
+    assert stop_requests.force_quit == (signal.Signals[force_quit] if force_quit else None)
 
 
-def test_stop_signal_already_in_stop_file_not_counted_twice(wishes, announced):
+def test_stop_signal_already_in_stop_file_not_counted_twice(stop_requests, announced):
     """The scheduler signals all processes of a job: the agent's word may be here before the signal itself."""
-    wishes.file.write_text("SIGTERM")
-    assert wishes.stop() == "SIGTERM"
-    wishes.heed(signal.SIGTERM)
-    assert wishes.at_once is None
+    stop_requests.file.write_text("SIGTERM")
+    assert stop_requests.stop() == "SIGTERM"
+    stop_requests.handle(signal.SIGTERM)
+    assert stop_requests.force_quit is None
     assert announced == ["SIGTERM"]
-    wishes.heed(signal.SIGTERM)
-    assert wishes.at_once == signal.SIGTERM
+    stop_requests.handle(signal.SIGTERM)
+    assert stop_requests.force_quit == signal.SIGTERM
 
 
-def test_empty_stop_file_requests_stop(wishes):
+def test_empty_stop_file_requests_stop(stop_requests):
     """An empty stop file requests a stop all the same."""
-    wishes.file.touch()
-    assert wishes.stop() == SOMEBODY
+    stop_requests.file.touch()
+    assert stop_requests.stop() == UNKNOWN_SIGNAL
 
 
 def test_outer_stop_file_polled(tmp_path, announced, monkeypatch):
     """The stop file of an outer supervisor is polled now and then."""
     outer = tmp_path / "outer"
-    wishes = Wishes(tmp_path / "stop", announced.append, outer=outer)
+    stop_requests = StopRequests(tmp_path / "stop", announced.append, outer=outer)
     clock = [100.0]
     monkeypatch.setattr("dsrun.launch.signals.time.monotonic", lambda: clock[0])
-    assert wishes.stop() is None
+    assert stop_requests.stop() is None
     outer.write_text("SIGUSR1")
-    assert wishes.stop() is None
-    clock[0] += OUTER_LOOK_S
-    assert wishes.stop() == "SIGUSR1"
+    assert stop_requests.stop() is None
+    clock[0] += OUTER_POLL_S
+    assert stop_requests.stop() == "SIGUSR1"
     assert announced == ["SIGUSR1"]
-    assert wishes.file.read_text() == "SIGUSR1"
+    assert stop_requests.file.read_text() == "SIGUSR1"
 
 
 @pytest.mark.parametrize("outer", ["", "x" * 300])
 def test_unreadable_outer_stop_file_ignored(tmp_path, announced, outer):
     """As on a file server that does not answer; here a folder, and a name that is too long."""
-    assert Wishes(tmp_path / "stop", announced.append, outer=tmp_path / outer).stop() is None
+    assert StopRequests(tmp_path / "stop", announced.append, outer=tmp_path / outer).stop() is None
 
 
-def test_stop_file_with_invalid_utf8(wishes):
-    wishes.file.write_bytes(b"\xff")
-    assert wishes.stop() == "\N{REPLACEMENT CHARACTER}"
+def test_stop_file_with_invalid_utf8(stop_requests):
+    stop_requests.file.write_bytes(b"\xff")
+    assert stop_requests.stop() == "\N{REPLACEMENT CHARACTER}"
 
 
 # A process that may write nothing into files, as on a full disk.
 FULL = """
 import resource, sys
 from pathlib import Path
-from dsrun.launch.signals import Wishes
+from dsrun.launch.signals import StopRequests
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-wishes = Wishes(Path(sys.argv[1]), print)
-wishes.heed(15)
-print(wishes.stop(), wishes.file.exists())
+stop_requests = StopRequests(Path(sys.argv[1]), print)
+stop_requests.handle(15)
+print(stop_requests.stop(), stop_requests.file.exists())
 """
 
 
@@ -120,23 +120,23 @@ def test_stop_request_survives_full_disk(tmp_path, name):
     assert done.stdout.splitlines() == ["SIGTERM", f"SIGTERM {name == 'stop'}"], done.stderr
 
 
-def test_stop_request_of_other_node_not_announced_again(wishes, announced):
+def test_stop_request_of_other_node_not_announced_again(stop_requests, announced):
     """What another node has announced is not announced again."""
-    wishes.ask("SIGUSR1", announce=False)
-    assert wishes.stop() == "SIGUSR1"
+    stop_requests.ask("SIGUSR1", announce=False)
+    assert stop_requests.stop() == "SIGUSR1"
     assert announced == []
-    assert wishes.file.exists()
+    assert stop_requests.file.exists()
 
 
-def test_signal_handlers_restored_and_ignored_signals_kept(wishes):
+def test_signal_handlers_restored_and_ignored_signals_kept(stop_requests):
     """Signals are handled inside the context only, and ignored ones stay ignored."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with wishes.listening():
+        with stop_requests.handling_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert wishes.stop() == "SIGUSR1"
+            assert stop_requests.stop() == "SIGUSR1"
         assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
     finally:
         signal.signal(signal.SIGHUP, before[signal.SIGHUP])

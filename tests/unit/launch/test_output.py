@@ -2,13 +2,13 @@
 
 import threading
 
-from dsrun.launch.supervisor.output import Voice
+from dsrun.launch.supervisor.output import AsyncLineWriter
 
 
 def test_async_line_writer_flushes_all_lines_in_order():
     """All lines are written in their order before the end."""
     said = []
-    with Voice(said.append, patience_s=60) as voice:
+    with AsyncLineWriter(said.append, timeout_s=60) as voice:
         for number in range(100):
             voice(str(number))
     assert said == [str(number) for number in range(100)]
@@ -22,7 +22,7 @@ def test_async_line_writer_does_not_wait_for_blocked_output():
         heard.wait(60)
         said.append(line)
 
-    with Voice(say, patience_s=0.1) as voice:
+    with AsyncLineWriter(say, timeout_s=0.1) as voice:
         for line in ("one", "two"):
             voice(line)
         assert said == []
@@ -40,7 +40,7 @@ def test_async_line_writer_ignores_broken_pipe():
         said.append(line)
         raise BrokenPipeError
 
-    with Voice(say, patience_s=60) as voice:
+    with AsyncLineWriter(say, timeout_s=60) as voice:
         voice("one")
         voice("two")
     assert said == ["one", "two"]

@@ -11,7 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dsrun.errors import EXIT_RESUME
 from dsrun.launch.coordinator import client as follower_module
 from dsrun.launch.coordinator import server as leader_module
-from dsrun.launch.coordinator.messages import Alone, Ended, decision_as_dict, decision_from_dict
+from dsrun.launch.coordinator.messages import (
+    NodeResult,
+    SingleNodeCoordinator,
+    decision_as_dict,
+    decision_from_dict,
+)
 from dsrun.launch.supervisor.reaper import state_and_parent
 from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, until
 
@@ -19,14 +24,20 @@ from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, unt
 def test_coordinator_decision_reaches_all_nodes(town):
     """All nodes do what the first one decides."""
     councils = town.open(3)
-    heard = []
-    ends = [Ended(node=0, ok=True), Ended(node=1, ok=False, failure=FAILED), Ended(node=2, ok=True)]
-    decisions = settle_all(councils, ends, lambda found: heard.extend(found) or restart("rank 1 was killed"))
-    assert heard == ends
+    on_message = []
+    ends = [
+        NodeResult(node=0, ok=True),
+        NodeResult(node=1, ok=False, failure=FAILED),
+        NodeResult(node=2, ok=True),
+    ]
+    decisions = settle_all(
+        councils, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed")
+    )
+    assert on_message == ends
     assert decisions == [restart("rank 1 was killed")] * 3
     # The second attempt begins with nothing left over from the first.
-    assert not any(council.check() for council in councils)
-    decisions = settle_all(councils, [Ended(node=n, ok=True) for n in range(3)], lambda _: stop())
+    assert not any(coordinator.check() for coordinator in councils)
+    decisions = settle_all(councils, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
     assert decisions == [stop()] * 3
 
 
@@ -34,13 +45,13 @@ def test_coordinator_aborts_attempt_only_on_peer_failure(town):
     """A node whose ranks are done must not cut short the first one, which may still be writing the model."""
     leader, one, two = town.open(3)
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(one.settle, Ended(node=1, ok=True), None)
+        first = pool.submit(one.report_and_wait, NodeResult(node=1, ok=True), None)
         until(lambda: 1 in leader._ends)
         assert not leader.check()
         assert not two.check()
-        second = pool.submit(two.settle, Ended(node=2, ok=False, failure=FAILED), None)
+        second = pool.submit(two.report_and_wait, NodeResult(node=2, ok=False, failure=FAILED), None)
         until(leader.check)
-        assert leader.settle(Ended(node=0, ok=False), lambda _: stop()) == stop()
+        assert leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: stop()) == stop()
         assert first.result() == second.result() == stop()
 
 
@@ -48,9 +59,11 @@ def test_node_0_failure_aborts_attempt_on_other_nodes(town):
     """A failure of the first node ends the attempt of the others."""
     leader, one = town.open(2)
     with ThreadPoolExecutor(1) as pool:
-        decision = pool.submit(leader.settle, Ended(node=0, ok=False, failure=FAILED), lambda _: stop())
+        decision = pool.submit(
+            leader.report_and_wait, NodeResult(node=0, ok=False, failure=FAILED), lambda _: stop()
+        )
         until(one.check)
-        assert one.settle(Ended(node=1, ok=False), None) == stop()
+        assert one.report_and_wait(NodeResult(node=1, ok=False), None) == stop()
         assert decision.result() == stop()
 
 
@@ -60,9 +73,9 @@ def test_peer_failure_after_decision_aborts_next_attempt(town):
     As when a node is lost before it has heard that the run is started again.
     """
     _, one = town.open(2)
-    for message in ({"decision": decision_as_dict(restart())}, {"over": 2}):
-        one.heard(one._wire, message)
-    assert one.settle(Ended(node=1, ok=False), None) == restart()
+    for message in ({"decision": decision_as_dict(restart())}, {"abort": 2}):
+        one.on_message(one._connection, message)
+    assert one.report_and_wait(NodeResult(node=1, ok=False), None) == restart()
     assert one.check()
 
 
@@ -76,7 +89,7 @@ def test_killed_node_reported_lost_at_once(town):
     until(leader.check)
     assert children[1].stdout.readline() == "over\n"
     seen = []
-    leader.settle(Ended(node=0, ok=False), lambda ends: seen.extend(ends) or stop())
+    leader.report_and_wait(NodeResult(node=0, ok=False), lambda ends: seen.extend(ends) or stop())
     assert (seen[1].failure.cause, seen[1].failure.node) == ("node_lost", 1)
     assert "machine-1" in seen[1].failure.message
     assert seen[2].failure is None
@@ -89,18 +102,18 @@ def test_hung_node_lost_after_silence_timeout(town, monkeypatch):
     child = town.process(1, 2)
     leader.gather()
     assert child.stdout.readline() == "began 0\n"
-    wire, began = leader._members[1].wire, time.monotonic()
-    until(lambda: wire.heard > began + 3)  # it says every second that it is alive
+    connection, began = leader._peers[1].connection, time.monotonic()
+    until(lambda: connection.last_received > began + 3)  # it says every second that it is alive
     os.kill(child.pid, signal.SIGSTOP)
     while state_and_parent(child.pid)[0] != "T":
         time.sleep(0.01)
-    limit = time.monotonic() - wire.heard + 2
-    monkeypatch.setattr(leader_module, "SILENCE_S", limit)
+    limit = time.monotonic() - connection.last_received + 2
+    monkeypatch.setattr(leader_module, "PEER_TIMEOUT_S", limit)
     until(leader.check)
-    assert time.monotonic() - wire.heard > limit
+    assert time.monotonic() - connection.last_received > limit
     seen = []
-    leader.settle(Ended(node=0, ok=False), lambda ends: seen.extend(ends) or stop())
-    assert "did not answer" in seen[1].failure.message
+    leader.report_and_wait(NodeResult(node=0, ok=False), lambda ends: seen.extend(ends) or stop())
+    assert "stopped answering" in seen[1].failure.message
 
 
 def test_run_ends_when_node_0_is_lost(town):
@@ -108,7 +121,7 @@ def test_run_ends_when_node_0_is_lost(town):
     leader, one = town.open(2)
     leader.end()  # no good-bye
     until(one.check)
-    decision = one.settle(Ended(node=1, ok=False), None)
+    decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
     assert (decision.action, decision.exit_code) == ("stop", 1)
     assert "the first node (127.0.0.1) is lost" in decision.why
 
@@ -119,7 +132,7 @@ def test_interrupted_node_is_not_awaited(town):
     one.close()
     until(leader.check)
     seen = []
-    leader.settle(Ended(node=0, ok=False), lambda ends: seen.extend(ends) or stop())
+    leader.report_and_wait(NodeResult(node=0, ok=False), lambda ends: seen.extend(ends) or stop())
     assert (seen[1].failure.cause, seen[1].failure.message) == (
         "interrupted",
         "node 1 (machine-1) was ended by a signal",
@@ -131,7 +144,7 @@ def test_interrupted_node_0_ends_run_with_resume_code(town):
     leader, one = town.open(2)
     leader.close()
     until(one.check)
-    decision = one.settle(Ended(node=1, ok=False), None)
+    decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
     assert (decision.action, decision.exit_code) == ("stop", EXIT_RESUME)
     assert "ended by a signal" in decision.why
 
@@ -139,9 +152,9 @@ def test_interrupted_node_0_ends_run_with_resume_code(town):
 def test_silent_node_0_lost_after_silence_timeout(town, monkeypatch):
     """A first node that falls silent is lost."""
     leader, one = town.open(2)
-    leader.tick = lambda: None
+    leader.on_timer = lambda: None
     # Not before they have met: a follower that a busy machine has held up for a second would be lost at once.
-    monkeypatch.setattr(follower_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(follower_module, "PEER_TIMEOUT_S", 1.0)
     until(one.check)
 
 
@@ -151,41 +164,43 @@ def test_lost_node_rejoins_at_current_attempt(town):
     one.end()  # no good-bye
     until(leader.check)
     with ThreadPoolExecutor(1) as pool:
-        decision = pool.submit(leader.settle, Ended(node=0, ok=False), lambda _: restart())
+        decision = pool.submit(leader.report_and_wait, NodeResult(node=0, ok=False), lambda _: restart())
         again = town.follower(1, 2)
         again.gather()
         assert decision.result() == restart()
     assert again.attempt == 1
     assert not leader.check()
-    decisions = settle_all([leader, again], [Ended(node=n, ok=True) for n in (0, 1)], lambda _: stop(0))
+    decisions = settle_all([leader, again], [NodeResult(node=n, ok=True) for n in (0, 1)], lambda _: stop(0))
     assert decisions == [stop(0)] * 2
 
 
 def test_lost_node_rejoin_timeout_ends_run(town):
     """A lost node that stays away ends the run."""
-    leader, one = town.open(2, patience_s=1.0)
+    leader, one = town.open(2, timeout_s=1.0)
     one.end()
     until(leader.check)
-    decision = leader.settle(Ended(node=0, ok=False), lambda _: restart())
+    decision = leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: restart())
     assert (decision.action, decision.exit_code) == ("stop", 1)
     assert "node 1 (machine-1) did not come back within 1 s" in decision.why
 
 
 def test_no_wait_for_lost_node_that_cannot_rejoin(town):
     """SLURM does not start a lost task again within the job."""
-    leader, one = town.open(2, returns=False, patience_s=NEVER)
+    leader, one = town.open(2, returns=False, timeout_s=NEVER)
     one.end()
     until(leader.check)
-    decision = leader.settle(Ended(node=0, ok=False), lambda _: restart())
+    decision = leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: restart())
     assert (decision.action, decision.why) == ("stop", "node 1 (machine-1) is lost")
 
 
 def test_straggler_node_does_not_hold_up_others(town, monkeypatch):
     """A node that cannot end its attempt does not hold up the others."""
-    monkeypatch.setattr(leader_module, "STRAGGLE_S", 0.5)
+    monkeypatch.setattr(leader_module, "STRAGGLER_TIMEOUT_S", 0.5)
     leader, one = town.open(2)
     seen = []
-    leader.settle(Ended(node=0, ok=False, failure=FAILED), lambda ends: seen.extend(ends) or stop())
+    leader.report_and_wait(
+        NodeResult(node=0, ok=False, failure=FAILED), lambda ends: seen.extend(ends) or stop()
+    )
     assert seen[1].failure.cause == "node_lost"
     until(one.check)
 
@@ -197,7 +212,7 @@ def test_stop_signal_on_one_node_stops_all_without_restart(town):
     until(leader.stop_asked)
     until(two.stop_asked)
     assert two.stop_asked() == "SIGTERM"
-    ends = [Ended(node=n, ok=False) for n in range(3)]
+    ends = [NodeResult(node=n, ok=False) for n in range(3)]
     decisions = settle_all([leader, one, two], ends, lambda _: restart())
     assert {(each.action, each.exit_code) for each in decisions} == {("stop", EXIT_RESUME)}
 
@@ -213,18 +228,18 @@ def test_stop_signal_on_node_0_reaches_all_nodes(town):
 def test_single_node_coordinator_decides_locally():
     """A single node decides for itself."""
     seen = []
-    alone = Alone()
-    ended = Ended(node=0, ok=False, failure=FAILED)
-    assert alone.settle(ended, lambda ends: seen.extend(ends) or restart()) == restart()
+    alone = SingleNodeCoordinator()
+    ended = NodeResult(node=0, ok=False, failure=FAILED)
+    assert alone.report_and_wait(ended, lambda ends: seen.extend(ends) or restart()) == restart()
     assert seen == [ended]
     assert not alone.check()
     alone.announce_stop("SIGTERM")
-    assert alone.settle(ended, lambda _: restart()).exit_code == EXIT_RESUME
-    assert alone.settle(ended, lambda _: stop()) == stop()
+    assert alone.report_and_wait(ended, lambda _: restart()).exit_code == EXIT_RESUME
+    assert alone.report_and_wait(ended, lambda _: stop()) == stop()
 
 
 def test_coordinator_messages_json_round_trip():
     """Node results and decisions survive the way through JSON."""
-    ended = Ended(node=2, ok=False, interrupted=True, failure=FAILED)
-    assert Ended.from_dict(json.loads(json.dumps(ended.as_dict()))) == ended
+    ended = NodeResult(node=2, ok=False, interrupted=True, failure=FAILED)
+    assert NodeResult.from_dict(json.loads(json.dumps(ended.as_dict()))) == ended
     assert decision_from_dict(json.loads(json.dumps(decision_as_dict(stop())))) == stop()

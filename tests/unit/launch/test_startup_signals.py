@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.coordinator.messages import Alone, Stopped
+from dsrun.launch.coordinator.messages import SingleNodeCoordinator, Stopped
 from dsrun.launch.job import Job, Topology
-from dsrun.launch.signals import early_signals
+from dsrun.launch.signals import startup_signals
 from dsrun.launch.supervisor.run import supervise
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
@@ -33,7 +33,7 @@ def heeded():
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_signal_before_run_start_exits_with_resume_code(name):
     """A signal before the run begins ends the command with the exit code for resuming."""
-    with pytest.raises(Stopped, match=f"{name} came before the run began") as stopped, early_signals():
+    with pytest.raises(Stopped, match=f"{name} came before the run started") as stopped, startup_signals():
         signal.raise_signal(signal.Signals[name])
     assert stopped.value.exit_code == 75
 
@@ -50,13 +50,13 @@ def swallowed(signum):
 @pytest.mark.parametrize("told_first", [True, False])
 def test_swallowed_signal_still_reaches_coordinator(told_first):
     """A signal whose exception was swallowed still reaches the coordinator."""
-    council = Alone()
-    with early_signals() as early:
+    coordinator = SingleNodeCoordinator()
+    with startup_signals() as early:
         if told_first:
-            early.tell(council)
+            early.tell(coordinator)
         assert swallowed(signal.SIGUSR1)
-        early.tell(council)
-        assert council.stop_asked() == "SIGUSR1"
+        early.tell(coordinator)
+        assert coordinator.stop_asked() == "SIGUSR1"
         assert not swallowed(signal.SIGUSR1)
 
 
@@ -67,16 +67,16 @@ def job(tmp_path):
         run=tmp_path / "run",
         program=["--no-python", "touch", str(tmp_path / "begun")],
         env=os.environ,
-        foreign=True,
+        external=True,
         warm=False,
     )
 
 
 def test_no_attempt_started_after_stop_request(job, tmp_path):
     """No attempt begins once the coordinator was told to stop."""
-    council = Alone()
-    council.announce_stop("SIGTERM")
-    outcome = supervise(job, council)
+    coordinator = SingleNodeCoordinator()
+    coordinator.announce_stop("SIGTERM")
+    outcome = supervise(job, coordinator)
     assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
     assert outcome.message is not None
     assert "told to stop by SIGTERM" in outcome.message
@@ -89,19 +89,19 @@ def test_stopped_run_prints_resume_command(job):
     """
     run = RunFolder(job.run)
 
-    class SavesFirst(Alone):
+    class SavesFirst(SingleNodeCoordinator):
         def stop_asked(self):
             run.checkpoint(5).mkdir(parents=True, exist_ok=True)
             write_manifest(run.checkpoint(5), {"step": 5}, durable=False)
             return "SIGTERM"
 
-    def said(council, **fields):
-        return str(supervise(replace(job, foreign=False, **fields), council).message)
+    def said(coordinator, **fields):
+        return str(supervise(replace(job, external=False, **fields), coordinator).message)
 
     elsewhere = {"again": "the same command with --output here", "resumes": False}
-    council = Alone()
-    council.announce_stop("SIGTERM")
-    assert said(council, **elsewhere).endswith("the same command with --output here goes on from there")
+    coordinator = SingleNodeCoordinator()
+    coordinator.announce_stop("SIGTERM")
+    assert said(coordinator, **elsewhere).endswith("the same command with --output here goes on from there")
     assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto goes on from there")
     run.checkpoint(5).rename(run.checkpoint(4))
     assert said(SavesFirst(), resumes=False).endswith(
@@ -115,7 +115,9 @@ def test_failed_run_removes_partial_checkpoint(job):
     """A run that failed leaves no partial checkpoint."""
     left = job.run / ".saving" / "checkpoint-10"
     left.mkdir(parents=True)
-    outcome = supervise(replace(job, foreign=False, program=["--no-python", "sh", "-c", "exit 3"]), Alone())
+    outcome = supervise(
+        replace(job, external=False, program=["--no-python", "sh", "-c", "exit 3"]), SingleNodeCoordinator()
+    )
     assert outcome.exit_code == 3
     assert not left.parent.exists()
 
@@ -127,7 +129,7 @@ def test_scratch_folder_locked_against_tmpfiles_cleanup(job, tmp_path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     locked = []
 
-    class Curious(Alone):
+    class Curious(SingleNodeCoordinator):
         def stop_asked(self):
             for folder in scratch.glob("dsrun-*"):
                 fd = os.open(folder, os.O_RDONLY)
@@ -146,15 +148,15 @@ def test_scratch_folder_locked_against_tmpfiles_cleanup(job, tmp_path, monkeypat
 
 def test_signal_after_run_end_is_ignored():
     """A signal after the end of the run changes nothing."""
-    with early_signals() as early:
+    with startup_signals() as early:
         early.is_over = True
         signal.raise_signal(signal.SIGTERM)
 
 
 SECOND = """
 import signal
-from dsrun.launch.signals import early_signals
-with early_signals():
+from dsrun.launch.signals import startup_signals
+with startup_signals():
     try:
         signal.raise_signal(signal.SIGUSR1)
     finally:
