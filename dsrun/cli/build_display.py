@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dsrun.cli.words import aside, heard_or_not
-from dsrun.wheel.progress import duration
+from dsrun.wheel.build.progress import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from dsrun.wheel.progress import Event, Tracker
+    from dsrun.wheel.build.progress import Event, Tracker
 
 
 def make_display() -> Lines | Bars:

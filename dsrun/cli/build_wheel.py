@@ -18,8 +18,8 @@ from dsrun.cli.words import aside, remark
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build import Job
-    from dsrun.wheel.store import Entry, Store
+    from dsrun.wheel.build.run import Job
+    from dsrun.wheel.cache import Entry, Store
 
 
 @click.command(
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
 def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     from dsrun.system.cache import cache_root
-    from dsrun.wheel.ground import Flags
-    from dsrun.wheel.resolve import resolve
-    from dsrun.wheel.store import Store
+    from dsrun.wheel.build.context import Flags
+    from dsrun.wheel.build.plan import resolve
+    from dsrun.wheel.cache import Store
 
     _refuse_empty({**given, "output": place})
     output = None if place is None else Path(place)
@@ -157,7 +157,7 @@ def _obtain(job: Job, store: Store, *, force: bool, keep: bool) -> Entry:
     if found:
         return found
     from dsrun.cli.build_display import make_display
-    from dsrun.wheel.obtain import obtain
+    from dsrun.wheel.build.cached import obtain
 
     aside(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with make_display() as display:
@@ -168,16 +168,16 @@ def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: b
     """The wheel where the user wants it. Each of two gets a folder of its own: both have a WHEEL.json."""
     if output is None:
         return entry.wheel
-    from dsrun.wheel.store import copy_out
+    from dsrun.wheel.cache import copy_out
 
     return copy_out(entry, output / job.request.local_version if several else output, force=force)
 
 
 def _show(job: Job, store: Store) -> None:
     """The commands of a build and what differs from this environment, ready for a shell."""
-    from dsrun.wheel.build import plan_builds, prepare_tools
-    from dsrun.wheel.environment import difference
-    from dsrun.wheel.scratch import usual_folder
+    from dsrun.wheel.build.cached import usual_folder
+    from dsrun.wheel.build.environment import difference
+    from dsrun.wheel.build.run import plan_builds, prepare_tools
 
     place = str(usual_folder(job.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:

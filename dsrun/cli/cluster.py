@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster import ClusterFacts, Node, Partition
-    from dsrun.slurm.gpu_groups import GpuGroup
+    from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
+    from dsrun.slurm.cluster.gpu_groups import GpuGroup
 
 FORMAT_VERSION = 1
 INFINITE = float("inf")
@@ -23,7 +23,7 @@ INFINITE = float("inf")
 def command(*, partition: str | None, form: str, debug: bool) -> int:
     """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
     del debug  # main() looks for it
-    from dsrun.slurm.look import look
+    from dsrun.slurm.cluster.discover import look
 
     facts = look(with_accounting=False)
     partitions = _chosen(facts, partition)
@@ -57,7 +57,7 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
     found = facts.partition(name)
     if found is None:
         from dsrun.errors import UsageError
-        from dsrun.slurm.advice import nearest
+        from dsrun.slurm.findings import nearest
 
         raise UsageError(
             f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions))
@@ -81,8 +81,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     """Nodes that are alike in one row, for every kind of GPU."""
-    from dsrun.slurm import amounts
-    from dsrun.slurm.node_names import compressed
+    from dsrun.slurm import units
+    from dsrun.system.hostlist import compressed
 
     alike: dict[tuple[Any, ...], list[str]] = {}
     for node in nodes:
@@ -91,7 +91,7 @@ def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
             shown = (
                 _state(node), f"{group.count} {group.name}" if group else "-", _memory(group),
                 _capability(group), "-" if free is None else str(free), f"{node.cores_free} of {node.cores}",
-                amounts.gib(node.memory),
+                units.gib(node.memory),
             )  # fmt: skip
             alike.setdefault(shown, []).append(node.name)
     return [(compressed(names), *row) for row, names in alike.items()]
@@ -116,7 +116,7 @@ def _capability(group: GpuGroup | None) -> str:
 
 
 def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> list[tuple[str, ...]]:
-    from dsrun.slurm import amounts
+    from dsrun.slurm import units
 
     rows: list[tuple[str, ...]] = []
     for each in partitions:
@@ -124,7 +124,7 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
         gpus, free = sum(node.gpu_count for node in nodes), sum(node.gpus_free for node in nodes)
         rows.append(
             (
-                each.name + ("*" if each.default else ""), each.state.lower(), amounts.clock(each.time_limit),
+                each.name + ("*" if each.default else ""), each.state.lower(), units.clock(each.time_limit),
                 str(len(nodes)), f"{free} of {gpus}" if gpus else "-", _limits(each),
             )
         )  # fmt: skip
@@ -132,13 +132,13 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
 
 
 def _limits(each: Partition) -> str:
-    from dsrun.slurm import amounts
+    from dsrun.slurm import units
 
     said = {
-        "default time": amounts.clock(each.time_default) if each.time_default else "",
+        "default time": units.clock(each.time_default) if each.time_default else "",
         "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != INFINITE else "",
         "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != INFINITE else "",
-        "memory a node": f"at most {amounts.gib(each.max_memory_per_node)}"
+        "memory a node": f"at most {units.gib(each.max_memory_per_node)}"
         if each.max_memory_per_node != INFINITE
         else "",
         "accounts": " ".join((*each.accounts, *(f"not {name}" for name in each.denied_accounts))),

@@ -12,7 +12,7 @@ import click
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
-    from dsrun.observe.diagnose import Verdict
+    from dsrun.diagnosis.diagnose import Verdict
 
 FORMAT_VERSION = 1
 STDIN = "-"
@@ -41,7 +41,7 @@ def command(*, logs: tuple[str, ...], form: str, debug: bool) -> int:
 
 
 def _verdict(logs: tuple[str, ...]) -> Verdict:
-    from dsrun.observe.diagnose import of_logs, of_run
+    from dsrun.diagnosis.diagnose import of_logs, of_run
 
     folders = [name for name in logs if name != STDIN and Path(name).is_dir()]
     if folders and len(logs) > 1:

@@ -12,7 +12,7 @@ import click
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.slurm.jobs import Job
+    from dsrun.slurm.jobs.queue import Job
 
 FORMAT_VERSION = 1
 # A century; dates further back end somewhere before the calendar does.
@@ -46,7 +46,7 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
         from dsrun.cli.slurm_follow import follow as to_the_end
 
         return to_the_end(job_id)
-    from dsrun.slurm.jobs import my_jobs
+    from dsrun.slurm.jobs.queue import my_jobs
 
     jobs = my_jobs(hours=hours, job_id=job_id)
     if form == "json":
@@ -120,17 +120,17 @@ def _here(run: str | None) -> str:
 
 def reason_in_words(job: Job) -> str:
     """SLURM's reason and what it means; of a cancelled job it says only what that had last waited for."""
-    from dsrun.slurm.reasons import explained
+    from dsrun.slurm.jobs.status import explained
 
     meaning = None if job.state == "CANCELLED" else explained(job.reason)
     return job.reason + (f": {meaning}" if meaning else "")
 
 
 def _print_one(job: Job) -> None:
-    from dsrun.slurm.job_view import read_jobs
-    from dsrun.system import slurm_query
+    from dsrun.slurm.cluster.facts import query
+    from dsrun.slurm.jobs.status import read_jobs
 
-    text = slurm_query.job(job.id)
+    text = query.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
     ended = f", exit code {view.result}" if view and view.is_final else ""
     lines = {

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dsrun.launch.job import Job, Outcome, Topology
     from dsrun.launch.signals import StartupSignals
     from dsrun.runs.folder import RunFolder
-    from dsrun.slurm.program import Program
+    from dsrun.slurm.render.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
 from dsrun.launch.torchrun import parse_torchrun, torchrun_words
-from dsrun.slurm.program import WORKER, Program, any_program, train_program
+from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options

@@ -10,8 +10,8 @@ from dsrun.cli.words import remark
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster import Node
-    from dsrun.slurm.gpu_groups import GpuGroup
+    from dsrun.slurm.cluster.facts import Node
+    from dsrun.slurm.cluster.gpu_groups import GpuGroup
 
     Kinds = dict[str, list[tuple[Node, GpuGroup]]]
 
@@ -22,13 +22,13 @@ def with_cluster(given: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError where the cluster has several kinds of GPUs and none is named, for GPUs that it does not have,
     for more nodes than it has of them, and for GPUs whose model SLURM does not know.
     """
-    from dsrun.slurm.look import look
+    from dsrun.slurm.cluster.discover import look
 
     facts = look(with_accounting=False)
     nodes: Sequence[Node] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:
-        from dsrun.slurm.advice import nearest
+        from dsrun.slurm.findings import nearest
 
         partition = facts.partition(given["partition"])
         if partition is None:

@@ -13,7 +13,7 @@ import click
 
 from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.slurm.spec import TITLES, Given, flag_of, kind_of, make_spec, options
+from dsrun.slurm.render.spec import TITLES, Given, flag_of, kind_of, make_spec, options
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -94,7 +94,7 @@ def run(**values: Any) -> int:
     What stands behind `--` runs on every GPU: `-- train --model …`, `-- python my_train.py …`, `-- ./program …`.
     Without it run.yaml of this folder, else the demo.
     """
-    from dsrun.slurm.render import template_text
+    from dsrun.slurm.render.script import template_text
 
     if values["show_template"]:
         click.echo(template_text(), nl=False)
@@ -121,7 +121,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     """The script, and whether the cluster, where there is one, could run it."""
     from dsrun.cli.slurm_job import check_training, find_job, from_run_file
     from dsrun.cli.slurm_site import find_site, judge, missing, notices
-    from dsrun.slurm.render import completed, render
+    from dsrun.slurm.render.script import completed, render
 
     job = find_job(click.get_current_context().obj, values["config"], cwd)
     given = make_spec(_from_flags(values), from_run_file(job.config, cwd))
@@ -167,7 +167,7 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
     if values["output"] is not None:
         write_script(Path(values["output"]), script, force=values["force"])
     if values["test_only"]:
-        from dsrun.slurm.submit import test_only
+        from dsrun.slurm.jobs.submit import test_only
 
         click.echo(test_only(script))
         return 0
@@ -180,7 +180,7 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
 
 
 def _submit(script: str, *, follow: bool) -> int:
-    from dsrun.slurm.submit import submit
+    from dsrun.slurm.jobs.submit import submit
 
     number = submit(script, say=remark)
     click.echo(number)

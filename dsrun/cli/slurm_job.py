@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from dsrun.cli.words import remark
 from dsrun.errors import UsageError
-from dsrun.slurm.program import Program, any_program, train_program
-from dsrun.slurm.spec import Given
+from dsrun.slurm.render.program import Program, any_program, train_program
+from dsrun.slurm.render.spec import Given
 
 if TYPE_CHECKING:
     from dsrun.recipe.resolve import Recipe
-    from dsrun.slurm.spec import SlurmSpec
+    from dsrun.slurm.render.spec import SlurmSpec
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
@@ -97,7 +97,7 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
     from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.files import check_files
     from dsrun.recipe.trackers import check_packages
-    from dsrun.slurm.render import uses_own_python, workers
+    from dsrun.slurm.render.script import uses_own_python, workers
 
     if not (spec.container_image or spec.apptainer):
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
@@ -126,7 +126,7 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
     if config is None:
         return ()
     from dsrun.recipe.runfile import read_section
-    from dsrun.slurm.spec import read
+    from dsrun.slurm.render.spec import read
 
     path = cwd / config
     given = [read(key, words, where) for key, words, where in read_section(path, config, "slurm")]

@@ -14,9 +14,9 @@ import click
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
-    from dsrun.wheel.machine import Gpu
-    from dsrun.wheel.nodes import Visit
-    from dsrun.wheel.verify import Verification
+    from dsrun.wheel.verify.check import Verification
+    from dsrun.wheel.verify.machine import Gpu
+    from dsrun.wheel.verify.nodes import Visit
 
 FORMAT_VERSION = 1
 
@@ -42,7 +42,7 @@ def command(
     every operation runs once. Exit code 3 when something is wrong.
     """
     del debug
-    from dsrun.wheel.verify import verify_for, verify_here
+    from dsrun.wheel.verify.check import verify_for, verify_here
 
     if on == "" or target == "":
         raise UsageError(
@@ -65,8 +65,8 @@ def command(
 
 def gpus_meant(text: str) -> tuple[Gpu, ...]:
     """The GPUs of `--for`: those of the SLURM cluster for "slurm", else a list as `build-wheel --arch` takes it."""
-    from dsrun.wheel.arch import parse_archs
-    from dsrun.wheel.machine import gpus_for
+    from dsrun.wheel.target.arch import parse_archs
+    from dsrun.wheel.verify.machine import gpus_for
 
     word = text.strip().lower()
     if word in ("auto", "cpu", "native"):
@@ -91,9 +91,9 @@ def gpus_meant(text: str) -> tuple[Gpu, ...]:
 def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
     from functools import partial
 
-    from dsrun.wheel.nodes import passing_errand, visit_all, visit_in_passing
-    from dsrun.wheel.push import nodes_meant
-    from dsrun.wheel.verify import Verification, examine
+    from dsrun.wheel.verify.check import Verification, examine
+    from dsrun.wheel.verify.nodes import passing_errand, visit_all, visit_in_passing
+    from dsrun.wheel.verify.push import nodes_meant
 
     report, findings = examine(file)
     nodes = nodes_meant(text, None, os.environ)
@@ -108,7 +108,7 @@ def _say(done: Verification, visits: list[Visit], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(as_json(done, visits), indent=2, ensure_ascii=False))
         return
-    from dsrun.wheel.words import report_lines
+    from dsrun.wheel.verify.report import report_lines
 
     for line in report_lines(done, visits):
         click.echo(line)
@@ -116,7 +116,7 @@ def _say(done: Verification, visits: list[Visit], form: str) -> None:
 
 def as_json(done: Verification, visits: list[Visit]) -> dict[str, Any]:
     """The content of `--format json`; docs/wheels.md describes it."""
-    from dsrun.wheel.verify import report_dict
+    from dsrun.wheel.verify.check import report_dict
 
     return {
         "version": FORMAT_VERSION,

@@ -14,7 +14,7 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from dsrun.findings import Finding
-    from dsrun.wheel.nodes import Visit
+    from dsrun.wheel.verify.nodes import Visit
 
 FORMAT_VERSION = 1
 
@@ -66,9 +66,9 @@ def push_command(
     Exit code 3 when a node fails, or two nodes differ in Python, torch, driver or GPU.
     """
     del debug
-    from dsrun.wheel.nodes import Errand, default_folder
-    from dsrun.wheel.push import differences, nodes_meant, push
-    from dsrun.wheel.verify import examine
+    from dsrun.wheel.verify.check import examine
+    from dsrun.wheel.verify.nodes import Errand, default_folder
+    from dsrun.wheel.verify.push import differences, nodes_meant, push
 
     report, findings = examine(file)
     meant = nodes_meant(nodes, hostfile, os.environ, via)
@@ -87,8 +87,8 @@ def _say(visits: list[Visit], findings: list[Finding], form: str, name: str) -> 
     if form == "json":
         click.echo(json.dumps(as_json(visits, findings), indent=2, ensure_ascii=False))
         return
-    from dsrun.wheel.push import rows
-    from dsrun.wheel.words import finding_lines, table
+    from dsrun.wheel.verify.push import rows
+    from dsrun.wheel.verify.report import finding_lines, table
 
     if visits:
         for line in table(rows(visits)):

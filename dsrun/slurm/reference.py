@@ -11,9 +11,9 @@ from dataclasses import Field
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
-from dsrun.slurm.networks import networks
-from dsrun.slurm.rules import OWN
-from dsrun.slurm.spec import TITLES, flag_of, kind_of, options
+from dsrun.slurm.render.networks import networks
+from dsrun.slurm.render.rules import OWN
+from dsrun.slurm.render.spec import TITLES, flag_of, kind_of, options
 
 
 def markdown() -> str:

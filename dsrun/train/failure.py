@@ -88,7 +88,7 @@ def _diagnosed(error: BaseException) -> tuple[str | None, bool]:
     if not isinstance(error, Exception):
         return None, False  # ended from outside
     # Only now, as reading the rules takes time and most runs do not fail.
-    from dsrun.causes.classify import classify
+    from dsrun.diagnosis.classify import classify
 
     diagnosis = classify("".join(traceback.format_exception(error)))
     return (diagnosis.cause, diagnosis.weight == "consequence") if diagnosis else (None, False)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsrun.wheel.inspect import WheelReport
-    from dsrun.wheel.request import Request
+    from dsrun.wheel.build.request import Request
+    from dsrun.wheel.inspect.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"
 VERSION = 1

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from dsrun.docpage import GeneratedPart, table
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.arch_check import product_lines, serving
-from dsrun.wheel.cuda_facts import (
+from dsrun.wheel.target.arch_check import product_lines, serving
+from dsrun.wheel.target.cuda import (
     Capability,
     host_limits,
     nvcc_versions,

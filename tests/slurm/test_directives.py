@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.slurm.program import any_program
-from dsrun.slurm.render import render
-from dsrun.slurm.site import Site
-from dsrun.slurm.spec import make_spec, read
+from dsrun.slurm.render.program import any_program
+from dsrun.slurm.render.script import render
+from dsrun.slurm.render.site import Site
+from dsrun.slurm.render.spec import make_spec, read
 
 ODD = [
     "it's", 'a "b" c', "a\\b", "a\\", '\\"', "#5", "a #5", "$(touch pwned)", "`id`", "$HOME", "--nodes=3", "-x",

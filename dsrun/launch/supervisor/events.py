@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dsrun.causes.rules import cause_named
+from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 from dsrun.runs.commit import tidy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
-from dsrun.causes.rules import UNKNOWN, Cause, cause_named
+from dsrun.diagnosis.rules import UNKNOWN, Cause, cause_named
 from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE, UsageError
 
 Offload = Literal["none", "cpu"]

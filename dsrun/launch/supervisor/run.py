@@ -262,7 +262,7 @@ def _classify(text: str, exit_code: int | None) -> str:
 
     What is merely likely may be a reason to start again, but none to give up.
     """
-    from dsrun.causes.classify import classify
+    from dsrun.diagnosis.classify import classify
 
     found = classify(text, exit_code=exit_code)
     if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.transient):

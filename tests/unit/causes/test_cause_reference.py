@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dsrun.causes.reference import PART, markdown
-from dsrun.causes.rules import causes
+from dsrun.diagnosis.reference import PART, markdown
+from dsrun.diagnosis.rules import causes
 
 PAGE = Path(__file__).parents[3] / "docs" / "diagnose.md"
 # The names that other programs rely on; more may be added, none may be renamed.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.causes.classify import classify, first_cause
-from dsrun.causes.rules import causes
+from dsrun.diagnosis.classify import classify, first_cause
+from dsrun.diagnosis.rules import causes
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
 LOGS = sorted(path.relative_to(CORPUS) for path in CORPUS.glob("*/*.txt"))

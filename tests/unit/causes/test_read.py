@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.causes import read
-from dsrun.causes.classify import diagnosis
-from dsrun.causes.read import scan_log, scan_stream, scan_text
+from dsrun.diagnosis import read
+from dsrun.diagnosis.classify import diagnosis
+from dsrun.diagnosis.read import scan_log, scan_stream, scan_text
 from dsrun.errors import UsageError
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dsrun.causes.rules import UNKNOWN, cause_named, causes, parse
+from dsrun.diagnosis.rules import UNKNOWN, cause_named, causes, parse
 
 CAUSE = """
 [[cause]]

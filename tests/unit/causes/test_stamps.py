@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsrun.causes.stamps import last_time, rank_of, time_of
+from dsrun.diagnosis.stamps import last_time, rank_of, time_of
 
 NOON = ((11 * 31 + 21) * 24 + 12) * 3600
 

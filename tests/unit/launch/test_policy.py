@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsrun.causes.rules import causes
+from dsrun.diagnosis.rules import causes
 from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.launch.supervisor.policy import (
     ROLLBACKS,

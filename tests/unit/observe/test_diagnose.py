@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dsrun.diagnosis.diagnose import of_logs, of_run
 from dsrun.errors import UsageError
-from dsrun.observe.diagnose import of_logs, of_run
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
 LOST = CORPUS / "nccl_network" / "gloo-peer-lost.txt"

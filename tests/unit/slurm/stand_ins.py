@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from dsrun.slurm.program import any_program, train_program
-from dsrun.slurm.render import render
-from dsrun.slurm.site import Site
-from dsrun.slurm.spec import make_spec, read
+from dsrun.slurm.render.program import any_program, train_program
+from dsrun.slurm.render.script import render
+from dsrun.slurm.render.site import Site
+from dsrun.slurm.render.spec import make_spec, read
 
 MODULE = "torch.distributed.run"
 RECORD = 'printf "%s\\0" "$#" "${0##*/}" "$@" >>"$STAND_INS/record"\n'

@@ -7,12 +7,11 @@ import math
 import pytest
 
 from dsrun.hardware.gpus import lookup
-from dsrun.slurm import amounts
-from dsrun.slurm.gpu_groups import gpu_groups, memory_choices
-from dsrun.slurm.look import read_accounting
-from dsrun.slurm.node_names import compressed
-from dsrun.slurm.records import pairs
-from dsrun.system.hostlist import expand_hosts
+from dsrun.slurm import units
+from dsrun.slurm.cluster.discover import read_accounting
+from dsrun.slurm.cluster.gpu_groups import gpu_groups, memory_choices
+from dsrun.slurm.cluster.records import pairs
+from dsrun.system.hostlist import compressed, expand_hosts
 from tests.slurm_recordings import recorded_facts
 
 
@@ -172,19 +171,19 @@ def test_scontrol_record_with_blanks_and_repeated_key():
     ],
 )
 def test_slurm_time_format(text, expected):
-    assert amounts.seconds(text) == expected
+    assert units.seconds(text) == expected
 
 
 def test_time_and_memory_units_formatted():
-    assert amounts.clock(90061) == "1-01:01:01"
-    assert amounts.clock(math.inf) == "no limit"
-    assert [amounts.mib(text) for text in ("4000", "2G", "1.5T", "UNLIMITED")] == [
+    assert units.clock(90061) == "1-01:01:01"
+    assert units.clock(math.inf) == "no limit"
+    assert [units.mib(text) for text in ("4000", "2G", "1.5T", "UNLIMITED")] == [
         4000,
         2048,
         1.5 * 1024**2,
         None,
     ]
-    assert (amounts.gib(64000), amounts.gib(800)) == ("62.5 GiB", "800 MiB")
+    assert (units.gib(64000), units.gib(800)) == ("62.5 GiB", "800 MiB")
 
 
 @pytest.mark.parametrize(

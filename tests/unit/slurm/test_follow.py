@@ -7,11 +7,11 @@ import re
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.slurm import submit
-from dsrun.slurm.follow import Tail, Watchdog, follow, interval
-from dsrun.slurm.job_view import JobView, from_history, read_jobs
-from dsrun.system import slurm_query
-from dsrun.system.slurm_query import NoAnswerError
+from dsrun.slurm.cluster.facts import query
+from dsrun.slurm.cluster.query import NoAnswerError
+from dsrun.slurm.jobs.follow import Tail, Watchdog, follow, interval
+from dsrun.slurm.jobs.queue import submit
+from dsrun.slurm.jobs.status import JobView, from_history, read_jobs
 from tests.slurm_recordings import recorded, stand_in
 
 DONE = recorded("job-failed")
@@ -30,7 +30,7 @@ class Slurm:
 
     def __init__(self, monkeypatch, *answers, happens=()):
         self.answers, self.happens, self.slept = list(answers), list(happens), 0.0
-        monkeypatch.setattr(slurm_query, "job", self.job)
+        monkeypatch.setattr(query, "job", self.job)
         self.told: list[str] = []
         self.shown: list[str] = []
 
@@ -115,9 +115,7 @@ def test_follow_asks_sacct_for_forgotten_job(monkeypatch, tmp_path):
         [("67", "RUNNING", "0:0", "node3", "00:01:00")],
         [("67", "CANCELLED by 0", "0:15", "node3", "00:01:01")],
     ]
-    monkeypatch.setattr(
-        slurm_query, "history", lambda fields, job_id: rows.pop(0) if len(rows) > 1 else rows[0]
-    )
+    monkeypatch.setattr(query, "history", lambda fields, job_id: rows.pop(0) if len(rows) > 1 else rows[0])
     slurm = Slurm(monkeypatch, at("RUNNING", log=log), None, happens=[lambda: log.write_text("one\ntwo\n")])
     assert slurm.follow() == 143
     assert slurm.shown == ["one", "two"]
@@ -125,7 +123,7 @@ def test_follow_asks_sacct_for_forgotten_job(monkeypatch, tmp_path):
 
 
 def test_follow_unknown_job_refused(monkeypatch):
-    monkeypatch.setattr(slurm_query, "history", lambda fields, job_id: None)
+    monkeypatch.setattr(query, "history", lambda fields, job_id: None)
     with pytest.raises(UsageError, match="no job 67"):
         Slurm(monkeypatch, None).follow()
     with pytest.raises(ToolError, match="forgotten job 67"):

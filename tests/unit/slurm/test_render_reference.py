@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dsrun.slurm.program import train_program
 from dsrun.slurm.reference import PART, markdown
-from dsrun.slurm.render import completed, context
-from dsrun.slurm.site import Site
-from dsrun.slurm.spec import flag_of, options
+from dsrun.slurm.render.program import train_program
+from dsrun.slurm.render.script import completed, context
+from dsrun.slurm.render.site import Site
+from dsrun.slurm.render.spec import flag_of, options
 from tests.unit.slurm.stand_ins import spec_of
 
 CHECKOUT = Path(__file__).parents[3]

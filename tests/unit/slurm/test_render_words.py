@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsrun.slurm.program import any_program, slug, train_program
-from dsrun.slurm.quote import shell_quote
-from dsrun.slurm.render import render
-from dsrun.slurm.site import Site
+from dsrun.slurm.render.program import any_program, slug, train_program
+from dsrun.slurm.render.quote import shell_quote
+from dsrun.slurm.render.script import render
+from dsrun.slurm.render.site import Site
 from tests.unit.slurm.stand_ins import Shell, spec_of
 
 NASTY = [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.check import check
-from dsrun.slurm.spec import SlurmSpec
+from dsrun.slurm.precheck.check import check
+from dsrun.slurm.render.spec import SlurmSpec
 from tests.slurm_recordings import recorded, recorded_facts
 
 
@@ -156,7 +156,7 @@ def test_accounts_unchecked_without_accounting():
 
 
 def test_user_without_account_refused():
-    from dsrun.slurm.look import read_accounting
+    from dsrun.slurm.cluster.discover import read_accounting
 
     nobody = read_accounting(associations="", qualities="normal||", enforced="associations")
     assert found(recorded_facts(accounting=nobody)) == [("error", "account_missing")]

@@ -9,9 +9,9 @@ from datetime import datetime
 import pytest
 
 from dsrun.cli.jobs import reason_in_words
-from dsrun.slurm.jobs import _SACCT, _SQUEUE, Job, joined, merged, read_rows
-from dsrun.slurm.reasons import explained
-from dsrun.slurm.run_folder import job_variables, run_folder, shell_word
+from dsrun.slurm.jobs.output_folder import job_variables, run_folder, shell_word
+from dsrun.slurm.jobs.queue import _SACCT, _SQUEUE, Job, joined, merged, read_rows
+from dsrun.slurm.jobs.status import explained
 from tests.slurm_recordings import recorded
 
 

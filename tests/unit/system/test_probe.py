@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dsrun.system import install_wheel, probe
 from dsrun.train import prove_ops
+from dsrun.wheel.verify.check import install_wheel, probe
 
 
 def told(*needed: str, **environ: str) -> dict:

@@ -11,12 +11,19 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system import cxx as compilers
-from dsrun.system.cxx import all_cxx, c_compiler, compiler_cache, find_cxx, has_function, has_header
-from dsrun.system.nvcc import all_nvcc, find_nvcc, has_runtime, nvcc_version, prepare_home, toolkit_home
 from dsrun.system.packages import install_command
-from dsrun.system.toolchain import jobs
-from dsrun.system.torch_facts import torch_facts
+from dsrun.wheel.build.plan import jobs
+from dsrun.wheel.toolchain import cxx as compilers
+from dsrun.wheel.toolchain.cxx import all_cxx, c_compiler, compiler_cache, find_cxx, has_function, has_header
+from dsrun.wheel.toolchain.nvcc import (
+    all_nvcc,
+    find_nvcc,
+    has_runtime,
+    nvcc_version,
+    prepare_home,
+    toolkit_home,
+)
+from dsrun.wheel.toolchain.torch_facts import torch_facts
 
 GIB = 1 << 30
 # nvcc's own words, of 13.0 and 12.4.

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.arch import Arch, env_value, known_capabilities, parse_archs, runs_on, split_archs, union
+from dsrun.wheel.target.arch import (
+    Arch,
+    env_value,
+    known_capabilities,
+    parse_archs,
+    runs_on,
+    split_archs,
+    union,
+)
 
 archs = st.builds(lambda each, ptx: Arch(*each, ptx), st.sampled_from(known_capabilities()), st.booleans())
 

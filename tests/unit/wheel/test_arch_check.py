@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.arch import parse_archs
-from dsrun.wheel.arch_check import check_archs, serving
-from dsrun.wheel.cuda_facts import (
+from dsrun.wheel.target.arch import parse_archs
+from dsrun.wheel.target.arch_check import check_archs, serving
+from dsrun.wheel.target.cuda import (
     generations,
     host_limits,
     minor_release,

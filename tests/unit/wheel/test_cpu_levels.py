@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.system.cxx import c_compiler, find_cxx
-from dsrun.wheel import cpu
-from dsrun.wheel.cluster_cpu import cluster_level, node_level
-from dsrun.wheel.cpu import (
+from dsrun.wheel.build.context import cluster_level, node_level
+from dsrun.wheel.target.cpu import (
     common_level,
     compiler_environment,
     default_level,
@@ -26,6 +24,8 @@ from dsrun.wheel.cpu import (
     resolve_level,
     write_wrapper,
 )
+from dsrun.wheel.target.gpus import cpu
+from dsrun.wheel.toolchain.cxx import c_compiler, find_cxx
 
 V2 = "fpu cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"

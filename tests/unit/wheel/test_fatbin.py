@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.elf import read_binary
-from dsrun.wheel.fatbin import FatbinError, arch_order, architectures, read_fatbin
+from dsrun.wheel.inspect.elf import read_binary
+from dsrun.wheel.inspect.fatbin import FatbinError, arch_order, architectures, read_fatbin
 from tests.tiny_wheels import EXACT, FAMILY, LTO, LZ4, PTX, SASS, ZSTD, container, entry
 
 

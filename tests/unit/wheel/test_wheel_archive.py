@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel import archive as room
-from dsrun.wheel.archive import check_archive, open_wheel
+from dsrun.wheel.inspect.archive import check_archive, open_wheel
+from dsrun.wheel.inspect.contents import archive as room
 from tests.tiny_wheels import TAG, VERSION, hashed, make_wheel
 
 NAME = f"deepspeed-{VERSION}-{TAG}.whl"

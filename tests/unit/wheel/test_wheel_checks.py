@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.build import group_ops
-from dsrun.wheel.checks import expected_code, wrong_with_wheel
-from dsrun.wheel.inspect import Library, WheelReport
-from dsrun.wheel.ops import op_table
+from dsrun.wheel.build.checks import expected_code, wrong_with_wheel
+from dsrun.wheel.build.run import group_ops
+from dsrun.wheel.inspect.contents import Library, WheelReport
+from dsrun.wheel.target.ops import op_table
 from tests.unit.wheel.test_wheel_request import CUDA
 
 TABLE = {op.name: op for op in op_table("0.19.8") if "cuda" in op.accelerators}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.compare import compare, compare_with_gpus
-from dsrun.wheel.gpu_code import cuda_of_isa, service
-from dsrun.wheel.inspect import Library, WheelReport
-from dsrun.wheel.machine import Gpu, Machine, gpus_for
+from dsrun.wheel.inspect.contents import Library, WheelReport
+from dsrun.wheel.inspect.fatbin import cuda_of_isa, service
+from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
+from dsrun.wheel.verify.machine import Gpu, Machine, gpus_for
 
 ADAM = Library(
     path="deepspeed/ops/adam/fused_adam_op.so",

@@ -13,7 +13,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from dsrun.wheel import conductor
+from dsrun.wheel.build.run import parallel
 from tests.processes import left_of
 
 PYTHON = sys.executable
@@ -27,7 +27,7 @@ def plan(tmp_path, width, *codes):
     ]
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"width": width, "builds": builds}))
-    return [PYTHON, "-I", conductor.__file__, str(path)]
+    return [PYTHON, "-I", parallel.__file__, str(path)]
 
 
 def run(argv):

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.wheel.environment import build_environment, difference, search_paths, unused_flags, without_flags
-from dsrun.wheel.ops import op_table
+from dsrun.wheel.build.environment import (
+    build_environment,
+    difference,
+    search_paths,
+    unused_flags,
+    without_flags,
+)
+from dsrun.wheel.target.ops import op_table
 from tests.unit.wheel.test_wheel_request import CPU, CUDA
 
 TABLE = op_table("0.19.8")

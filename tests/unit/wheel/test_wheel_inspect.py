@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.wheel.elf import read_binary
-from dsrun.wheel.inspect import op_of, read_wheel
-from dsrun.wheel.instructions import (
+from dsrun.wheel.inspect.contents import op_of, read_wheel
+from dsrun.wheel.inspect.elf import read_binary
+from dsrun.wheel.inspect.isa_level import (
     highest,
     lacking,
     level_of_code,

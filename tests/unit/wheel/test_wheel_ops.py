@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.system.cxx import find_cxx
-from dsrun.wheel import ops as module
-from dsrun.wheel.needs import Probe, needs, way_to_install
-from dsrun.wheel.ops import all_ops, choose_ops, links, missing, op_table
+from dsrun.wheel.target.gpus import ops as module
+from dsrun.wheel.target.ops import all_ops, choose_ops, links, missing, op_table
+from dsrun.wheel.toolchain.cxx import find_cxx
+from dsrun.wheel.toolchain.requirements import Probe, needs, way_to_install
 
 # What DeepSpeed says about each operation, asked in a process of its own: its accelerator is chosen on import.
 _ASK = """
@@ -277,7 +277,10 @@ def test_every_need_has_install_command():
 
 
 def test_op_table_imports_no_torch():
-    code = "import sys, dsrun.wheel.ops as o; o.op_table(); print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, dsrun.wheel.target.ops as o; o.op_table(); "
+        "print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"

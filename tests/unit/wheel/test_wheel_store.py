@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.wheel.cache import LOG_NAME, Store, copy_out
 from dsrun.wheel.record import RECORD_NAME, sha256_of
-from dsrun.wheel.store import LOG_NAME, Store, copy_out
 
 KEY = "0123456789abcdef0123"
 NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"
@@ -20,7 +20,7 @@ NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"
 HOLD = """
 import sys
 from pathlib import Path
-from dsrun.wheel.store import Store
+from dsrun.wheel.cache import Store
 with Store(Path(sys.argv[1])).exclusive(sys.argv[2], lambda: None):
     print("held", flush=True)
     sys.stdin.read()

@@ -1,0 +1,135 @@
+"""Why a run failed, from its logs: the root cause, not what other ranks suffered from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from dsrun.diagnosis.read import scan_text
+from dsrun.diagnosis.rules import Cause, Weight, cause_named
+from dsrun.diagnosis.scan import Hit, Scan
+from dsrun.diagnosis.stamps import rank_of
+from dsrun.findings import Finding, Level
+
+# Logged steps after which a run has got over what it complained of.
+SURVIVED = 10
+# An exception that so many lines follow did not end the run.
+LAST_LINES = 400
+_ORDER = get_args(Weight)
+# What a process's own end tells when no log does.
+_SIGNALS = {4: "illegal_instruction", 7: "cpu_shm_bus_error", 9: "rank_killed", 11: "rank_killed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why a run failed. `evidence` is the line that tells, `line` its number from 1, 0 for an exit code.
+
+    `weight` says how sure that is: a root cause, words that several causes share, a guess, or a consequence of
+    another rank's failure. `rank` is the first rank that failed, and `time` when (see `stamps.time_of`), as far as
+    the log tells.
+    """
+
+    cause: str
+    title: str
+    means: str
+    fix: str
+    evidence: str
+    line: int
+    transient: bool
+    level: Level
+    weight: Weight
+    rank: int | None
+    time: float | None
+
+    def finding(self, where: str) -> Finding:
+        """The diagnosis as advice; `where` is the log's name, to which the line number is added."""
+        place = f"{where}:{self.line}" if self.line else where
+        return Finding(
+            level=self.level,
+            code=self.cause,
+            message=f"{self.title}: {self.means}",
+            fix=self.fix,
+            where=place,
+        )
+
+
+def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
+    """The cause that `text`, a log, tells of; None for a healthy one, or where no rule knows the failure.
+
+    `exit_code` is the process's, where the caller has it: 0 leaves only what spoils a run without ending it (a NaN
+    loss), and a signal tells its own where the text tells nothing.
+    """
+    scan, rank = scan_text(text)
+    found = diagnosis(scan, rank, exit_code=exit_code)
+    return found if found and found.cause else None
+
+
+def first_cause(logs: Mapping[str, str]) -> tuple[str, Diagnosis] | None:
+    """The root cause among the logs of many ranks, with the name of its log; None where no log tells of a failure.
+
+    A rank that ended with an exception that no rule knows explains those that lost it: then the cause is "".
+    """
+    found = {name: why for name, text in logs.items() if (why := diagnosis(*scan_text(text)))}
+    return root(found)
+
+
+def root(found: Mapping[str, Diagnosis]) -> tuple[str, Diagnosis] | None:
+    """The one of many logs' diagnoses that explains the others: a cause before a consequence, the earliest first."""
+    order = {name: place for place, name in enumerate(found)}
+    return min(found.items(), key=lambda item: (*_urgency(item[1]), order[item[0]]), default=None)
+
+
+def _urgency(diagnosis: Diagnosis) -> tuple[int, float]:
+    return _ORDER.index(diagnosis.weight), math.inf if diagnosis.time is None else diagnosis.time
+
+
+def diagnosis(scan: Scan, rank: int | None = None, *, exit_code: int | None = None) -> Diagnosis | None:
+    """What a scanned log tells of; the cause is "" for an exception at its end that no rule knows.
+
+    `rank` is the first to fail where the log has a table of them.
+    """
+    hits = [hit for hit in scan.hits if not _survived(hit, scan, exit_code)]
+    last = max((hit.attempts for hit in hits), default=0)
+    known = {hit.line for hit in hits if hit.sign.weight != "unknown"}
+    hits = [hit for hit in hits if hit.attempts == last and (hit.cause.code or hit.line not in known)]
+    if not hits:
+        return _by_signal(exit_code, rank)
+    best = min(hits, key=lambda hit: (_ORDER.index(hit.sign.weight), hit.line))
+    said = rank_of(best.text)
+    return _made(best.cause, best, rank if said is None else said)
+
+
+def _survived(hit: Hit, scan: Scan, exit_code: int | None) -> bool:
+    """Whether the run got over it: many healthy steps later, or the end of training, and no sign that lasts."""
+    if scan.steps - hit.steps >= SURVIVED:
+        return True
+    if hit.sign.weight == "unknown" and scan.lines - hit.line > LAST_LINES:
+        return True
+    return not hit.sign.lasting and (exit_code == 0 or scan.ends > hit.ends)
+
+
+def _by_signal(exit_code: int | None, rank: int | None) -> Diagnosis | None:
+    if exit_code is None:
+        return None
+    signal = -exit_code if exit_code < 0 else exit_code - 128
+    code = _SIGNALS.get(signal)
+    return _made(cause_named(code), exit_code, rank) if code else None
+
+
+def _made(cause: Cause, evidence: Hit | int, rank: int | None) -> Diagnosis:
+    hit = evidence if isinstance(evidence, Hit) else None
+    return Diagnosis(
+        cause=cause.code,
+        title=cause.title,
+        means=cause.means,
+        fix=cause.fix,
+        evidence=hit.text if hit else f"exit code {evidence}",
+        line=hit.line if hit else 0,
+        transient=cause.transient,
+        level=cause.level,
+        weight=hit.sign.weight if hit else "guess",
+        rank=rank,
+        time=hit.time if hit else None,
+    )

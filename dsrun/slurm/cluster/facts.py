@@ -1,0 +1,262 @@
+"""ClusterFacts: what a SLURM cluster has and what it allows, read from what its own programs print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dsrun.slurm import units
+from dsrun.slurm.cluster.gpu_groups import GpuGroup, gpu_groups
+from dsrun.slurm.cluster.records import names, oneliners, settings, value
+from dsrun.system import hostlist
+
+# States and flags in which a node takes no job, as scontrol joins them with "+" (slurm.h, scontrol(1)).
+_UNUSABLE = frozenset(
+    {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG"}
+    | {"MAINT", "NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "REBOOT_ISSUED", "UNKNOWN"}
+)
+# What an administrator writes about a node comes last in its record.
+_WRITTEN = frozenset({"Reason", "Comment", "Extra"})
+NO_LIMIT = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """One partition. Times in seconds, memory in MiB, infinity for no limit; None where nothing is said.
+
+    `accounts`, `qos` and `groups` are the only ones that may use it, () where all may; `denied_accounts` and
+    `denied_qos` may not. `time_default` is the limit of a job that asks for none.
+    """
+
+    name: str
+    state: str
+    default: bool
+    nodes: tuple[str, ...]
+    time_limit: float
+    time_default: float | None
+    min_nodes: int
+    max_nodes: float
+    max_cpus_per_node: float
+    max_memory_per_node: float
+    accounts: tuple[str, ...] = ()
+    denied_accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+    denied_qos: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    hidden: bool = False
+    job_defaults: Mapping[str, str] = field(default_factory=dict)
+    preempt_mode: str = "OFF"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its jobs start."""
+        return self.state == "UP"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node: cores as SLURM schedules them (hardware threads, where it counts these), memory in MiB.
+
+    `memory` is what jobs may have of it; `resources` are the names of its generic resources. `state` is scontrol's,
+    "IDLE+DRAIN"; `reason` says why it is down.
+    """
+
+    name: str
+    state: str
+    reason: str
+    partitions: tuple[str, ...]
+    features: tuple[str, ...]
+    gpus: tuple[GpuGroup, ...]
+    resources: tuple[str, ...]
+    cores: int
+    cores_busy: int
+    memory: float
+    memory_busy: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes jobs, now or when others end; a node of a cloud that is switched off does."""
+        words = self.state.rstrip("*~#!%$@^-+").replace("*", "").split("+")
+        return not _UNUSABLE.intersection(words)
+
+    @property
+    def gpu_count(self) -> int:
+        """Its GPUs of all kinds."""
+        return sum(group.count for group in self.gpus)
+
+    @property
+    def gpus_free(self) -> int:
+        """GPUs that no job holds; 0 on a node that takes none."""
+        return sum(group.count - group.busy for group in self.gpus) if self.is_usable else 0
+
+    @property
+    def cores_free(self) -> int:
+        """Cores that no job holds; 0 on a node that takes none."""
+        return self.cores - self.cores_busy if self.is_usable else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Association:
+    """That this user may use `account`, in `partition` only where one is given, with one of `qos`."""
+
+    account: str
+    partition: str | None
+    qos: tuple[str, ...]
+    default_qos: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """A QOS: its longest time in seconds and most GPUs of one job, infinity for no limit."""
+
+    name: str
+    time_limit: float
+    max_gpus: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """This user in the accounting database; `enforced` holds the words of AccountingStorageEnforce in slurm.conf."""
+
+    associations: tuple[Association, ...]
+    default_account: str | None
+    qualities: tuple[Quality, ...]
+    enforced: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFacts:
+    """A cluster at one moment; `accounting` None where it keeps none, or does not answer.
+
+    `reservations` and `licenses` are their names.
+    """
+
+    name: str
+    version: str
+    partitions: tuple[Partition, ...]
+    nodes: tuple[Node, ...]
+    max_array_size: int
+    memory_per_core: float | None = None
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    accounting: Accounting | None = None
+    reservations: tuple[str, ...] = ()
+    licenses: tuple[str, ...] = ()
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    def partition(self, name: str | None) -> Partition | None:
+        """The partition called `name`, the default one for None; None where there is no such."""
+        return next(
+            (each for each in self.partitions if (each.default if name is None else each.name == name)), None
+        )
+
+    def nodes_of(self, partition: Partition) -> tuple[Node, ...]:
+        """The partition's nodes, whatever their state."""
+        return tuple(self.by_name[name] for name in partition.nodes if name in self.by_name)
+
+    def usual_gpus(self, partition: str | None = None) -> int | None:
+        """GPUs on most nodes with GPUs of a partition (of equals the smaller number); None for none at all."""
+        found = self.partition(partition)
+        return _most_common(node.gpu_count for node in self.nodes_of(found) if node.gpus) if found else None
+
+    def cores_per_gpu(self, partition: str | None = None) -> int | None:
+        """Cores that go with one GPU on the poorest node with GPUs of a partition; None without GPUs.
+
+        The poorest, for a request for more would leave its last GPUs unusable.
+        """
+        found = self.partition(partition)
+        rich = [node for node in self.nodes_of(found) if node.gpu_count] if found else []
+        cap = found.max_cpus_per_node if found else NO_LIMIT
+        shares = [int(min(node.cores, cap)) // node.gpu_count for node in rich]
+        return max(1, min(shares)) if shares else None
+
+
+def _most_common(counts: Iterable[int]) -> int | None:
+    found = sorted(counts)
+    return max(found, key=lambda each: (found.count(each), -each), default=None)
+
+
+def read_facts(
+    *,
+    partitions: str,
+    nodes: str,
+    config: str,
+    accounting: Accounting | None = None,
+    user: str = "",
+    groups: tuple[str, ...] = (),
+    reservations: str = "",
+    licenses: str = "",
+) -> ClusterFacts:
+    """The facts in what `dsrun.slurm.cluster.query` was told."""
+    known = settings(config)
+    return ClusterFacts(
+        name=known.get("ClusterName", ""),
+        version=known.get("SLURM_VERSION", ""),
+        partitions=tuple(_partition(each) for each in oneliners(partitions) if "PartitionName" in each),
+        nodes=tuple(_node(each) for each in oneliners(nodes, _WRITTEN) if "NodeName" in each),
+        max_array_size=int(_number(known, "MaxArraySize", 1001)),
+        memory_per_core=units.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
+        user=user,
+        groups=groups,
+        accounting=accounting,
+        reservations=tuple(
+            each["ReservationName"] for each in oneliners(reservations) if "ReservationName" in each
+        ),
+        licenses=tuple(each["LicenseName"] for each in oneliners(licenses) if "LicenseName" in each),
+    )
+
+
+def _partition(record: dict[str, str]) -> Partition:
+    defaults = dict(word.split("=", 1) for word in names(record, "JobDefaults") if "=" in word)
+    for key in ("DefMemPerNode", "DefMemPerCPU"):
+        if units.mib(record.get(key, "")) is not None:
+            defaults[key] = record[key]
+    return Partition(
+        name=record["PartitionName"],
+        state=record.get("State", "UP"),
+        default=record.get("Default") == "YES",
+        nodes=hostlist.expand_hosts(found) if (found := value(record, "Nodes")) else (),
+        time_limit=units.seconds(record.get("MaxTime", "")) or NO_LIMIT,
+        time_default=units.seconds(record.get("DefaultTime", "")),
+        min_nodes=int(_number(record, "MinNodes", 0)),
+        max_nodes=_number(record, "MaxNodes", NO_LIMIT),
+        max_cpus_per_node=_number(record, "MaxCPUsPerNode", NO_LIMIT),
+        max_memory_per_node=units.mib(record.get("MaxMemPerNode", "")) or NO_LIMIT,
+        accounts=names(record, "AllowAccounts"),
+        denied_accounts=names(record, "DenyAccounts"),
+        qos=names(record, "AllowQos"),
+        denied_qos=names(record, "DenyQos"),
+        groups=names(record, "AllowGroups"),
+        hidden=record.get("Hidden") == "YES",
+        job_defaults=defaults,
+        preempt_mode=record.get("PreemptMode", "OFF"),
+    )
+
+
+def _node(record: dict[str, str]) -> Node:
+    features = names(record, "ActiveFeatures") or names(record, "AvailableFeatures")
+    # CPUEfctv leaves out cores that are kept for the system; it came with 22.05.
+    cores = _number(record, "CPUEfctv", 0) or _number(record, "CPUTot", 0)
+    return Node(
+        name=record["NodeName"],
+        state=record.get("State", "UNKNOWN"),
+        reason=value(record, "Reason") or "",
+        partitions=names(record, "Partitions"),
+        features=features,
+        gpus=gpu_groups(record.get("Gres", ""), record.get("GresUsed", ""), features),
+        resources=tuple(dict.fromkeys(word.split(":")[0] for word in names(record, "Gres"))),
+        cores=int(cores),
+        cores_busy=int(_number(record, "CPUAlloc", 0)),
+        memory=_number(record, "RealMemory", 0) - _number(record, "MemSpecLimit", 0),
+        memory_busy=_number(record, "AllocMem", 0),
+    )
+
+
+def _number(record: Mapping[str, str], key: str, default: float) -> float:
+    text = record.get(key, "")
+    return float(text) if text.isdecimal() else default

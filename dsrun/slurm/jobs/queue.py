@@ -1,0 +1,192 @@
+"""The user's jobs as the queue and the accounting know them, joined with their run folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.last import Progress, progress
+from dsrun.slurm.cluster.facts import query
+from dsrun.slurm.jobs.output_folder import job_variables, run_folder
+from dsrun.slurm.jobs.status import FINAL
+from dsrun.slurm.render.program import slug
+
+# The same things from both sources, in the order of Job's fields. The name comes last: it may hold anything.
+_SQUEUE = ("i", "A", "T", "r", "P", "N", "D", "M", "l", "V", "S", "e", "Z", "j")
+_SACCT = (
+    *(
+        "JobID",
+        "JobIDRaw",
+        "State",
+        "Reason",
+        "Partition",
+        "NodeList",
+        "NNodes",
+        "Elapsed",
+        "Timelimit",
+        "Submit",
+    ),
+    *("Start", "End", "WorkDir", "JobName"),
+)
+_NOTHING = frozenset({"", "None", "N/A", "Unknown", "None assigned", "(null)"})
+_AT_ONCE = 8  # queries to the controller
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job, or one task of an array (`id` "6_1"; "6_[2-3]" for those that have not started).
+
+    Times are SLURM's, local, "2026-11-21T08:43:34"; "" where there is none. `run` is the run folder as far as it is
+    known, `finished` whether the run in it reached its end.
+    """
+
+    id: str
+    number: str
+    state: str
+    reason: str
+    partition: str
+    nodes: str
+    node_count: int
+    elapsed: str
+    time_limit: str
+    submitted: str
+    started: str
+    ended: str
+    work_dir: str
+    name: str
+    run: str | None = None
+    progress: Progress | None = None
+    finished: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended."""
+        return self.state in FINAL
+
+
+def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[Job]:
+    """Jobs from the rows of squeue, or of sacct (`recorded`).
+
+    The accounting keeps why a job last waited, and shows it for ever: that counts only while the job waits.
+    """
+    jobs = [_job(["" if field in _NOTHING else field for field in row]) for row in rows]
+    return [replace(job, reason="") if recorded and job.state != "PENDING" else job for job in jobs]
+
+
+def _job(row: Sequence[str]) -> Job:
+    (
+        label,
+        number,
+        state,
+        reason,
+        partition,
+        nodes,
+        count,
+        elapsed,
+        limit,
+        submitted,
+        start,
+        end,
+        folder,
+        name,
+    ) = row
+    words = state.split() or ["UNKNOWN"]  # "CANCELLED by 1000"
+    return Job(
+        id=label,
+        number=number,
+        state=words[0],
+        reason=reason,
+        partition=partition,
+        nodes=nodes,
+        node_count=int(count) if count.isdecimal() else 0,
+        elapsed=elapsed,
+        time_limit=limit,
+        submitted=submitted,
+        # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
+        started="" if words[0] == "PENDING" else start,
+        ended=end if words[0] in FINAL else "",
+        work_dir=folder,
+        name=name,
+    )
+
+
+def merged(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
+    """Each job once, as the queue has it where both do: running ones first, then waiting, then the last to end.
+
+    Jobs that ended before `since` (local time) are left out.
+    """
+    jobs = {job.id: job for job in recorded} | {job.id: job for job in queued}
+    recent = [job for job in jobs.values() if since is None or not job.is_final or _after(job.ended, since)]
+    active = sorted(
+        (job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", _order(job))
+    )
+    over = sorted(
+        (job for job in recent if job.is_final), key=lambda job: (job.ended, _order(job)), reverse=True
+    )
+    return [*active, *over]
+
+
+def _order(job: Job) -> tuple[int, int]:
+    array, _, task = job.id.partition("_")
+    return (int(array) if array.isdecimal() else 0, int(task) if task.isdecimal() else -1)
+
+
+def _after(when: str, since: datetime) -> bool:
+    try:
+        return datetime.fromisoformat(when) >= since
+    except ValueError:
+        return True
+
+
+def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
+    """This user's jobs with their run folders: active ones, and those that ended in the last `hours`.
+
+    With `job_id` that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError
+    without SLURM, and ToolError when the controller does not answer.
+    """
+    queued = read_rows(query.queue(_SQUEUE, job_id=job_id))
+    try:
+        recorded = read_rows(query.history(_SACCT, hours=hours, job_id=job_id) or (), recorded=True)
+    except ToolError:  # an accounting database that is away: the queue is what matters
+        recorded = []
+    since = None if job_id else datetime.now() - timedelta(hours=hours)
+    jobs = merged(queued, recorded, since=since)
+    if job_id and not jobs:
+        raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
+    return joined(jobs, query.batch_script)
+
+
+def joined(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
+    """The jobs with their run folders and how far these are; `script_of` gives the script of a job's number."""
+    script = cache(script_of)  # one for all tasks of an array
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda job: _joined(job, script), jobs))
+
+
+def _joined(job: Job, script_of: Callable[[str], str | None]) -> Job:
+    folder = _folder(job, script_of, os.environ)
+    if folder is None:
+        return job
+    run = RunFolder(Path(folder))
+    return replace(job, run=folder, progress=progress(run.metrics), finished=run.finished.exists())
+
+
+def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[str, str]) -> str | None:
+    """Where dsrun's scripts put a run when nothing else is said, if it is there; else what the script says."""
+    usual = Path(job.work_dir or "/") / "runs" / f"{slug(job.name)}-{job.id}"
+    if usual.is_dir():
+        return str(usual)
+    never_ran = job.is_final and not job.nodes
+    script = None if never_ran or "[" in job.id else script_of(job.id.partition("_")[0])
+    if script is None:
+        return None
+    kept = {name: environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in environ}
+    variables = kept | job_variables(label=job.id, number=job.number, name=job.name)
+    return run_folder(script, work_dir=job.work_dir, variables=variables)

@@ -1,0 +1,172 @@
+"""One job at one moment, read from `scontrol show job` or from the accounting."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from dsrun.slurm.cluster.records import jobs, value
+
+# squeue(1), "Job state codes". The others (PENDING, RUNNING, COMPLETING, SUSPENDED, REQUEUED ...) go on.
+FINAL = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+    }
+    | {"TIMEOUT"}
+)
+# A requeued job may show these for a moment before it is PENDING again.
+MAYBE_FINAL = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
+_EXIT = re.compile(r"(\d+):(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """A job, or one task of an array, whose `label` is then "6_1".
+
+    `exit_code` and `signal` as SLURM gives them; `log` is None while SLURM does not know its name.
+    """
+
+    label: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    elapsed: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    restarts: int = 0
+    log: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended."""
+        return self.state in FINAL
+
+    @property
+    def result(self) -> int:
+        """Its end as the exit code of a process: 0 for COMPLETED only, 128 + n for a death by signal n."""
+        if self.state == "COMPLETED":
+            return 0
+        return self.exit_code or (128 + self.signal if self.signal else 1)
+
+
+def read_jobs(text: str) -> tuple[JobView, ...]:
+    """The jobs in the answer of `scontrol show job`, array tasks in the order of their numbers."""
+    found = [_view(record) for record in jobs(text)]
+    return tuple(sorted(found, key=lambda view: _task(view.label)))
+
+
+def _task(label: str) -> int:
+    """The number of an array task; -1 for a job without, and for the tasks that have not started ("6_[2-3]")."""
+    last = label.rpartition("_")[2]
+    return int(last) if last.isdecimal() and "_" in label else -1
+
+
+def _view(record: dict[str, str]) -> JobView:
+    label = record["JobId"]
+    if "ArrayJobId" in record:
+        task = record["ArrayTaskId"]
+        label = f"{record['ArrayJobId']}_{task if task.isdecimal() else f'[{task}]'}"
+    code = _EXIT.fullmatch(record.get("ExitCode", ""))
+    restarts = record.get("Restarts", "")
+    # The name of the log of tasks that have not started holds SLURM's word for "no number".
+    started = "[" not in label
+    return JobView(
+        label=label,
+        state=record.get("JobState", "UNKNOWN"),
+        reason=value(record, "Reason") or "",
+        nodes=value(record, "NodeList") or "",
+        elapsed=value(record, "RunTime") or "",
+        exit_code=int(code[1]) if code else 0,
+        signal=int(code[2]) if code else 0,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        log=_log(record) if started else None,
+    )
+
+
+def _log(record: dict[str, str]) -> str | None:
+    """StdOut; what SLURM has left of its patterns is filled in, of %N too, the first node by its short name."""
+    text = value(record, "StdOut")
+    if text is None or text == "/dev/null":
+        return None
+    job, array = record["JobId"], record.get("ArrayJobId")
+    known = {
+        "j": job,
+        "A": array or job,
+        "a": record.get("ArrayTaskId", "4294967294"),
+        "x": record.get("JobName", ""),
+        "u": record.get("UserId", "").partition("(")[0],
+        "N": record.get("BatchHost", "").partition(".")[0],
+        "n": "0",
+        "t": "0",
+        "s": "batch",
+        "%": "%",
+    }
+    filled = re.sub(
+        r"%(\d*)([jAaxuNnts%])", lambda found: known[found[2]].rjust(int(found[1] or 0), "0"), text
+    )
+    return str(PurePosixPath(record.get("WorkDir", "/")) / filled)
+
+
+HISTORY_FIELDS = ("JobID", "State", "ExitCode", "NodeList", "Elapsed")
+
+
+def from_history(row: tuple[str, ...]) -> JobView:
+    """The job in a row of sacct with the fields HISTORY_FIELDS; its state may read "CANCELLED by 1000"."""
+    label, state, code, nodes, elapsed = row
+    found = _EXIT.fullmatch(code)
+    return JobView(
+        label=label,
+        state=(state.split() or ["UNKNOWN"])[0],
+        nodes="" if nodes == "None assigned" else nodes,
+        elapsed=elapsed,
+        exit_code=int(found[1]) if found else 0,
+        signal=int(found[2]) if found else 0,
+    )
+
+
+# squeue(1), "JOB REASON CODES", with what to do about them.
+_REASONS = {
+    "AssocGrpGRES": "your account uses all the GPUs it may",
+    "AssocMaxJobsLimit": "you have as many running jobs as your account may",
+    "BadConstraints": "no node can ever satisfy it: cancel it, and let `dsrun render-slurm` check the next one",
+    "BeginTime": "its start time has not come; a requeued job waits about two minutes",
+    "Dependency": "a job that it depends on has not ended",
+    "DependencyNeverSatisfied": "the job it depends on did not end as it should have: it will never start, cancel it",
+    "InvalidAccount": "its account may not run jobs here",
+    "InvalidQOS": "its QOS may not be used",
+    "JobArrayTaskLimit": "as many tasks of the array run as its %N allows",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHeldUser": "held by you: `scontrol release` lets it go",
+    "JobHoldMaxRequeue": "requeued too often, now held: `scontrol release` lets it go",
+    "Licenses": "waits for a licence",
+    "MaxMemPerLimit": "asks for more memory than its partition allows: it will never start",
+    "NodeDown": "a node it needs is down",
+    "NonZeroExitCode": "the program ended with an error",
+    "OutOfMemory": "it used more memory than it had asked for: raise --mem",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "asks for more nodes than its partition allows: it will never start",
+    "PartitionTimeLimit": "its time limit is above that of its partition: it will never start",
+    "Priority": "other jobs come first",
+    "QOSMaxGRESPerUser": "you use all the GPUs that your QOS allows",
+    "QOSMaxJobsPerUserLimit": "you have as many running jobs as your QOS allows",
+    "ReqNodeNotAvail": "a node it needs is down, or reserved for others",
+    "Reservation": "its reservation has not begun",
+    "Resources": "waits for nodes to come free",
+    "TimeLimit": "it reached its time limit",
+}
+
+
+def explained(reason: str) -> str | None:
+    """What `reason` means; None where there is nothing to add to SLURM's word."""
+    name = reason.partition(",")[0].strip()
+    return _REASONS.get(name)

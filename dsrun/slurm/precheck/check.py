@@ -1,0 +1,185 @@
+"""A job against the cluster it is for: what the scheduler would refuse or leave pending for ever.
+
+SLURM 22.05 with EnforcePartLimits=NO takes a job whose time, nodes or memory are beyond its partition's limits, and
+never starts it; what it refuses, it refuses in words such as "Requested node configuration is not available".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from dsrun.errors import UsageError
+from dsrun.findings import Finding, Level
+from dsrun.slurm import units
+from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
+from dsrun.slurm.findings import error, nearest
+from dsrun.slurm.precheck import resources
+from dsrun.slurm.precheck.limits import permission, several_partitions
+from dsrun.slurm.precheck.request import Request, request
+from dsrun.slurm.render.spec import SlurmSpec
+from dsrun.system import hostlist
+
+
+def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
+    """What is wrong with `spec` on this cluster, the worst first; [] where it fits.
+
+    Of several partitions one that fits is enough: what the others lack are warnings then.
+    """
+    wanted = request(spec)
+    found = [*_names(wanted, facts), *_array(wanted, facts), *several_partitions(wanted, facts)]
+    each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
+    some_fit = any(not _has_error(findings) for findings in each.values())
+    for findings in each.values():
+        found += [
+            replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings
+        ]
+    order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
+    return sorted(dict.fromkeys(found), key=lambda one: order[one.level])
+
+
+def _has_error(findings: Iterable[Finding]) -> bool:
+    return any(each.level == "error" for each in findings)
+
+
+def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+    """Names that the cluster does not have."""
+    for flag, text in (("--nodelist", wanted.nodelist), ("--exclude", wanted.exclude)):
+        unknown = [name for name in _hosts(text) if name not in facts.by_name]
+        if unknown:
+            fix = nearest(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
+            yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix=fix, where=flag)
+    yield from _other_names(wanted, facts)
+
+
+def _unknown_nodes(wanted: Request, facts: ClusterFacts) -> bool:
+    return any(name not in facts.by_name for name in _hosts(wanted.nodelist))
+
+
+def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+    features = {feature for node in facts.nodes for feature in node.features}
+    for name in resources.feature_names(wanted.constraint):
+        if name not in features:
+            yield error(
+                "feature_unknown",
+                f"no node has the feature {name!r}",
+                fix=nearest(name, features),
+                where="--constraint",
+            )
+    if wanted.reservation and not set(wanted.reservation.split(",")) <= set(facts.reservations):
+        yield error(
+            "reservation_unknown", f"there is no reservation {wanted.reservation!r}",
+            fix=nearest(wanted.reservation, facts.reservations), where="--reservation",
+        )  # fmt: skip
+    for entry in (wanted.licenses or "").split(","):
+        name = entry.strip().split(":")[0]
+        if name and name.partition("@")[0] not in {each.partition("@")[0] for each in facts.licenses}:
+            yield error(
+                "license_unknown",
+                f"there is no licence {name!r}",
+                fix=nearest(name, facts.licenses),
+                where="--licenses",
+            )
+
+
+def _hosts(text: str | None) -> tuple[str, ...]:
+    try:
+        return hostlist.expand_hosts(text) if text else ()
+    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
+        return ()
+
+
+def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+    highest = wanted.highest_array_index
+    if highest is not None and highest >= facts.max_array_size:
+        yield error(
+            "array_size", f"task {highest} of the array: this cluster takes numbers below {facts.max_array_size}",
+            fix="submit several smaller arrays", where="--array",
+        )  # fmt: skip
+
+
+def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> list[Finding]:
+    partition = facts.partition(name)
+    if partition is None:
+        return [_no_partition(facts, name)]
+    return [
+        *_state(partition, facts),
+        *_time(wanted, partition),
+        *_node_count(wanted, partition, facts),
+        *([] if _unknown_nodes(wanted, facts) else resources.resources(wanted, partition, facts)),
+        *permission(wanted, partition, facts),
+    ]
+
+
+def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
+    known = [each.name for each in facts.partitions if not each.hidden]
+    if name is None:
+        return error(
+            "partition_missing", "this cluster has no default partition", where="--partition",
+            fix=f"name one: {', '.join(known)}",
+        )  # fmt: skip
+    return error(
+        "partition_unknown", f"there is no partition {name!r}", fix=nearest(name, known), where="--partition"
+    )
+
+
+def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    others = ", ".join(
+        each.name for each in facts.partitions if each.is_up and not each.hidden and each.nodes
+    )
+    if partition.state in ("DRAIN", "INACTIVE"):
+        yield error(
+            "partition_closed", f"partition {partition.name} takes no new jobs ({partition.state})",
+            fix=f"take another: {others}", where="--partition",
+        )  # fmt: skip
+    elif not partition.is_up:
+        yield error(
+            "partition_down", f"partition {partition.name} is {partition.state}: its jobs wait",
+            fix=f"take another: {others}", where="--partition",
+        )  # fmt: skip
+
+
+def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
+    limit = wanted.time
+    if limit is not None and limit > partition.time_limit:
+        yield error(
+            "time_limit",
+            f"{units.clock(limit)} is above the limit of partition {partition.name}, "
+            f"{units.clock(partition.time_limit)}: the job would never start",
+            fix=f"--time {units.clock(partition.time_limit)}; the requeued job goes on from its checkpoint",
+            where="--time",
+        )
+    real = limit if limit is not None else (partition.time_default or partition.time_limit)
+    if wanted.lead is not None and wanted.lead >= real:
+        yield error(
+            "signal_lead",
+            f"a signal {wanted.lead} s before the time limit comes before the start: that is {units.clock(real)}",
+            fix="raise --time, or lower --signal-lead", where="--signal-lead",
+        )  # fmt: skip
+    if limit is None and real != NO_LIMIT:
+        yield Finding(
+            level="info", code="slurm_time_default", where="--time", fix="say --time",
+            message=f"without --time, partition {partition.name} ends the job after {units.clock(real)}",
+        )  # fmt: skip
+
+
+def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    least, most = partition.min_nodes, partition.max_nodes
+    if not least <= wanted.nodes <= most:
+        bound = f"at most {most:.0f}" if wanted.nodes > most else f"at least {least}"
+        yield error(
+            "node_limit", f"a job of partition {partition.name} has {bound} nodes, not {wanted.nodes}",
+            fix=f"--nodes {most if wanted.nodes > most else least:.0f}, or another --partition", where="--nodes",
+        )  # fmt: skip
+    named = _hosts(wanted.nodelist)
+    if len(named) > wanted.nodes:
+        yield error(
+            "nodelist_size", f"--nodelist names {len(named)} nodes, and the job has {wanted.nodes}",
+            fix=f"--nodes {len(named)}", where="--nodelist",
+        )  # fmt: skip
+    strangers = [name for name in named if name in facts.by_name and name not in partition.nodes]
+    if strangers:
+        yield error(
+            "node_elsewhere", f"{', '.join(strangers[:5])} is not in partition {partition.name}",
+            fix="name nodes of that partition, or another --partition", where="--nodelist",
+        )  # fmt: skip

@@ -1,0 +1,253 @@
+"""Whether a partition has the nodes that a job asks for: GPUs, cores, memory and features of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.hardware.gres import Gres
+from dsrun.slurm import units
+from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
+from dsrun.slurm.findings import error, nearest
+from dsrun.slurm.precheck.request import Request
+from dsrun.system import hostlist
+
+# A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
+# for the imports and pinned buffers of the demo); less ends in an OUT_OF_MEMORY job.
+_LITTLE_MIB = 4096
+
+
+def resources(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    """What this partition lacks for the job."""
+    unknown = list(_unknown(wanted, partition, facts))
+    yield from unknown
+    if unknown or any(name not in _features(facts) for name in feature_names(wanted.constraint)):
+        return  # no node has what does not exist
+    pool = _pool(wanted, partition, facts)
+    where = f"partition {partition.name}"
+    if len(pool) < wanted.nodes:
+        picked = " of those asked for" if wanted.constraint or wanted.exclude or wanted.nodelist else ""
+        yield error(
+            "nodes", f"{where} has {len(pool)} nodes{picked}, and the job wants {wanted.nodes}",
+            fix=f"--nodes {len(pool)}" if pool else "take another --partition, or ask for less", where="--nodes",
+        )  # fmt: skip
+        return
+    lacks = list(_lacks(wanted, partition, pool))
+    yield from lacks
+    fitting = [node for node in pool if all(test(node) for test in _tests(wanted, partition).values())]
+    if not lacks and len(fitting) < wanted.nodes:
+        yield error(
+            "no_such_nodes",
+            f"{len(fitting)} of the {len(pool)} nodes of {where} have all of it: {_wish(wanted)}",
+            fix=f"--nodes {len(fitting)}" if fitting else "ask for less per node", where="--nodes",
+        )  # fmt: skip
+    elif not lacks:
+        yield from _asleep(wanted, partition, fitting)
+        yield from _kinds(wanted, partition, fitting)
+    yield from _little_memory(wanted, partition, facts)
+
+
+def _gpus(wanted: Request) -> str:
+    return " and ".join(f"{each.count} {each.type + ' ' if each.type else ''}GPUs" for each in wanted.gpus)
+
+
+def _wish(wanted: Request) -> str:
+    others = [name for name in wanted.resources if name != "gpu"]
+    parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
+    parts += [f"{wanted.cores} cores"] if wanted.cores else []
+    parts += [units.gib(wanted.memory)] if wanted.memory else []
+    return ", ".join(parts)
+
+
+def feature_names(constraint: str) -> tuple[str, ...]:
+    """The features named in --constraint; counts (a*2) and operators left out."""
+    return tuple(dict.fromkeys(re.findall(r"[^&|,()\[\]*\s]+", re.sub(r"\*\d+", "", constraint))))
+
+
+def _features(facts: ClusterFacts) -> set[str]:
+    return {feature for node in facts.nodes for feature in node.features}
+
+
+def _matches(node: Node, constraint: str) -> bool:
+    """Whether `node` has the features; True for forms in which nodes may differ, and for mixed operators."""
+    if not constraint or re.search(r"[\[\]()*]", constraint):
+        return True
+    either, both = "|" in constraint, bool(re.search("[&,]", constraint))
+    names = feature_names(constraint)
+    if either and both:
+        return True
+    return (
+        any(name in node.features for name in names)
+        if either
+        else all(name in node.features for name in names)
+    )
+
+
+def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[Node]:
+    """The partition's nodes that the job lets the scheduler choose from."""
+    named, excluded = _hosts(wanted.nodelist), set(_hosts(wanted.exclude))
+    return [
+        node
+        for node in facts.nodes_of(partition)
+        if node.name not in excluded
+        and _matches(node, wanted.constraint)
+        and (len(named) < wanted.nodes or node.name in named)
+    ]
+
+
+def _hosts(text: str | None) -> tuple[str, ...]:
+    try:
+        return hostlist.expand_hosts(text) if text else ()
+    except UsageError:
+        return ()
+
+
+def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    """Generic resources and GPU types that do not exist; SLURM tells upper from lower case."""
+    known = {name for node in facts.nodes for name in node.resources}
+    for name in wanted.resources:
+        if name != "gpu" and name not in known:
+            yield error(
+                "gres_unknown", f"no node has the resource {name!r}", fix=nearest(name, known), where="--gres"
+            )
+    if wanted.gpus and "gpu" not in known:
+        yield error(
+            "no_gpus",
+            "no node of this cluster has GPUs",
+            fix="--gpus-per-node 0 trains on CPUs",
+            where=wanted.gpu_flag,
+        )
+        return
+    types = {group.type for node in facts.nodes for group in node.gpus}
+    here = {group.type for node in facts.nodes_of(partition) for group in node.gpus}
+    for each in wanted.gpus:
+        if each.type is not None and each.type not in types:
+            named = {kind for kind in types if kind}
+            fix = nearest(each.type, named) if named else f"GPUs have no types here: {each.count} alone"
+            yield error(
+                "gpu_type", f"no node has GPUs of the type {each.type!r}", fix=fix, where=wanted.gpu_flag
+            )
+        elif each.type is not None and each.type not in here:
+            others = [
+                one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))
+            ]
+            yield error(
+                "gpu_type", f"partition {partition.name} has no GPUs of the type {each.type}",
+                fix=f"--partition {others[0]}" if others else "ask for fewer", where=wanted.gpu_flag,
+            )  # fmt: skip
+
+
+def _has(node: Node, gpus: Gres) -> bool:
+    return sum(group.count for group in node.gpus if gpus.type in (None, group.type)) >= gpus.count
+
+
+def _tests(wanted: Request, partition: Partition) -> dict[str, Callable[[Node], bool]]:
+    """By kind of wish, whether a node has what the job wants of it."""
+    tests: dict[str, Callable[[Node], bool]] = {}
+    if wanted.gpus:
+        tests["gpus"] = lambda node: all(_has(node, each) for each in wanted.gpus)
+    others = set(wanted.resources) - {"gpu"}
+    if others:
+        tests["gres"] = lambda node: others <= set(node.resources)
+    if wanted.cores:
+        tests["cores"] = lambda node: _cores(node, partition) >= (wanted.cores or 0)
+    if wanted.memory:
+        tests["memory"] = lambda node: _memory(node, partition) >= (wanted.memory or 0)
+    return tests
+
+
+def _cores(node: Node, partition: Partition) -> int:
+    return int(min(node.cores, partition.max_cpus_per_node))
+
+
+def _memory(node: Node, partition: Partition) -> float:
+    return min(node.memory, partition.max_memory_per_node)
+
+
+def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Iterator[Finding]:
+    """For each wish alone, whether enough nodes fulfil it, and what the best of them have."""
+    best: dict[str, Callable[[], str]] = {
+        "gpus": lambda: _best_gpus(wanted, pool),
+        "gres": lambda: "none",
+        "cores": lambda: str(max(_cores(node, partition) for node in pool)),
+        "memory": lambda: units.gib(max(_memory(node, partition) for node in pool)),
+    }
+    asked = {
+        "gpus": (wanted.gpu_flag, _gpus(wanted)),
+        "gres": ("--gres", ", ".join(wanted.resources)),
+        "cores": ("--cpus-per-task", f"{wanted.cores} cores"),
+        "memory": ("--mem", units.gib(wanted.memory or 0)),
+    }
+    for code, test in _tests(wanted, partition).items():
+        count = sum(map(test, pool))
+        if count >= wanted.nodes:
+            continue
+        flag, what = asked[code]
+        if count:
+            nodes = f"{count} of the {len(pool)} nodes of partition {partition.name}"
+            message = f"{nodes} {'has' if count == 1 else 'have'} {what}, and the job wants {wanted.nodes}"
+            fix = f"--nodes {count}, or less per node"
+        else:
+            message = f"no node of partition {partition.name} has {what}: the most is {best[code]()}"
+            fix = "ask for less per node, and for more nodes if that is too little"
+        yield error(code, message, fix=fix, where=flag)
+
+
+def _best_gpus(wanted: Request, pool: Sequence[Node]) -> str:
+    """The most GPUs of the types asked for that a node has."""
+    types = {each.type for each in wanted.gpus}
+    counts = (
+        sum(group.count for group in node.gpus if None in types or group.type in types) for node in pool
+    )
+    return str(max(counts, default=0))
+
+
+def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
+    """GPUs of no type may be of any kind, and the slowest and smallest of them decide."""
+    kinds = {group.type: None for node in fitting for group in node.gpus}
+    if len(kinds) > 1 and any(each.type is None for each in wanted.gpus):
+        names = [kind or "untyped ones" for kind in kinds]
+        yield Finding(
+            level="warning", code="slurm_gpu_kinds", where=wanted.gpu_flag,
+            message=f"the job may get any GPUs of partition {partition.name}, also several kinds: {', '.join(names)}",
+            fix=f"name one: --gpus-per-node {next(kind for kind in kinds if kind)}:N",
+        )  # fmt: skip
+
+
+def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
+    awake = [node for node in fitting if node.is_usable]
+    if len(awake) < wanted.nodes:
+        down = next(node for node in fitting if not node.is_usable)
+        why = f" ({down.name}: {down.state.lower()}{', ' + down.reason if down.reason else ''})"
+        yield Finding(
+            level="warning", code="slurm_nodes_down", where="--nodes",
+            message=f"{len(awake)} of the {len(fitting)} fitting nodes of partition {partition.name} are up, "
+            f"and the job wants {wanted.nodes}: it will wait{why}",
+            fix=f"--nodes {len(awake)} starts sooner" if awake else "sinfo -R says why they are down",
+        )  # fmt: skip
+
+
+def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    """A job that asks for no memory gets the cluster's default, often far less than a node has."""
+    if wanted.memory is not None or wanted.all_memory:
+        return
+    default = _default_memory(wanted, partition, facts)
+    workers = f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
+    if default is not None and default < _LITTLE_MIB * wanted.workers:
+        yield Finding(
+            level="info", code="slurm_memory_default", where="--mem", fix="say --mem; --mem 0 is the whole node's",
+            message=f"without --mem the job gets {units.gib(default)} of each node for {workers}",
+        )  # fmt: skip
+
+
+def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:
+    """MiB of each node by the partition's or the cluster's default; None where jobs get all (slurm.conf, DefMem...)."""
+    said = {key: units.mib(text) for key, text in partition.job_defaults.items()}
+    if wanted.gpu_count and (per_gpu := said.get("DefMemPerGPU")):
+        return per_gpu * wanted.gpu_count
+    if per_node := said.get("DefMemPerNode"):
+        return per_node
+    per_core = said.get("DefMemPerCPU") or facts.memory_per_core
+    return per_core * (wanted.cores or 1) if per_core else None

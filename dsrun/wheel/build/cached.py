@@ -1,0 +1,150 @@
+"""A wheel for a job: the stored one when there is one, else built, checked and stored."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsrun.errors import ToolError
+from dsrun.wheel.build.progress import Watch
+from dsrun.wheel.build.run import Job, build_wheel
+
+PREFIX = "dsrun-wheel-"
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+
+
+def usual_folder(key: str) -> Path:
+    """Where the request `key` is compiled when nobody else is there.
+
+    setuptools takes CC apart at spaces and torch hands it on as it is, so it cannot be quoted: a temporary folder whose
+    path would need quotes is passed over for /tmp.
+    """
+    root = tempfile.gettempdir()
+    return Path(root if _PLAIN.fullmatch(root) else "/tmp", f"{PREFIX}{key}")
+
+
+@contextmanager
+def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
+    """An empty folder in the system's temporary folder (TMPDIR), removed at the end unless `keep`.
+
+    Its name follows from the request, because nvcc names a file's internal symbols after the file's absolute path:
+    only at the same path does the same source give the same bytes. When that path is taken, by another user or a
+    build that runs, the folder gets another name. What a killed build of this request left behind is removed.
+    """
+    path, lock = _claim(usual_folder(key))
+    try:
+        yield path
+    finally:
+        if not keep:
+            shutil.rmtree(path, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _claim(wanted: Path) -> tuple[Path, int | None]:
+    """The folder `wanted`, emptied and locked for the life of the descriptor; else one with a name of its own."""
+    lock = _lock(wanted)
+    if lock is None:
+        return Path(tempfile.mkdtemp(prefix=f"{wanted.name}-", dir=wanted.parent)), None
+    for entry in wanted.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    return wanted, lock
+
+
+def _lock(path: Path) -> int | None:
+    """A lock on the folder `path`, made if need be; None when it cannot be ours.
+
+    The lock is on the folder itself, which its holder removes: whoever gets the lock looks whether the name still
+    means the folder that was locked.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with suppress(OSError):
+        mine = os.fstat(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        named = path.stat(follow_symlinks=False)
+        if named.st_ino == mine.st_ino and mine.st_uid == os.geteuid() and not mine.st_mode & 0o022:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+if TYPE_CHECKING:
+    from dsrun.wheel.cache import Entry, Store
+
+
+def obtain(
+    job: Job,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    watch: Watch,
+    force: bool = False,
+    keep: bool = False,
+) -> Entry:
+    """The entry of `job` in `store`, whose wheel is read and compared with its recorded hash.
+
+    Of two processes that want the same wheel one builds it and the other waits for it. `force`: build again what is
+    stored, but take what another process has built in the meantime. `keep`: leave the folder it is compiled in.
+    Raises ToolError when the build fails, MissingError when the store cannot be written.
+    """
+    key = job.request.key
+    waited = False
+
+    def damaged(why: str) -> None:
+        say(f"the stored wheel is damaged and is built again: {why}")
+
+    def waiting() -> None:
+        nonlocal waited
+        waited = True
+        say("another process is building this wheel; waiting for it")
+
+    stored = None if force else store.find(key)
+    if stored:
+        return stored
+    with store.exclusive(key, waiting):
+        stored = store.find(key, damaged) if waited or not force else None
+        return stored or _built(job, store, environ=environ, say=say, watch=watch, keep=keep)
+
+
+def _built(
+    job: Job,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    watch: Watch,
+    keep: bool,
+) -> Entry:
+    key = job.request.key
+    failed_log = store.root / f"{key}.failed.log"
+    with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
+        if keep:
+            say(f"compiled in {folder}, which is kept")
+        build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
+        try:
+            entry = store.publish(key, staged)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise ToolError(
+                f"the wheel could not be stored in {store.root}: {error.strerror or error}",
+                fix="make room, or point DSRUN_CACHE to another disk" if full else "start the build again",
+            ) from error
+    failed_log.unlink(missing_ok=True)
+    return entry

@@ -1,0 +1,226 @@
+"""What a build stands on: the environment it is for, its target and the tools, refused when they do not fit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.datafiles import data_folder
+from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
+from dsrun.hardware.gres import cluster_gpus
+from dsrun.system.answer import ask
+from dsrun.system.gpus import visible_gpus
+from dsrun.system.slurm import cluster_nodes
+from dsrun.wheel.build.environment import without_flags
+from dsrun.wheel.target.arch_check import check_archs
+from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
+from dsrun.wheel.target.gpus import decide_target
+from dsrun.wheel.toolchain.compatibility import check_tools
+from dsrun.wheel.toolchain.cxx import all_cxx, find_cxx
+from dsrun.wheel.toolchain.nvcc import find_nvcc
+from dsrun.wheel.toolchain.torch_facts import torch_facts
+
+# Xeon Phi has AVX-512, but not the parts of it that the level x86-64-v4 asks for.
+_LESS = "knl"
+
+
+@cache
+def _levels() -> Mapping[str, str]:
+    """The level of each known word."""
+    table: dict[str, Any] = tomllib.loads((data_folder("build") / "cpu.toml").read_text(encoding="utf-8"))
+    return {word: level for level, words in table["features"].items() for word in words}
+
+
+def node_level(features: Iterable[str]) -> str | None:
+    """The highest level that one node's features vouch for; None when they say nothing of its processor.
+
+    A level's own name ("x86-64-v3") says so itself. Features mean "at least": a node called `avx2` and `genoa` has what
+    a Genoa has.
+    """
+    words = {word.strip().lower().replace("_", "-") for word in features}
+    known = _levels()
+    found = {known.get(word) or known.get(word.replace("-", "_")) for word in words} | (
+        words & set(known.values())
+    )
+    levels = {level for level in found if level}
+    if _LESS in words:
+        return known[_LESS]
+    return max(levels, default=None)
+
+
+def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
+    """The level common to all nodes by their features; None when one of them says nothing, or there is none."""
+    levels = [node_level(features) for features in nodes]
+    known = [level for level in levels if level]
+    return common_level(known) if known and len(known) == len(levels) else None
+
+
+if TYPE_CHECKING:
+    from dsrun.findings import Finding
+    from dsrun.wheel.target.gpus import Target
+    from dsrun.wheel.toolchain.cxx import Cxx
+    from dsrun.wheel.toolchain.nvcc import Nvcc
+    from dsrun.wheel.toolchain.torch_facts import TorchFacts
+
+# What the build imports from the target environment before a compiler is called, by the question below.
+_ASK_PACKAGES = """
+from importlib.metadata import version, PackageNotFoundError
+for name in ("setuptools", "wheel"):
+    try:
+        print("dsrun:", name, version(name))
+    except PackageNotFoundError:
+        pass
+"""
+_BDIST_WHEEL = "70.1"
+"""First setuptools that makes wheels without the package `wheel` (its changelog)."""
+_ASK_S = 60.0
+_MISSING = ("no_torch", "no_nvcc", "no_cuda_runtime", "need_missing")
+"""Codes of findings that are about something that is not installed."""
+_BF16 = "bf16_switched_off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What the command line asked for, as typed; None where it said nothing."""
+
+    arch: str = "auto"
+    ops: str | None = None
+    deepspeed: str | None = None
+    cpu: str | None = None
+    jobs: int | None = None
+    cxx: str | None = None
+    python: str | None = None
+    partition: str | None = None
+    split: bool = False
+    symbols: bool = False
+
+
+@dataclass
+class Notes:
+    """Collects notices; the first error among findings is raised, with the others in front of it."""
+
+    said: list[str] = field(default_factory=list)
+
+    def take(self, findings: Sequence[Finding]) -> None:
+        errors = [finding for finding in findings if finding.level == "error"]
+        self.said += [_words(finding) for finding in findings if finding.level != "error"]
+        if errors:
+            raise _error(errors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What a build stands on."""
+
+    python: Path
+    torch: TorchFacts
+    target: Target
+    cxx: Cxx
+    nvcc: Nvcc | None
+    level: str
+
+
+def find_ground(flags: Flags, environ: Mapping[str, str], notes: Notes) -> Ground:
+    """The environment, the target and the tools, when they go together. Raises UsageError, MissingError, ToolError."""
+    python = _interpreter(flags.python, environ)
+    torch = _torch(python)
+    target = decide_target(
+        flags.arch,
+        torch_cuda=torch.cuda,
+        gpus=visible_gpus(environ),
+        gres=cluster_gpus,
+        partition=flags.partition,
+    )
+    cxx = find_cxx(environ, flags.cxx)
+    cuda = target.kind == "cuda"
+    nvcc = find_nvcc(environ, torch.site_packages, cuda=torch.cuda) if cuda else None
+    notes.take(check_tools(target.kind, torch, nvcc, cxx, others=all_cxx(environ)))
+    _check_packages(python, without_flags(environ))
+    if cuda:
+        found = check_archs(
+            target.archs,
+            nvcc=nvcc.version if nvcc else None,
+            torch_version=torch.version,
+            torch_cuda=torch.cuda or "",
+            machine=platform.machine(),
+        )
+        # Whether bf16 matters depends on the operations: see _notices.
+        notes.take([finding for finding in found if finding.code != _BF16])
+    level = flags.cpu or _default_level(flags.partition, notes)
+    resolve_level(cxx, level)
+    return Ground(python=python, torch=torch, target=target, cxx=cxx, nvcc=nvcc, level=level)
+
+
+def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
+    """The interpreter whose environment the wheel is for. Not resolved: a venv's python is a link to another."""
+    if named is None:
+        return Path(sys.executable)
+    found = shutil.which(named, path=environ.get("PATH"))
+    if found is None:
+        raise UsageError(
+            f"--python {named} is no program", fix="give the path of the environment's bin/python"
+        )
+    return Path(found).absolute()
+
+
+def _torch(python: Path) -> TorchFacts:
+    torch = torch_facts(str(python))
+    if torch is None:
+        raise MissingError(
+            f"{python} has no torch, and the operations are compiled against it",
+            fix=f"{python} -m pip install torch, or name another environment with --python",
+        )
+    if torch.hip:
+        raise UsageError(f"torch {torch.version} is built for ROCm", fix="dsrun builds for CUDA and for CPUs")
+    return torch
+
+
+def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
+    """What the build needs of the target environment itself, as there is no build isolation."""
+    from packaging.version import Version
+
+    lines = ask([str(python), "-c", _ASK_PACKAGES], seconds=_ASK_S).stdout.splitlines()
+    found = dict(line.split()[1:] for line in lines if line.startswith("dsrun: "))
+    setuptools = found.get("setuptools")
+    if setuptools is None or ("wheel" not in found and Version(setuptools) < Version(_BDIST_WHEEL)):
+        state = f"setuptools {setuptools} without the package wheel" if setuptools else "no setuptools"
+        raise MissingError(
+            f"{python} has {state}", fix=f"{python} -m pip install 'setuptools>={_BDIST_WHEEL}'"
+        )
+    if shutil.which("ninja", path=f"{python.parent}{os.pathsep}{environ.get('PATH', '')}") is None:
+        raise MissingError("there is no ninja to run compilers with", fix=f"{python} -m pip install ninja")
+
+
+def _default_level(partition: str | None, notes: Notes) -> str:
+    """What all nodes of the cluster have, as far as their features tell, else what this machine and most have."""
+    try:
+        nodes = cluster_nodes(partition) or ()
+    except ToolError as error:
+        notes.said.append(f"SLURM was asked in vain for the processors of its nodes: {error.message}")
+        nodes = ()
+    known = cluster_level([node.features for node in nodes])
+    return default_level([known] if known else None, host_level(_cpuinfo()))
+
+
+def _cpuinfo() -> str:
+    return CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
+
+
+def _words(finding: Finding) -> str:
+    return f"{finding.message} ({finding.fix})" if finding.fix else finding.message
+
+
+def _error(errors: Sequence[Finding]) -> DsrunError:
+    """One error for several findings."""
+    first = errors[0]
+    kind = MissingError if first.code in _MISSING else UsageError
+    also = "; ".join(_words(finding) for finding in errors[1:])
+    return kind(f"{first.message}; also: {also}" if also else first.message, fix=first.fix or None)

@@ -1,0 +1,156 @@
+"""The environment a build runs in: what dsrun sets, and what it keeps away from the compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dsrun.wheel.build.request import Request
+    from dsrun.wheel.target.ops import Op
+
+SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
+"""Where compilers and DeepSpeed look for headers and libraries. They pass, and are part of the request's key."""
+
+FLAGS = (
+    "CFLAGS",
+    "CXXFLAGS",
+    "CPPFLAGS",
+    "LDFLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_PREPEND_FLAGS",
+    "ARCHFLAGS",
+)
+"""Flags of somebody else's build (conda sets them on activation): a wheel must not depend on them."""
+
+_NOT_FOR_BUILDS = (
+    *FLAGS,
+    "CC",
+    "CXX",
+    "LDSHARED",
+    "LDCXXSHARED",
+    "AR",
+    "MAX_JOBS",
+    "NVCC_CCBIN",
+    "COMPILER_PATH",
+)
+_PREFIXES = (
+    "DS_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_",
+    "NINJA",
+    "DISTUTILS",
+    "SETUPTOOLS",
+    "GCC_",
+    "PYTHONHASHSEED",
+)
+_EPOCH = "315532800"
+"""1980-01-01, the first second a zip archive can hold (APPNOTE.TXT, 4.4.6)."""
+
+
+def search_paths(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The search paths set in `environ`, for the request."""
+    return tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name))
+
+
+def unused_flags(environ: Mapping[str, str]) -> list[str]:
+    """Names of flags set in `environ` that a build will not see."""
+    return [name for name in FLAGS if environ.get(name, "").strip()]
+
+
+def without_flags(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` as the compilers of a build see it: probes must not find what the build would not."""
+    return {name: value for name, value in environ.items() if name not in FLAGS}
+
+
+def build_environment(
+    environ: Mapping[str, str],
+    request: Request,
+    *,
+    python: Path,
+    compilers: Mapping[str, str],
+    cuda_home: Path | None,
+    ops: Iterable[Op],
+    table: Iterable[Op],
+    jobs: int,
+    tree: Path,
+    cache: Path | None = None,
+) -> dict[str, str]:
+    """The whole environment for compiling `ops` in the source tree `tree` with `jobs` compilers at a time.
+
+    `compilers`: CXX and CC, which call the compiler cache `cache` themselves. Every operation of `table` is switched
+    explicitly: DeepSpeed reads 0 and unset differently when DS_BUILD_OPS is set. What is in the environment for
+    somebody else's build is dropped.
+    """
+    wanted = {op.name for op in ops}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _NOT_FOR_BUILDS and not name.startswith(_PREFIXES)
+    }
+    switches = {op.variable: "0" for op in table} | {op.variable: "1" for op in table if op.name in wanted}
+    return {
+        **kept,
+        **switches,
+        "DS_BUILD_OPS": "0",
+        "DS_ACCELERATOR": request.accelerator,
+        "DS_BUILD_STRING": f"+{request.local_version}",
+        "DS_ENABLE_NINJA": "1",
+        "MAX_JOBS": str(jobs),
+        **compilers,
+        **_caching(cache, cuda_home, tree),
+        # Symbols go at link time: the linker's build id is computed from what it writes, and nvcc's temporary
+        # names, which hold a process id, are among the symbols (GNU ld manual, --build-id and -s).
+        **({} if request.symbols else {"LDFLAGS": "-Wl,-s"}),
+        "SOURCE_DATE_EPOCH": _EPOCH,
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LC_ALL": "C.UTF-8",
+        # The environment's own ninja first; a system's may be too old for torch.
+        "PATH": f"{python.parent}:{environ.get('PATH', '/usr/bin:/bin')}",
+        **_cuda(request, cuda_home),
+    }
+
+
+def _cuda(request: Request, cuda_home: Path | None) -> dict[str, str]:
+    if request.accelerator != "cuda" or cuda_home is None:
+        return {}
+    return {
+        "CUDA_HOME": str(cuda_home),
+        "TORCH_CUDA_ARCH_LIST": request.archs,
+        # dsrun has compared the versions; DeepSpeed's own list ends with CUDA 12.
+        "DS_SKIP_CUDA_CHECK": "1",
+        # Without a GPU some builders ask for one to decide whether they can be compiled.
+        "DS_IGNORE_CUDA_DETECTION": "1",
+        # One compiler per job: nvcc would start one per architecture on top of MAX_JOBS.
+        "DS_NVCC_THREADS": "1",
+    }
+
+
+def _caching(cache: Path | None, cuda_home: Path | None, tree: Path) -> dict[str, str]:
+    """Settings for ccache, in whose eyes another folder and a wrapper written anew are other compilations.
+
+    torch 2.13 would put a cache from PATH in front of our wrappers too, and older ones none in front of nvcc. sccache
+    does not take nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
+    """
+    variables = {"TORCH_NO_COMPILER_WRAPPER": "1"}
+    if cache and cache.name == "ccache":
+        variables |= {
+            "CCACHE_BASEDIR": str(tree.parents[1]),
+            "CCACHE_NOHASHDIR": "true",
+            "CCACHE_COMPILERCHECK": "content",
+        }
+        if cuda_home:
+            variables["PYTORCH_NVCC"] = f"{cache} {cuda_home}/bin/nvcc"
+    return variables
+
+
+def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """What to change in `before` to get `after`; None stands for a variable to unset."""
+    changed: dict[str, str | None] = {
+        name: value for name, value in after.items() if before.get(name) != value
+    }
+    return changed | {name: None for name in before if name not in after}

@@ -1,0 +1,225 @@
+"""From flags and what is on this machine to the wheels to build: what cannot be built is refused before compiling."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.errors import UsageError
+from dsrun.system import host
+from dsrun.system.cache import cache_root
+from dsrun.wheel.build.checks import expected_code
+from dsrun.wheel.build.context import Flags, Ground, Notes, find_ground
+from dsrun.wheel.build.environment import search_paths, unused_flags, without_flags
+from dsrun.wheel.build.request import Request
+from dsrun.wheel.build.run import Job
+from dsrun.wheel.source.select_source import Identity, identify_source, resolve_source
+from dsrun.wheel.target.arch import Archs, env_value, split_archs
+from dsrun.wheel.target.cpu import NATIVE, identity
+from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops, op_table
+from dsrun.wheel.toolchain.cxx import compiler_cache
+from dsrun.wheel.toolchain.nvcc import prepare_home
+from dsrun.wheel.toolchain.requirements import Probe
+
+# cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
+_CUDA_JOB_BYTES = 4 << 30
+_HOST_JOB_BYTES = 3 << 29
+
+
+def jobs(cores: int, memory_bytes: int, cuda: bool) -> int:
+    """Compilers to run at once on `cores` cores with `memory_bytes` of free memory: at least 1.
+
+    `cuda`: with kernels, of which one needs up to 4 GiB; plain C++ needs 1.5 GiB. DS_NVCC_THREADS, by which one
+    nvcc compiles several architectures at once, must be 1 for this to hold.
+    """
+    each = _CUDA_JOB_BYTES if cuda else _HOST_JOB_BYTES
+    return max(1, min(cores, memory_bytes // each))
+
+
+# Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (CUDAOpBuilder.builder() and the uses
+# of the macro under csrc/ and deepspeed/inference/v2/).
+_USE_BF16 = frozenset(
+    {
+        "quantizer",
+        "fp_quantizer",
+        "transformer_inference",
+        "inference_core_ops",
+        "ragged_ops",
+        "ragged_device_ops",
+        "cutlass_ops",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """The wheels to build, and what the user should know before it starts."""
+
+    jobs: tuple[Job, ...]
+    notices: tuple[str, ...] = ()
+    origin: str = ""
+    """In words, where the target comes from."""
+
+
+def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
+    """Decide everything about the wheels that `flags` ask for. Nothing is compiled beyond probes of a few lines.
+
+    Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
+    """
+    notes = Notes()
+    clean = without_flags(environ)
+    ground = find_ground(flags, environ, notes)
+    with _identified(flags.deepspeed) as source, _probe(ground, clean) as probe:
+        ops, said = choose_ops(
+            flags.ops,
+            ground.target.kind,
+            available=probe.available,
+            version=source.version,
+            patched=bool(source.label),
+            cuda=ground.torch.cuda,
+        )
+        notes.said += said
+        notes.take(missing(ops, probe.available, cuda=ground.torch.cuda, environ=clean))
+    named = named_ops(flags.ops, ground.target.kind, source.version)
+    ops = _without_too_new(ops, ground.target.archs, named, notes)
+    notes.said += _notices(flags, environ, ops, ground)
+    cuda = ground.target.kind == "cuda"
+    parts = split_archs(ground.target.archs) if flags.split and cuda else (ground.target.archs,)
+    wheels = [(archs, _of_part(ops, archs, notes)) for archs in parts]
+    kernels = any(op.code == "cuda" for op in ops)
+    made = [
+        Job(
+            request=_request(source, ground, archs=archs, ops=held, flags=flags, environ=environ),
+            ops=held,
+            table=op_table(source.version),
+            deepspeed=flags.deepspeed,
+            sdists=cache_root(environ) / "sdists",
+            python=ground.python,
+            cxx=ground.cxx,
+            compiler_cache=compiler_cache(environ),
+            level=ground.level,
+            nvcc=ground.nvcc,
+            site_packages=ground.torch.site_packages,
+            jobs=flags.jobs or jobs(host.cores(), host.memory_available(), kernels),
+        )
+        for archs, held in wheels
+    ]
+    return Resolved(jobs=tuple(made), notices=tuple(notes.said), origin=ground.target.origin)
+
+
+@contextmanager
+def _identified(text: str | None) -> Iterator[Identity]:
+    """What --deepspeed means; a git address says its version only once it is fetched."""
+    found = identify_source(text)
+    if found.version:
+        yield found
+        return
+    with tempfile.TemporaryDirectory(prefix="dsrun-source-") as folder:
+        source = resolve_source(text, Path(folder) / "source")
+        yield Identity(kind=source.kind, version=source.version, digest=source.digest, label=source.label)
+
+
+@contextmanager
+def _probe(ground: Ground, environ: Mapping[str, str]) -> Iterator[Probe]:
+    """Looks for headers and libraries with what the build will use."""
+    with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
+        home = None
+        if ground.nvcc:
+            home = prepare_home(ground.nvcc, ground.torch.site_packages, Path(folder) / "cuda", ground.cxx)
+        yield Probe(cxx=ground.cxx, home=home, python=str(ground.python), environ=environ)
+
+
+def _with_code(op: Op, archs: Archs) -> bool:
+    """Whether the operation's own builder leaves any of `archs`; one without would fail after the others."""
+    return not archs or op.lowest is None or bool(expected_code(env_value(archs), op.lowest)[0])
+
+
+def _without_too_new(ops: Sequence[Op], archs: Archs, named: Collection[str], notes: Notes) -> tuple[Op, ...]:
+    """`ops` without those for newer GPUs than all of `archs`, which only a group may have brought."""
+    for op in ops:
+        if _with_code(op, archs):
+            continue
+        if op.name in named:
+            raise UsageError(
+                f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
+                fix=f"--ops …,-{op.name} leaves it out",
+            )
+        notes.said.append(
+            f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
+        )
+    return tuple(op for op in ops if _with_code(op, archs))
+
+
+def _of_part(ops: Sequence[Op], archs: Archs, notes: Notes) -> tuple[Op, ...]:
+    """Those of `ops` that the wheel for `archs`, one of two, holds."""
+    kept = tuple(op for op in ops if _with_code(op, archs))
+    if not kept:
+        raise UsageError(
+            f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch"
+        )
+    notes.said += [
+        f"the wheel for {env_value(archs)} is without {op.name}, which is for {op.lowest} and above"
+        for op in ops
+        if op not in kept
+    ]
+    return kept
+
+
+def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], ground: Ground) -> list[str]:
+    said = []
+    unused = unused_flags(environ)
+    if unused:
+        said.append(f"{', '.join(unused)} in the environment: not used for this build")
+    if ground.level == NATIVE and flags.cpu is None:
+        said.append(
+            "the CPU operations are compiled for this machine's own processor: no level is known for it"
+        )
+    if ground.target.kind != "cuda":
+        return said
+    value = env_value(ground.target.archs)
+    for op in ops:
+        if op.lowest and expected_code(value, op.lowest) != expected_code(value, None):
+            said.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
+    affected = [op.name for op in ops if op.name in _USE_BF16]
+    if affected and not flags.split and len(split_archs(ground.target.archs)) > 1:
+        said.append(
+            f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs; "
+            "--split builds two wheels instead"
+        )
+    return said
+
+
+def _request(
+    source: Identity,
+    ground: Ground,
+    *,
+    archs: Archs,
+    ops: Sequence[Op],
+    flags: Flags,
+    environ: Mapping[str, str],
+) -> Request:
+    on_gpu = ground.target.kind == "cuda"
+    libc = " ".join(filter(None, platform.libc_ver()))
+    return Request(
+        deepspeed=source.version,
+        source=source.digest,
+        label=source.label,
+        torch=ground.torch.version,
+        # DeepSpeed writes torch's CUDA into the wheel whatever it is built for.
+        cuda=ground.torch.cuda or "",
+        nvcc=ground.nvcc.version if ground.nvcc else "",
+        python=ground.torch.python_tag.replace("-", ""),
+        platform=f"{platform.system()} {platform.machine()} {libc}",
+        accelerator="cuda" if on_gpu else "cpu",
+        archs=env_value(archs) if on_gpu else "",
+        ops=tuple(sorted(op.name for op in ops)),
+        cpu=identity(ground.level),
+        compiler=f"{ground.cxx.kind} {ground.cxx.version}",
+        symbols=flags.symbols,
+        environment=search_paths(environ),
+    )

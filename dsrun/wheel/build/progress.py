@@ -1,0 +1,215 @@
+"""What a build's output says about how far it is: operations, files, and the time that is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import PurePath
+from typing import IO, Literal
+
+from dsrun.wheel.build.parallel import BEGIN, END
+
+# ninja's default status: finished and all edges of one operation.
+_NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+# setuptools, before it compiles an extension.
+_EXTENSION = re.compile(r"^building '([\w.]+)' extension$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something worth a line: a build or a library begins, a file is compiled, a build has ended.
+
+    `file` and its number `done` of `total` for "file"; `code` for "end"; `name` is the build's label or the library's
+    name without its package.
+    """
+
+    kind: Literal["begin", "library", "file", "end"]
+    label: str
+    name: str
+    file: str = ""
+    done: int = 0
+    total: int = 0
+    code: int = 0
+
+
+def split_line(line: str) -> tuple[str, str]:
+    """Label and text of a line of the conductor's."""
+    label, _, text = line.rstrip("\n").partition("\t")
+    return label, text
+
+
+def parse_line(label: str, text: str) -> Event | None:
+    """The event in one line that the build `label` printed; None for everything else."""
+    if text == BEGIN:
+        return Event(kind="begin", label=label, name=label)
+    if text.startswith(END + " "):
+        return Event(kind="end", label=label, name=label, code=int(text.rpartition(" ")[2]))
+    if extension := _EXTENSION.match(text):
+        name = extension[1].rpartition(".")[2].removesuffix("_op")
+        return Event(kind="library", label=label, name=name)
+    if step := _NINJA.match(text):
+        return Event(
+            kind="file", label=label, name=label, file=_source(step[3]), done=int(step[1]), total=int(step[2])
+        )
+    return None
+
+
+def _source(command: str) -> str:
+    """Name of the file that a compiler's command line compiles; "" when it compiles none."""
+    words: Sequence[str] = ()
+    with suppress(ValueError):  # a shell construct that is no plain command
+        words = shlex.split(command)
+    for flag, value in pairwise(words):
+        if flag == "-c" and not value.startswith("-"):  # torch writes -c twice
+            return PurePath(value).name
+    return ""
+
+
+@dataclass
+class _Part:
+    weight: float
+    share: float = 0.0
+    began: float | None = None
+    seconds: float | None = None
+    libraries: int = 0
+
+
+@dataclass
+class Tracker:
+    """How far all builds are. Times are seconds of one clock, whatever its zero."""
+
+    weights: Mapping[str, float]
+    """Expected work by label, in any unit."""
+    libraries: Mapping[str, int]
+    """How many libraries each build makes."""
+    _parts: dict[str, _Part] = field(init=False)
+    _began: float | None = None
+
+    def __post_init__(self) -> None:
+        self._parts = {label: _Part(weight) for label, weight in self.weights.items()}
+
+    def note(self, event: Event, now: float) -> None:
+        """Take in what happened at `now`."""
+        part = self._parts[event.label]
+        if event.kind == "begin":
+            part.began = now
+            self._began = now if self._began is None else self._began
+        elif event.kind == "library":
+            part.share = part.libraries / self.libraries[event.label]
+            part.libraries += 1
+        elif event.kind == "file" and event.total:
+            before = max(0, part.libraries - 1)
+            part.share = (before + event.done / event.total) / self.libraries[event.label]
+        elif event.kind == "end":
+            part.share = 1.0
+            part.seconds = 0.0 if part.began is None else now - part.began
+
+    @property
+    def done(self) -> float:
+        """Share of the work that is finished, 0 to 1."""
+        whole = sum(part.weight for part in self._parts.values())
+        return (
+            sum(part.weight * min(1.0, part.share) for part in self._parts.values()) / whole if whole else 0.0
+        )
+
+    def left(self, now: float) -> float | None:
+        """Seconds that remain if the rest goes on as it went so far; None before anything is finished."""
+        done = self.done
+        if self._began is None or done <= 0:
+            return None
+        return (now - self._began) * (1 - done) / done
+
+    def seconds(self) -> dict[str, float]:
+        """Wall-clock seconds of the builds that have ended."""
+        return {label: part.seconds for label, part in self._parts.items() if part.seconds is not None}
+
+
+def duration(seconds: float) -> str:
+    """`9 s`, `2 min 05 s`, `1 h 02 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+Watch = Callable[[Event, Tracker], None]
+
+# ninja's status line says that a command has ended; that it failed stands in the line it prints right after.
+_FAILED = "FAILED: "
+_MOMENT_MS = 200
+
+
+def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
+    """Log every line the conductor writes into `pipe`, and tell `watch` of those that mean something.
+
+    `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
+    """
+    lines = _lines(pipe.fileno())
+    try:
+        _follow(lines, log, tracker, watch, codes)
+    finally:
+        for _ in lines:  # whatever happened to the watcher: a build nobody reads from would wait for ever
+            pass
+
+
+def _follow(
+    lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]
+) -> None:
+    def tell(event: Event) -> None:
+        tracker.note(event, time.monotonic())
+        watch(event, tracker)
+
+    held: dict[str, Event] = {}  # compiled files, until the next line of their build
+    for line in lines:
+        if line is None:
+            for label in tuple(held):
+                tell(held.pop(label))
+            continue
+        try:
+            log.write(line)
+        except OSError:  # a full disk must not stop the reading: the builds would wait for ever
+            codes[""] = errno.ENOSPC
+        label, text = split_line(line)
+        before = held.pop(label, None)
+        if before and not text.startswith(_FAILED):
+            tell(before)
+        event = parse_line(label, text)
+        if event is None or label not in tracker.weights:
+            continue
+        if event.kind == "file":
+            held[label] = event
+            continue
+        if event.kind == "end":
+            codes[label] = event.code
+        tell(event)
+    for event in held.values():
+        tell(event)
+
+
+def _lines(descriptor: int) -> Iterator[str | None]:
+    """Whole lines with their ends; None when no other has come for a moment."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    rest = b""
+    while True:
+        if not poll.poll(_MOMENT_MS):
+            yield None
+            poll.poll()
+        chunk = os.read(descriptor, 1 << 16)
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace") + "\n"
+        if not chunk:
+            if rest:
+                yield rest.decode(errors="replace")
+            return

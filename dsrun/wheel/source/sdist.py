@@ -1,0 +1,225 @@
+"""DeepSpeed's source distributions: the lock, fetching one through pip, and unpacking what may be hostile."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tarfile
+import tomllib
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from dsrun.datafiles import data_folder
+from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.system.answer import ask
+from dsrun.wheel.build.failure import FULL
+
+_FETCH_S = 1800.0
+# DeepSpeed 0.19.8 unpacks to 11 MB in 1,300 files; its history of kernels once made it 30 MB.
+_MOST_BYTES = 512 << 20
+_MOST_FILES = 50_000
+_BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """build/deepspeed.lock.toml: the version built by default and the SHA-256 (hex) of each version's sdist."""
+
+    default: str
+    sdists: Mapping[str, str]
+
+
+@cache
+def read_lock() -> Lock:
+    """The lock that this dsrun ships."""
+    table: dict[str, Any] = tomllib.loads(
+        (data_folder("build") / "deepspeed.lock.toml").read_text(encoding="utf-8")
+    )
+    return Lock(default=table["default"], sdists=dict(table["sdist"]))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def release_version(text: str, where: object) -> str:
+    """The version in version.txt, which `where` names, in the form that setuptools gives it. Raises UsageError."""
+    with suppress(InvalidVersion):
+        version = Version(text.strip())
+        if version.local is None:
+            return str(version)
+    raise UsageError(
+        f"{where} says {text.strip()!r}, which is no version of a release",
+        fix="write one like 0.19.8 into it",
+    )
+
+
+def fetch_sdist(
+    version: str, sha256: str, into: Path, *, cache: Path | None = None, python: str = sys.executable
+) -> Path:
+    """The sdist of DeepSpeed `version` with that hash, from `cache` or by pip's own configuration, in `into`.
+
+    pip prepares metadata after a download, which runs the package's setup.py; --require-hashes makes it compare the
+    hash first. Raises ToolError when the hash differs or pip fails, MissingError without pip; `into` is then as before.
+    """
+    name = f"deepspeed-{version}.tar.gz"
+    kept = cache / name if cache else None
+    if kept and kept.is_file() and file_sha256(kept) == sha256:
+        return kept
+    work = into / ".pip"
+    work.mkdir(parents=True)
+    try:
+        path = _download(version, sha256, work, python)
+        if file_sha256(path) != sha256:
+            raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
+        target = into / name if kept is None else kept
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.with_name(f"{name}.{os.getpid()}")
+        shutil.move(path, staged)
+        staged.replace(target)
+        return target
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _download(version: str, sha256: str, work: Path, python: str) -> Path:
+    (work / "wanted.txt").write_text(f"deepspeed==={version} --hash=sha256:{sha256}\n", encoding="utf-8")
+    options = ["--no-deps", "--no-binary", "deepspeed", "--require-hashes"]
+    if python == sys.executable and importlib.util.find_spec("setuptools"):
+        options.append("--no-build-isolation")  # else pip fetches setuptools only to read the metadata
+    argv = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *options]
+    # A user's DS_BUILD_OPS=1 would make setup.py look for compilers while it only tells its name.
+    quiet = {name: "" for name in os.environ if name.startswith("DS_")} | {"DS_ACCELERATOR": "cpu"}
+    answer = ask(
+        [*argv, "-d", str(work), "-r", str(work / "wanted.txt")], seconds=_FETCH_S, changes=quiet, cwd=work
+    )
+    found = sorted(work.glob("deepspeed-*.tar.gz"))
+    if answer.exit_code == 0 and found:
+        return found[0]
+    raise _pip_error(version, sha256, answer.stdout + answer.stderr)
+
+
+def _pip_error(version: str, sha256: str, said: str) -> ToolError | MissingError:
+    if "DO NOT MATCH THE HASHES" in said:
+        got = [line.split()[-1] for line in said.splitlines() if line.split()[:1] == ["Got"]] or ["another"]
+        return ToolError(
+            f"the sdist of DeepSpeed {version} that pip found has SHA-256 {got[0]} instead of {sha256}: "
+            "nothing of it was run",
+            fix="find out where it comes from: `pip config list` shows the index",
+        )
+    if "No module named pip" in said:
+        return MissingError(
+            "pip is not installed in this environment, and it fetches DeepSpeed's sources",
+            fix=f"python -m ensurepip, or give the file: --deepspeed deepspeed-{version}.tar.gz",
+        )
+    errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[
+        -1:
+    ]
+    reason = errors[0].removeprefix("ERROR:").strip() if errors else "it said nothing"
+    return ToolError(
+        f"pip could not fetch the sources of DeepSpeed {version}: {reason}",
+        fix=f"fetch it elsewhere and give the file: --deepspeed deepspeed-{version}.tar.gz",
+    )
+
+
+class _Bounded(gzip.GzipFile):
+    """A gzip file that may be read up to a position: a bomb ends in an error instead of filling memory."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to `size` bytes."""
+        self._check(_MOST_BYTES + 1 if size is None or size < 0 else self.tell() + size)
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to `offset`, decompressing what lies before."""
+        self._check(offset)
+        return super().seek(offset, whence)
+
+    def _check(self, position: int) -> None:
+        if position > _MOST_BYTES:
+            raise tarfile.ReadError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """`path` as a tar archive; whatever is wrong with it becomes one UsageError, and a full disk stays an OSError."""
+    try:
+        with _Bounded(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            yield archive
+    except _BROKEN as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise  # the archive is whole: fetching it again would not help
+        raise UsageError(
+            f"{path} cannot be used as a source distribution: {error}", fix="fetch it again"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """What an sdist says about itself: its version and the time of its newest member (epoch s)."""
+
+    version: str
+    time: int
+
+
+def read_archive(path: Path) -> Archive:
+    """Look through the sdist `path` without unpacking it. Raises UsageError for anything that is not one."""
+    version, newest = None, 0
+    with _opened(path) as archive:
+        for member in _checked(archive):
+            newest = max(newest, int(member.mtime))
+            if member.isfile() and PurePosixPath(member.name).parts[1:] == ("version.txt",):
+                content = archive.extractfile(member)
+                version = content.read(100).decode("ascii", "replace").strip() if content else None
+    if not version:
+        raise UsageError(
+            f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed"
+        )
+    return Archive(version=release_version(version, f"{path}: version.txt"), time=newest)
+
+
+def unpack(path: Path, into: Path) -> None:
+    """Unpack the sdist `path` so that `into` (a new folder) holds setup.py; on an error `into` is not there."""
+    work = into.with_name(f".{into.name}.unpacking")
+    work.mkdir(parents=True)
+    try:
+        with _opened(path) as archive:
+            for member in _checked(archive):
+                archive.extract(member, work, filter="data")
+        folders = list(work.iterdir())
+        if len(folders) != 1 or not (folders[0] / "setup.py").is_file():
+            raise UsageError(
+                f"{path} does not hold one folder with setup.py",
+                fix="give a source distribution of DeepSpeed",
+            )
+        folders[0].rename(into)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _checked(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members of `archive`, each looked at before its content is read; tarfile's data filter looks again."""
+    total = 0
+    for count, member in enumerate(archive, start=1):
+        total += member.size
+        name = PurePosixPath(member.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise tarfile.ReadError(f"its member {member.name!r} leads out of the folder")
+        if not (member.isfile() or member.isdir() or member.issym()):
+            raise tarfile.ReadError(f"its member {member.name!r} is not a file, folder or symbolic link")
+        if total > _MOST_BYTES or count > _MOST_FILES:
+            raise tarfile.ReadError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB or {_MOST_FILES} files")
+        yield member

@@ -1,0 +1,188 @@
+"""Architectures: from the names people type to what DeepSpeed's parser takes, checked against nvcc and torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from dsrun.errors import UsageError
+from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names
+from dsrun.wheel.target.cuda import Capability, generations, nvcc_versions, tegra
+
+EXAMPLE = 'such as a100,h100 or "8.0;9.0+PTX"'
+_CAPABILITY = re.compile(r"(\d{1,4})\.(\d{1,4})")
+_COMPILER_WORD = re.compile(r"(?:sm|compute)_?(\d{1,4})(\d)")
+_VARIANT = re.compile(r"(?:(\d+)\.(\d+)|(?:sm|compute)_?(\d+)(\d))[af]")
+_DIGITS = re.compile(r"(\d{1,4})(\d)")
+_PTX = re.compile(r"\+ptx$")
+_ALONE = ("auto", "cpu", "slurm")
+
+
+@dataclass(frozen=True, order=True)
+class Arch:
+    """One architecture to compile for; `ptx`: with PTX beside it, which later GPUs compile when they load it."""
+
+    major: int
+    minor: int
+    ptx: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}+PTX" if self.ptx else self.name
+
+    @property
+    def name(self) -> str:
+        """The compute capability: "9.0"."""
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def sm(self) -> str:
+        """As compilers number it: "90", "121"."""
+        return f"{self.major}{self.minor}"
+
+    @property
+    def capability(self) -> Capability:
+        """The compute capability as numbers."""
+        return self.major, self.minor
+
+
+Archs = tuple[Arch, ...]
+
+
+def union(archs: Iterable[Arch]) -> Archs:
+    """Sorted, each once; PTX where one of them asks for it."""
+    merged: dict[Capability, bool] = {}
+    for arch in archs:
+        merged[arch.capability] = merged.get(arch.capability, False) or arch.ptx
+    return tuple(Arch(*each, ptx) for each, ptx in sorted(merged.items()))
+
+
+def env_value(archs: Iterable[Arch]) -> str:
+    """TORCH_CUDA_ARCH_LIST as DeepSpeed's parser takes it: `X.Y` or `X.Y+PTX`, ";" between, nothing else.
+
+    Names, "9.0a", commas, a blank beside ";" and a ";" at the end make it fail with a bare ValueError
+    (deepspeed/ops/op_builder/builder.py, compute_capability_args).
+    """
+    return ";".join(str(arch) for arch in union(archs))
+
+
+def split_archs(archs: Iterable[Arch]) -> tuple[Archs, ...]:
+    """One list, or two: below 8.0 and the others, each of which can be built without harm to the other.
+
+    Any capability below 8.0 makes DeepSpeed's builder compile its quantizer and inference operations without
+    BF16 for all architectures (enable_bf16 in the same function).
+    """
+    merged = union(archs)
+    parts = (tuple(a for a in merged if a.major < 8), tuple(a for a in merged if a.major >= 8))
+    return tuple(part for part in parts if part)
+
+
+def runs_on(built: Arch, wanted: Capability) -> bool:
+    """Whether a GPU of capability `wanted` runs code compiled for `built`.
+
+    Complete code (SASS) runs on GPUs of the same major and an equal or later minor version, on Tegra only on
+    its own; PTX is compiled for any later GPU when it is loaded (CUDA C++ Programming Guide, "Compatibility").
+    """
+    if built.ptx and wanted >= built.capability:
+        return True
+    if built.capability in tegra() or wanted in tegra():
+        return built.capability == wanted
+    return built.major == wanted[0] and built.minor <= wanted[1]
+
+
+def known_capabilities() -> tuple[Capability, ...]:
+    """Every compute capability that a GPU of the table has or an nvcc of the table compiles for."""
+    compiled = {each for archs in nvcc_versions().values() for each in archs}
+    return tuple(sorted(compiled | {row.capability for row in gpu_table()}))
+
+
+def parse_archs(text: str, flag: str = "--arch") -> Archs:
+    """The architectures that `text` lists: GPU names, generations and capabilities in any mix.
+
+    "," or ";" stands between them, between capabilities also a blank; "+PTX" may follow each. Raises UsageError
+    for an empty list and for what is not known for certain, with what may have been meant; `flag` is where it stood.
+    """
+    try:
+        return _listed(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error.message}", fix=error.fix) from None
+
+
+def _listed(text: str) -> Archs:
+    entries = [entry.strip() for part in re.split(r"[,;\n]", text) for entry in _blanks(part)]
+    archs = union(arch for entry in entries if entry for arch in _entry(entry))
+    if not archs:
+        raise UsageError("names no architecture", fix=f"name GPUs or capabilities, {EXAMPLE}")
+    return archs
+
+
+def _blanks(part: str) -> list[str]:
+    """Blanks divide capabilities ("8.0 9.0+PTX") but not names ("RTX 4090")."""
+    words = part.split()
+    return words if all(_bare(_PTX.sub("", word.lower())) for word in words) else [part]
+
+
+def _bare(word: str) -> bool:
+    return bool(_CAPABILITY.fullmatch(word) or _COMPILER_WORD.fullmatch(word))
+
+
+def _entry(entry: str) -> list[Arch]:
+    word, ptx = _PTX.subn("", entry.lower())
+    word = word.strip()
+    found = _capability(entry, word)
+    if found is None:
+        found = generations().get(word)
+    if found is None:
+        found = _gpu(entry, entry[: len(entry) - len("+PTX")].strip() if ptx else entry)
+    return [Arch(*each, ptx=bool(ptx)) for each in found]
+
+
+def _capability(entry: str, word: str) -> tuple[Capability, ...] | None:
+    """What a capability or a compiler's word for one means; None when `word` is neither."""
+    match = _CAPABILITY.fullmatch(word) or _COMPILER_WORD.fullmatch(word)
+    if match:
+        wanted = int(match[1]), int(match[2])
+        if wanted not in known_capabilities():
+            raise _no_such_capability(entry, wanted[0])
+        return (wanted,)
+    variant = _VARIANT.fullmatch(word)
+    if variant:
+        plain = ".".join(group for group in variant.groups() if group)
+        raise UsageError(
+            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take",
+            fix=f"write {plain}",
+        )
+    return None
+
+
+def _no_such_capability(entry: str, major: int) -> UsageError:
+    known = known_capabilities()
+    alike = [each for each in known if each[0] == major] or known
+    names = ", ".join(f"{each[0]}.{each[1]}" for each in alike)
+    return UsageError(f"no GPU has the compute capability {entry}", fix=f"there are {names}")
+
+
+def _gpu(entry: str, name: str) -> tuple[Capability, ...]:
+    found = lookup(name)
+    if found:
+        return (found.capability,)
+    if name.lower() in _ALONE:
+        raise UsageError(f"{name} stands alone, not in a list", fix=f"write --arch {name.lower()}")
+    if name.lower() == "native":
+        raise UsageError("'native' is not a list", fix="write --arch auto for the GPUs of this machine")
+    several = {row.capability: row.name for row in reversed(meanings(name))}
+    if several:
+        meant = " or ".join(
+            f"{product} ({major}.{minor})" for (major, minor), product in sorted(several.items())
+        )
+        raise UsageError(f"{entry!r} may be {meant}", fix="write the whole name or the capability")
+    raise UsageError(f"no GPU called {entry!r} is known", fix=_meant(name))
+
+
+def _meant(name: str) -> str:
+    digits = _DIGITS.fullmatch(name)
+    if digits and (int(digits[1]), int(digits[2])) in known_capabilities():
+        return f"did you mean {digits[1]}.{digits[2]}?"
+    near = get_close_matches(name.lower(), generations(), n=1, cutoff=0.75) or near_names(name)
+    return f"did you mean {' or '.join(near)}?" if near else f"give GPU names or capabilities, {EXAMPLE}"

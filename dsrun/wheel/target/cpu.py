@@ -1,0 +1,269 @@
+"""For which processors the host code of a wheel is compiled, instead of DeepSpeed's fixed -march=native."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.system.answer import ask
+from dsrun.wheel.toolchain.cxx import Cxx, c_compiler, predefined
+
+CPUINFO = Path("/proc/cpuinfo")
+NATIVE = "native"
+PORTABLE = "x86-64-v3"
+_ASK_S = 60.0
+# The x86-64 psABI's micro-architecture levels by the names that Linux prints in /proc/cpuinfo (lzcnt is "abm", sse3
+# is "pni"; OSXSAVE shows as "xsave").
+_X86_LEVELS = (
+    ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
+    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
+    ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
+)
+# Arm has no such levels; these are the steps that change what the compiler may use in DeepSpeed's loops.
+_ARM_LEVELS = (
+    ("armv8.2-a", frozenset(["asimd", "atomics", "asimdrdm", "asimdhp", "fphp", "crc32", "dcpop"])),
+    ("armv8.2-a+sve", frozenset({"sve"})),
+)
+_LADDERS = (
+    ("x86-64", *(name for name, _ in _X86_LEVELS)),
+    ("armv8-a", *(name for name, _ in _ARM_LEVELS)),
+)
+# csrc/includes/simd.h chooses its code by these; OpBuilder.simd_width() by the processor of the build machine.
+SIMD_DEFINES = ("__AVX512__", "__AVX256__", "__SVE__", "__NEON__", "__SCALAR__")
+_AVX512 = ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
+_AVX2 = ("__AVX2__", "__FMA__", "__F16C__")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A CPU level as a compiler takes it: `flag` ("-march=x86-64-v3") and DeepSpeed's define for its vectors.
+
+    Both are empty for "native": DeepSpeed's own flags stay.
+    """
+
+    name: str
+    flag: str
+    define: str
+
+
+def level_of(flags: Iterable[str], *, arm: bool = False) -> str:
+    """The highest level all of whose instructions are in `flags` (as in /proc/cpuinfo)."""
+    have = frozenset(flags)
+    reached = "armv8-a" if arm else "x86-64"
+    for name, wanted in _ARM_LEVELS if arm else _X86_LEVELS:
+        if not wanted <= have:
+            break
+        reached = name
+    return reached
+
+
+def host_level(cpuinfo: str) -> str:
+    """The level of the machine whose /proc/cpuinfo has the text `cpuinfo`.
+
+    The lowest of its processors counts, for big and little cores. "native" on a machine of another kind, for whose
+    processors there are no levels.
+    """
+    levels = set()
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            levels.add(level_of(value.split(), arm=key.strip() == "Features"))
+    return common_level(levels) if levels else NATIVE
+
+
+def common_level(levels: Iterable[str]) -> str:
+    """The highest level that every one of `levels` includes. Raises UsageError for levels that do not compare."""
+    given = set(levels)
+    if len(given) == 1:
+        return given.pop()
+    for ladder in _LADDERS:
+        if given and given <= set(ladder):
+            return min(given, key=ladder.index)
+    raise UsageError(
+        f"there is no CPU level common to {', '.join(sorted(given)) or 'no machine'}",
+        fix="build one wheel for each kind of machine: --cpu NAME",
+    )
+
+
+def default_level(cluster_levels: Iterable[str] | None = None, host: str | None = None) -> str:
+    """The level to compile for when none is named: the common one of the cluster when its nodes are known.
+
+    Otherwise x86-64-v3, which every x86 server since 2015 has, or `host`'s own when that is lower; on Arm the
+    baseline armv8-a; "native" elsewhere.
+    """
+    known = list(cluster_levels or ())
+    if known:
+        return common_level(known)
+    if host is None or host in _LADDERS[0]:
+        return common_level([PORTABLE, host or PORTABLE])
+    return "armv8-a" if host in _LADDERS[1] else NATIVE
+
+
+def identity(level: str, cpuinfo: str | None = None) -> str:
+    """What a build's key needs of the level: its name, and for "native" the processor it stands for."""
+    if level != NATIVE:
+        return level
+    text = CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
+    kinds = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+        "cpu",
+        "isa",
+    )
+    lines = {line.strip() for line in text.splitlines() if line.partition(":")[0].strip() in kinds}
+    return f"{NATIVE}.{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()[:8]}"
+
+
+def resolve_level(cxx: Cxx, name: str) -> Level:
+    """Level `name` in the words of compiler `cxx`, which must know it as -march or (Arm, POWER) -mcpu.
+
+    Raises UsageError with the nearest name this compiler knows.
+    """
+    if name == NATIVE:
+        return Level(name=name, flag="", define="")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+        raise UsageError(f"--cpu {name!r} is not the name of a processor", fix="--cpu x86-64-v3")
+    for option in ("-march", "-mcpu"):
+        flag = f"{option}={name}"
+        macros = predefined(cxx.path, [flag])
+        if macros:
+            return Level(name=name, flag=flag, define=_define(macros))
+    near = difflib.get_close_matches(name, _known_names(cxx), n=1, cutoff=0.5)
+    raise UsageError(
+        f"{cxx} does not know the processor {name!r}",
+        fix=f"did you mean {near[0]}?" if near else "--cpu x86-64-v3, or another name that its -march takes",
+    )
+
+
+def _define(macros: Mapping[str, str]) -> str:
+    if all(name in macros for name in _AVX512):
+        return "-D__AVX512__"
+    if all(name in macros for name in _AVX2):
+        return "-D__AVX256__"
+    if "__ARM_FEATURE_SVE" in macros:
+        return "-D__SVE__"
+    return "-D__NEON__" if "__aarch64__" in macros else "-D__SCALAR__"
+
+
+def _known_names(cxx: Cxx) -> list[str]:
+    """Processor names from the list that gcc and clang print with the refusal."""
+    try:
+        said = ask([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S).stderr
+    except ToolError:
+        return []
+    return re.findall(r"[\w.+-]{4,}", said.partition(" are:")[2].partition("\n")[0])
+
+
+Links = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+
+
+def compiler_environment(
+    folder: Path,
+    cxx: Cxx,
+    level: str,
+    *,
+    debug: bool = True,
+    cache: str | None = None,
+    links: Links | None = None,
+    append: Sequence[str] = (),
+) -> dict[str, str]:
+    """CXX and CC for the build: wrappers in `folder` around `cxx` and its C compiler. See `write_wrapper`.
+
+    Both are needed: setuptools compiles with either, depending on its version, and torch hands CC to nvcc as host
+    compiler.
+    """
+    wrapper = write_wrapper(folder, cxx, level, debug=debug, cache=cache, links=links, append=append)
+    plain = c_compiler(cxx)
+    return {"CXX": str(wrapper), "CC": str(folder / plain.name) if plain else str(wrapper)}
+
+
+def write_wrapper(
+    folder: Path,
+    cxx: Cxx,
+    level: str,
+    *,
+    debug: bool = True,
+    cache: str | None = None,
+    links: Links | None = None,
+    append: Sequence[str] = (),
+) -> Path:
+    """Write scripts in front of `cxx` and its C compiler into `folder`; returns the one in front of `cxx`.
+
+    Each rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's flags come
+    later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
+    begins with the key, adds `append` to every call, and runs `cache` (ccache) in front of the real compiler, which so
+    sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
+    """
+    known = resolve_level(cxx, level)
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = c_compiler(cxx)
+    for real in (cxx.path, plain):
+        if real is not None:
+            text = _script(real, known, debug=debug, cache=cache, links=links or {}, append=append)
+            script = folder / real.name
+            script.write_text(text, encoding="utf-8")
+            script.chmod(0o755)
+    return folder / cxx.path.name
+
+
+def _script(
+    real: Path, level: Level, *, debug: bool, cache: str | None, links: Links, append: Sequence[str]
+) -> str:
+    """The wrapper's text, for a POSIX shell: `set --` keeps arguments with spaces and quotes whole."""
+    rules = []
+    if level.flag:
+        defines = "|".join(f"-D{name}|-D{name}=*" for name in SIMD_DEFINES)
+        rules.append(f"-march=*|-mcpu=*) argument={shlex.quote(level.flag)} ;;")
+        rules.append("-mtune=native) continue ;;")
+        rules.append(f"{defines}) argument={shlex.quote(level.define)} ;;")
+    if not debug:
+        rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
+    cases = "".join(f"        {rule}\n" for rule in rules)
+    words = [*([cache] if cache else []), str(real)]
+    return _TEMPLATE.format(
+        cases=cases, links=_link_rules(links), command=shlex.join(words), append=_spaced(append)
+    )
+
+
+def _link_rules(links: Links) -> str:
+    return "".join(
+        f'        {name}*.so) set --{_spaced(before)} "$@"{_spaced(after)} ;;\n'
+        for name, (before, after) in links.items()
+    )
+
+
+def _spaced(words: Sequence[str]) -> str:
+    return f" {shlex.join(words)}" if words else ""
+
+
+_TEMPLATE = """\
+#!/bin/sh
+# Written by dsrun for one build. Rewrites the processor that DeepSpeed's builders ask for.
+output= count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    count=$((count - 1))
+    [ "$output" = next ] && output=${{argument##*/}}
+    [ "$argument" = -o ] && output=next
+    case $argument in
+{cases}        *) ;;
+    esac
+    set -- "$@" "$argument"
+done
+case $output in
+{links}        *) ;;
+esac
+exec {command} "$@"{append}
+"""

@@ -1,0 +1,249 @@
+"""DeepSpeed's operations: which there are, what each needs, and which of them a wheel gets (build/ops.toml)."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from string import Template
+from typing import Any, Literal
+
+from dsrun.datafiles import data_folder
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.wheel.toolchain.requirements import need, way_to_install
+
+Code = Literal["host", "cuda-host", "cuda"]
+# setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
+_WANT_PIN_MEMORY = ("async_io", "gds")
+_GROUPS = ("default", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One operation as DeepSpeed's builder for one or more accelerators declares it.
+
+    `code` is "host" (plain C++), "cuda-host" (C++ with CUDA's headers and libraries) or "cuda" (kernels).
+    `library` is the path of its .so inside the wheel up to Python's own suffix. `lowest` is the compute
+    capability below which its builder drops architectures, for itself and (through TORCH_CUDA_ARCH_LIST) for
+    every operation after it. `link_before` and `link_after` are flags that its link alone needs. `since` and
+    `until` are the first and last DeepSpeed versions with this row, None for no bound. `broken` says why it does
+    not compile.
+    """
+
+    name: str
+    variable: str
+    code: Code
+    accelerators: tuple[str, ...]
+    library: str
+    needs: tuple[str, ...] = ()
+    default: bool = False
+    broken: str | None = None
+    lowest: str | None = None
+    aliases: tuple[str, ...] = ()
+    link_before: tuple[str, ...] = ()
+    link_after: tuple[str, ...] = ()
+    since: str | None = None
+    until: str | None = None
+    note: str = ""
+
+    @property
+    def filters_archs(self) -> bool:
+        """Whether its builder drops architectures from the list."""
+        return self.lowest is not None
+
+    def in_version(self, version: str) -> bool:
+        """Whether DeepSpeed `version` has this row."""
+        from packaging.version import Version
+
+        base = Version(Version(version).base_version)
+        after = self.since is None or base >= Version(self.since)
+        return after and (self.until is None or base <= Version(self.until))
+
+
+@cache
+def all_ops() -> tuple[Op, ...]:
+    """Every row of build/ops.toml."""
+    table = tomllib.loads((data_folder("build") / "ops.toml").read_text(encoding="utf-8"))
+    return tuple(_op(row) for row in table["op"])
+
+
+def _op(row: Mapping[str, Any]) -> Op:
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+    }
+    return Op(**values)
+
+
+def op_table(version: str | None = None) -> tuple[Op, ...]:
+    """The operations of DeepSpeed `version`, by default of the newest one known here."""
+    if version is None:
+        return tuple(op for op in all_ops() if op.until is None)
+    return tuple(op for op in all_ops() if op.in_version(version))
+
+
+def choose_ops(
+    text: str | None,
+    kind: str,
+    *,
+    available: Callable[[str], bool],
+    version: str | None = None,
+    patched: bool = False,
+    cuda: str | None = None,
+) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+    """The operations that `--ops text` means for accelerator `kind` ("cuda" or "cpu"), and what to tell the user.
+
+    `text` is None or "default" (what fine-tuning with ZeRO uses), "all", or names separated by commas; group
+    words and names mix, and `-NAME` takes one out. Of a group, operations whose `available(need)` is false are
+    left out, each with a notice; named ones stay and `missing` reports them. `patched`: the source is not
+    upstream's, so an operation known as broken is built when it is named. `cuda` is the version whose packages
+    the notices name ("13.0"). Raises UsageError for an unknown name,
+    one that this accelerator does not have, and one that does not compile upstream.
+    """
+    words = [word.strip() for word in (text or "default").split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"--ops {text!r} names no operation", fix="--ops default, --ops all, or names")
+    table = {op.name: op for op in op_table(version) if kind in op.accelerators}
+    chosen: dict[str, Op] = {}
+    lacking: dict[str, Op] = {}
+    for word in words:
+        if word in _GROUPS:
+            lacking |= _add_group(word, table, chosen, available)
+        elif word.startswith("-"):
+            name = _find(word[1:], table, kind).name
+            chosen.pop(name, None)
+            lacking.pop(name, None)
+        else:
+            op = _find(word, table, kind)
+            _check_whole(op, patched)
+            chosen[op.name] = op
+    notices = _left_out([op for name, op in lacking.items() if name not in chosen], available, cuda)
+    if any(name in chosen for name in _WANT_PIN_MEMORY) and "pin_memory" not in chosen:
+        chosen["pin_memory"] = table["pin_memory"]
+        notices.append("pin_memory is built as well: async_io and gds load it at run time")
+    if not chosen:
+        raise UsageError(f"--ops {text!r} leaves no operation to build", fix="--ops default")
+    return tuple(op for name, op in table.items() if name in chosen), tuple(notices)
+
+
+def named_ops(text: str | None, kind: str, version: str | None = None) -> frozenset[str]:
+    """Those of `--ops text` that were asked for by name and not as part of a group. For what `choose_ops` took."""
+    table = {op.name: op for op in op_table(version) if kind in op.accelerators}
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    named = [word for word in words if word not in _GROUPS and not word.startswith("-")]
+    return frozenset(_find(word, table, kind).name for word in named)
+
+
+def _add_group(
+    word: str, table: Mapping[str, Op], chosen: dict[str, Op], available: Callable[[str], bool]
+) -> dict[str, Op]:
+    """Add the operations of group `word` that can be built to `chosen`; returns the others."""
+    group = [op for op in table.values() if word == "all" or op.default]
+    lacking = [op for op in group if op.broken or not (_basic(op) or all(map(available, op.needs)))]
+    chosen.update((op.name, op) for op in group if op not in lacking)
+    return {op.name: op for op in lacking}
+
+
+def _basic(op: Op) -> bool:
+    """Whether a wheel without this operation would not be what the group promises: then it is an error."""
+    return op.default and op.code != "host" and op.name not in _WANT_PIN_MEMORY
+
+
+def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | None) -> list[str]:
+    """One line for each reason why some of `ops` are left out."""
+    users: dict[str, list[str]] = {}
+    for op in ops:
+        reasons = (
+            [op.broken] if op.broken else [_lacks(name, cuda) for name in op.needs if not available(name)]
+        )
+        for reason in reasons:
+            users.setdefault(reason, []).append(f"{op.name} ({op.note})" if op.default else op.name)
+    return [f"left out: {_and(names)}, because {reason}" for reason, names in users.items()]
+
+
+def _lacks(name: str, cuda: str | None) -> str:
+    return f"{need(name).what} cannot be found: {way_to_install(name, cuda=cuda)}"
+
+
+def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
+    """The row that `word` names: the operation's name, an alias, or its DS_BUILD_ variable, in any case."""
+    key = word.strip().lower().replace("-", "_")
+    for op in table.values():
+        if key in (op.name, op.variable.lower(), *op.aliases):
+            return op
+    elsewhere = [op for op in all_ops() if key in (op.name, op.variable.lower(), *op.aliases)]
+    if elsewhere and all(kind not in op.accelerators for op in elsewhere):
+        kinds = " and ".join(sorted({name for op in elsewhere for name in op.accelerators}))
+        raise UsageError(f"{elsewhere[0].name} exists for {kinds} only, and this wheel is for {kind}")
+    if elsewhere:
+        raise UsageError(f"this DeepSpeed has no {elsewhere[0].name} for {kind}: {_when(elsewhere)}")
+    near = difflib.get_close_matches(key, [*table, *_GROUPS], n=1)
+    names = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+    raise UsageError(f"there is no operation {word!r}", fix=names)
+
+
+def _when(ops: Sequence[Op]) -> str:
+    op = ops[0]
+    return f"it came with {op.since}" if op.since else f"it went after {op.until}"
+
+
+def _check_whole(op: Op, patched: bool) -> None:
+    if op.broken and not patched:
+        raise UsageError(
+            f"{op.name} cannot be built: {op.broken}",
+            fix="leave it out of --ops, or build a tree where it is mended: --deepspeed PATH",
+        )
+
+
+def missing(
+    ops: Sequence[Op],
+    available: Callable[[str], bool],
+    *,
+    cuda: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> list[Finding]:
+    """One error for each thing that `ops` need and `available(need)` denies, with the command that installs it.
+
+    `cuda` is the CUDA version whose packages are named ("13.0").
+    """
+    wanted: dict[str, list[str]] = {}
+    for op in ops:
+        for name in op.needs:
+            wanted.setdefault(name, []).append(op.name)
+    return [
+        Finding(
+            level="error",
+            code="need_missing",
+            message=f"{_and(users)} cannot be built without {need(name).what}",
+            fix=way_to_install(name, cuda=cuda, environ=environ),
+            where=f"--ops {','.join(users)}",
+        )
+        for name, users in wanted.items()
+        if not available(name)
+    ]
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def links(
+    ops: Sequence[Op], environ: Mapping[str, str] | None = None
+) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Flags that the link of one library alone needs, variables filled in: {"async_io_op": (before, after)}.
+
+    In LDFLAGS they would go into every library of the build, and one node without libaio could load none of them.
+    """
+    known = os.environ if environ is None else environ
+
+    def filled(flags: Sequence[str]) -> tuple[str, ...]:
+        return tuple(Template(flag).safe_substitute(known) for flag in flags)
+
+    return {
+        op.library.rsplit("/", 1)[-1]: (filled(op.link_before), filled(op.link_after))
+        for op in ops
+        if op.link_before or op.link_after
+    }

@@ -1,0 +1,172 @@
+"""Whether this nvcc, this torch and this host compiler fit together, said before anything is compiled."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from dsrun.datafiles import data_folder
+from dsrun.findings import Finding
+from dsrun.wheel.toolchain.cxx import Cxx
+from dsrun.wheel.toolchain.nvcc import Nvcc, has_runtime
+from dsrun.wheel.toolchain.torch_facts import TorchFacts
+
+# op_builder passes -std=c++20 from torch 2.12 on and -std=c++17 before; these versions are the first to take them
+# and to compile torch's headers.
+_OLDEST = {"c++20": {"gcc": 11, "clang": 13}, "c++17": {"gcc": 9, "clang": 9}}
+_FIRST_CXX20 = (2, 12)
+
+
+@cache
+def _host_limits() -> Mapping[str, Mapping[str, int]]:
+    """Newest major of each host compiler by CUDA version: {"13.0": {"gcc": 15, "clang": 20}}."""
+    table: dict[str, Any] = tomllib.loads((data_folder("build") / "cuda.toml").read_text(encoding="utf-8"))
+    return dict(table.get("host_compilers", {}))
+
+
+def check_tools(
+    kind: str, torch: TorchFacts | None, nvcc: Nvcc | None, cxx: Cxx, others: Sequence[Cxx] = ()
+) -> list[Finding]:
+    """What speaks against building for accelerator `kind` ("cuda" or "cpu") with these, and what is worth knowing.
+
+    `others` are further C++ compilers of this machine, proposed when `cxx` is not accepted. Errors: no torch, a
+    torch without CUDA or for ROCm, no nvcc, another CUDA major, a host compiler too old or too new. A minor
+    difference of CUDA is an info.
+    """
+    if torch is None:
+        return [
+            _error(
+                "no_torch",
+                "torch is not installed, and DeepSpeed compiles against it",
+                "pip install torch",
+            )
+        ]
+    findings = _check_standard(torch, cxx, others)
+    if kind != "cuda":
+        return findings
+    if torch.cuda is None:
+        return [*findings, _no_cuda(torch)]
+    if nvcc is None:
+        return [*findings, _no_nvcc(torch.cuda)]
+    return [
+        *findings,
+        *_check_versions(torch.cuda, nvcc),
+        *_check_runtime(nvcc),
+        *_check_host(nvcc, cxx, others),
+    ]
+
+
+def cuda_check_environment(nvcc: Nvcc, torch: TorchFacts) -> dict[str, str]:
+    """DS_SKIP_CUDA_CHECK=1 when the minors differ: `cuda_minor_mismatch_ok` in op_builder/builder.py has no 13.x.
+
+    The major is compared by `check_tools`, and by torch itself.
+    """
+    same_major = torch.cuda is not None and torch.cuda.split(".")[0] == str(nvcc.major)
+    return {"DS_SKIP_CUDA_CHECK": "1"} if same_major and _minor(torch.cuda) != nvcc.version else {}
+
+
+def _minor(version: str | None) -> str:
+    return ".".join((version or "").split(".")[:2])
+
+
+def _error(code: str, message: str, fix: str) -> Finding:
+    return Finding(level="error", code=code, message=message, fix=fix)
+
+
+def _no_cuda(torch: TorchFacts) -> Finding:
+    made_for = f"for ROCm {torch.hip}" if torch.hip else "without CUDA"
+    return _error(
+        "torch_without_cuda",
+        f"torch {torch.version} was built {made_for}, so nothing can be compiled for GPUs against it",
+        "install a CUDA build of torch, or build the operations for the CPU: --arch cpu",
+    )
+
+
+def _no_nvcc(cuda: str) -> Finding:
+    return _error(
+        "no_nvcc",
+        f"there is no nvcc, and torch wants one of CUDA {cuda}",
+        f"{_pip_nvcc(cuda)}, or load a CUDA {_minor(cuda)} toolkit and set CUDA_HOME",
+    )
+
+
+def _pip_nvcc(cuda: str) -> str:
+    """PyPI has an nvcc from CUDA 13.0 on; before, its package of that name holds only ptxas."""
+    version = _minor(cuda)
+    if int(version.split(".")[0]) >= 13:
+        return f"pip install 'cuda-toolkit[nvcc,cccl,crt,nvvm,cudart,profiler]=={version}.*'"
+    return f"conda install 'nvidia::cuda-toolkit={version}'"
+
+
+def _check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
+    wanted = _minor(cuda)
+    if nvcc.version == wanted:
+        return []
+    if nvcc.version.split(".")[0] == wanted.split(".")[0]:
+        message = (
+            f"nvcc is {nvcc.version} and torch was built with CUDA {wanted}: within one major version they work "
+            "together (CUDA minor version compatibility)"
+        )
+        return [Finding(level="info", code="cuda_minor_differs", message=message, where=str(nvcc.path))]
+    return [
+        _error(
+            "cuda_major_differs",
+            f"nvcc is {nvcc.version} ({nvcc.path}) and torch was built with CUDA {wanted}: "
+            "code of another major version does not load",
+            f"use nvcc {wanted} ({_pip_nvcc(cuda)}, or set CUDA_HOME), or install a torch for CUDA {nvcc.major}.x",
+        )
+    ]
+
+
+def _check_runtime(nvcc: Nvcc) -> list[Finding]:
+    if has_runtime(nvcc.home):
+        return []
+    return [
+        _error(
+            "no_cuda_runtime",
+            f"{nvcc.home} has nvcc but not the runtime's header cuda_runtime.h",
+            f"install the whole toolkit, or {_pip_nvcc(nvcc.version)}",
+        )
+    ]
+
+
+def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+    standard = "c++20" if torch.release >= _FIRST_CXX20 else "c++17"
+    oldest = _OLDEST[standard]
+    if cxx.major >= oldest[cxx.kind]:
+        return []
+    fitting = [other for other in others if other.major >= oldest[other.kind]]
+    return [
+        _error(
+            "compiler_too_old",
+            f"{cxx} is too old for torch {torch.version}, whose headers are {standard.upper()}",
+            _use(fitting, f"{cxx.kind} {oldest[cxx.kind]} or newer"),
+        )
+    ]
+
+
+def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+    """nvcc's crt/host_config.h stops with "unsupported GNU version" above its limit."""
+    limits = _host_limits().get(nvcc.version)
+    if limits is None:
+        return []
+    newest = limits[cxx.kind]
+    if cxx.major <= newest:
+        return []
+    fitting = [other for other in others if other.major <= limits[other.kind]]
+    return [
+        _error(
+            "compiler_too_new",
+            f"{cxx} is newer than nvcc {nvcc.version} accepts (up to {cxx.kind} {newest})",
+            _use(fitting, f"{cxx.kind} {newest}"),
+        )
+    ]
+
+
+def _use(fitting: Sequence[Cxx], wanted: str) -> str:
+    if not fitting:
+        return f"install {wanted} and name it with --cxx"
+    best = max(fitting, key=lambda cxx: (cxx.kind == "gcc", cxx.major))
+    return f"--cxx {best.path}"

@@ -1,0 +1,225 @@
+"""The CUDA compiler: of a toolkit on this machine, or from packages in site-packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.system.answer import ask
+from dsrun.wheel.toolchain.cxx import Cxx, has_function
+
+_ASK_S = 60.0
+_RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
+_TOP = re.compile(r"^#\$ TOP=(.+)$", re.MULTILINE)
+_SYSTEM_HOMES = ("usr/local/cuda", "opt/cuda")
+# What torch's CUDA headers include beyond the runtime; small toolkits lack it, torch's own packages bring it.
+_LIBRARY_HEADERS = ("cublas_v2.h", "cusparse.h", "cusolverDn.h")
+_VERSIONED_SO = re.compile(r"(lib[\w+-]+\.so)\.[\d.]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nvcc:
+    """An nvcc: the program, its version ("13.0"), the toolkit it belongs to, and who named it.
+
+    `origin` is "CUDA_HOME", "PATH", "system" or "site-packages".
+    """
+
+    path: Path
+    version: str
+    home: Path
+    origin: str
+
+    @property
+    def major(self) -> int:
+        """First number of the version; torch refuses another major than its own."""
+        return int(self.version.split(".", maxsplit=1)[0])
+
+    def __str__(self) -> str:
+        return f"nvcc {self.version} ({self.path})"
+
+
+def find_nvcc(
+    environ: Mapping[str, str],
+    site_packages: Path | None = None,
+    *,
+    cuda: str | None = None,
+    root: Path = Path("/"),
+) -> Nvcc | None:
+    """The nvcc to build with; None when there is none.
+
+    CUDA_HOME (or CUDA_PATH) decides when it is set. Otherwise, of those on PATH, in the usual folders under
+    `root` and in `site_packages`, the first that has torch's version `cuda` ("13.0"), else the first with its
+    major, else the first. Raises UsageError when CUDA_HOME holds no nvcc that works.
+    """
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if environ.get(name):
+            return _of_home(Path(environ[name]), name)
+    found = all_nvcc(environ, site_packages, root=root)
+    return min(found, key=lambda nvcc: _distance(nvcc.version, cuda), default=None)
+
+
+def _distance(version: str, wanted: str | None) -> int:
+    if wanted is None or version == wanted:
+        return 0
+    return 1 if version.split(".", maxsplit=1)[0] == wanted.split(".", maxsplit=1)[0] else 2
+
+
+def _of_home(home: Path, name: str) -> Nvcc:
+    path = home / "bin/nvcc"
+    version = nvcc_version(path) if path.exists() else None
+    if version is None:
+        state = "does not answer" if path.exists() else "is not there (a runtime without the compiler?)"
+        raise UsageError(
+            f"{name} is {home}, but {path} {state}",
+            fix=f"set {name} to a CUDA toolkit with nvcc, or unset it",
+        )
+    return Nvcc(path=path, version=version, home=home, origin="CUDA_HOME")
+
+
+def all_nvcc(
+    environ: Mapping[str, str], site_packages: Path | None = None, *, root: Path = Path("/")
+) -> tuple[Nvcc, ...]:
+    """Every nvcc that works, in the order in which they are preferred."""
+    found: dict[Path, Nvcc] = {}
+    for path, origin in _candidates(environ, site_packages, root):
+        version = nvcc_version(path)
+        if version is None:
+            continue
+        home = toolkit_home(path)
+        found.setdefault(home.resolve(), Nvcc(path=path, version=version, home=home, origin=origin))
+    return tuple(found.values())
+
+
+def _candidates(
+    environ: Mapping[str, str], site_packages: Path | None, root: Path
+) -> Iterator[tuple[Path, str]]:
+    on_path = shutil.which("nvcc", path=environ.get("PATH"))
+    if on_path:
+        yield Path(on_path), "PATH"
+    versioned = sorted((root / "usr/local").glob("cuda-*"), reverse=True)
+    for home in (*(root / name for name in _SYSTEM_HOMES), *versioned):
+        if (home / "bin/nvcc").exists():
+            yield home / "bin/nvcc", "system"
+    if site_packages is not None:
+        for path in sorted(site_packages.glob("nvidia/cu*/bin/nvcc"), reverse=True):
+            yield path, "site-packages"
+
+
+def nvcc_version(path: Path) -> str | None:
+    """ "13.0" from `nvcc --version`; None when `path` cannot be run or says something else."""
+    try:
+        answer = ask([str(path), "--version"], seconds=_ASK_S)
+    except (MissingError, ToolError, OSError):
+        return None
+    found = _RELEASE.search(answer.stdout)
+    return f"{found[1]}.{found[2]}" if found and answer.exit_code == 0 else None
+
+
+def toolkit_home(path: Path) -> Path:
+    """The folder that serves as CUDA_HOME for nvcc `path`: the one with bin/nvcc and the runtime's header.
+
+    The folder above bin/ is wrong when nvcc on PATH is a script (Debian's, or one in /usr/local/bin): then nvcc
+    itself says where it lives.
+    """
+    places = [path.resolve().parent.parent, path.parent.parent]
+    try:
+        said = _TOP.search(ask([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"], seconds=_ASK_S).stderr)
+    except (MissingError, ToolError, OSError):
+        said = None
+    if said:
+        places.insert(0, Path(os.path.normpath(said[1].strip())))
+    whole = [place for place in places if (place / "bin/nvcc").exists() and has_runtime(place)]
+    return (whole or places)[0]
+
+
+def has_runtime(home: Path) -> bool:
+    """Whether toolkit `home` has the CUDA runtime's header (conda keeps it under targets/)."""
+    return _has_header(home, "cuda_runtime.h")
+
+
+def _has_header(home: Path, header: str) -> bool:
+    return (home / "include" / header).exists() or any(home.glob(f"targets/*/include/{header}"))
+
+
+def prepare_home(nvcc: Nvcc, site_packages: Path | None, folder: Path, cxx: Cxx) -> Path:
+    """The CUDA_HOME to build with: the toolkit's own when it is whole, else one of links in `folder`.
+
+    DeepSpeed and torch want CUDA_HOME/lib64/libX.so; the packages in site-packages have lib/libX.so.N. A toolkit
+    of nvcc and runtime alone lacks the headers of cuBLAS, cuSPARSE and cuSOLVER, which torch's headers include:
+    they are taken from the packages of the same major that torch brought. A libcuda.so without content is put in
+    when there is none to link with: the driver has the real one on every machine with a GPU, and nothing that
+    is built calls it directly.
+    """
+    extra = _packages(site_packages / "nvidia", nvcc.major) if site_packages else []
+    whole = all(_has_header(nvcc.home, header) for header in _LIBRARY_HEADERS)
+    if whole and nvcc.origin != "site-packages" and _links_driver(nvcc.home, cxx):
+        return nvcc.home
+    places = [nvcc.home, *(place for place in extra if place != nvcc.home)]
+    if folder.exists():
+        shutil.rmtree(folder)
+    for name in ("bin", "nvvm"):
+        if (nvcc.home / name).exists():
+            _link(folder / name, nvcc.home / name)
+    for place in places:
+        _link_headers(folder / "include", place)
+        for libraries in (place / "lib64", place / "lib", *place.glob("targets/*/lib")):
+            _link_libraries(folder / "lib64", libraries)
+    _link(folder / "lib", folder / "lib64")
+    _add_driver(folder / "lib64", cxx)
+    return folder
+
+
+def _packages(nvidia: Path, major: int) -> list[Path]:
+    """Folders with headers of CUDA's libraries for this major: one for all since CUDA 13, one for each before."""
+    if major >= 13:
+        return [nvidia / f"cu{major}", nvidia / "nccl"]
+    return sorted(
+        place.parent for place in nvidia.glob("*/include") if not place.parent.name.startswith("cu1")
+    )
+
+
+def _links_driver(home: Path, cxx: Cxx) -> bool:
+    return has_function(cxx, "cuInit", "cuda", folders=[home / "lib64"])
+
+
+def _link_headers(into: Path, place: Path) -> None:
+    for include in (place / "include", *place.glob("targets/*/include")):
+        if include.is_dir():
+            for entry in include.iterdir():
+                _link(into / entry.name, entry)
+
+
+def _link_libraries(into: Path, folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    for entry in sorted(folder.iterdir()):
+        _link(into / entry.name, entry)
+        versioned = _VERSIONED_SO.fullmatch(entry.name)
+        if versioned and not (folder / versioned[1]).exists():
+            _link(into / versioned[1], entry)
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make `link` point to `target`; what an earlier place put there stays."""
+    if not link.is_symlink() and not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+
+
+def _add_driver(libraries: Path, cxx: Cxx) -> None:
+    if (libraries / "libcuda.so").exists() or _links_driver(libraries.parent, cxx):
+        return
+    stubs = libraries / "stubs/libcuda.so"
+    if stubs.exists():
+        _link(libraries / "libcuda.so", stubs)
+        return
+    libraries.mkdir(parents=True, exist_ok=True)
+    argv = [str(cxx.path), "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c++", "/dev/null"]
+    answer = ask([*argv, "-o", str(libraries / "libcuda.so")], seconds=_ASK_S)
+    if answer.exit_code:
+        raise ToolError(f"{cxx} could not link an empty library: {answer.stderr.strip().splitlines()[-1:]}")

@@ -1,0 +1,117 @@
+"""A wheel against this machine: what it says of itself, whether that fits here, and whether its operations run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import ToolError
+from dsrun.findings import Finding
+from dsrun.system.answer import Answer, ask
+from dsrun.wheel.inspect.archive import check_archive, open_wheel
+from dsrun.wheel.inspect.contents import WheelReport, read_archive
+from dsrun.wheel.target.ops import all_ops
+from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
+from dsrun.wheel.verify.machine import Gpu, Machine, last_object, this_machine
+from dsrun.wheel.verify.smoke_test import PROVE, Proof, arguments, can_prove, judge, proofs_from
+
+INSTALL_SECONDS = 600
+PROVE_SECONDS = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What is known of a wheel, and of one machine with it. `machine` None: compared with GPUs alone."""
+
+    report: WheelReport
+    findings: tuple[Finding, ...]
+    machine: Machine | None = None
+    proofs: tuple[Proof, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong."""
+        return any(each.level == "error" for each in self.findings)
+
+
+def examine(path: Path) -> tuple[WheelReport, list[Finding]]:
+    """Read the wheel, and check its content against its own RECORD. Raises UsageError as `read_wheel` does."""
+    with open_wheel(path) as archive:
+        return read_archive(archive), check_archive(archive)
+
+
+def gpu_ops() -> frozenset[str]:
+    """The operations whose kernels run on the GPU, in any version of DeepSpeed that dsrun knows."""
+    return frozenset(op.name for op in all_ops() if op.code == "cuda")
+
+
+def needed_libraries(report: WheelReport) -> tuple[str, ...]:
+    """Every shared library that one of the wheel's own asks for, except those it brings."""
+    brought = {Path(library.path).name for library in report.libraries}
+    return tuple(sorted({name for library in report.libraries for name in library.needed} - brought))
+
+
+def verify_for(path: Path, gpus: Sequence[Gpu]) -> Verification:
+    """The wheel against GPUs, without regard to this machine."""
+    report, findings = examine(path)
+    return Verification(report=report, findings=(*findings, *compare_with_gpus(report, gpus, gpu_ops())))
+
+
+def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
+    """The wheel against this machine and the environment of the interpreter `python`.
+
+    With torch there, and nothing found that forbids it, the wheel is installed into a folder of its own and each
+    operation runs once in a child process. Nothing that is installed is touched.
+    """
+    report, findings = examine(path)
+    machine = this_machine(needed_libraries(report), python)
+    findings += compare(report, machine, gpu_ops=gpu_ops())
+    proofs: tuple[Proof, ...] = ()
+    if prove and can_prove(report, findings):
+        proofs, failures = _prove(report, python, machine.node)
+        findings += failures
+    return Verification(report=report, findings=tuple(findings), machine=machine, proofs=proofs)
+
+
+def _prove(report: WheelReport, python: str, where: str) -> tuple[tuple[Proof, ...], list[Finding]]:
+    with tempfile.TemporaryDirectory(prefix="dsrun-prove-") as folder:
+        try:
+            _install(report.path, python, Path(folder))
+            answer = ask(
+                [python, str(PROVE), *arguments(report, folder)],
+                seconds=PROVE_SECONDS,
+            )
+            told = last_object(answer, "loading the operations")
+        except ToolError as error:
+            return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
+    proofs = proofs_from(told)
+    return proofs, judge(told, proofs, where)
+
+
+def _install(wheel: Path, python: str, folder: Path) -> None:
+    """What pip does with the wheel, into `folder`; where the environment has no pip, its files alone."""
+    command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    alone = ["--no-deps", "--no-index", "--no-compile", "--target", str(folder)]
+    answer = ask([*command, *alone, os.fspath(wheel)], seconds=INSTALL_SECONDS)
+    if answer.exit_code == 0:
+        return
+    if "No module named pip" not in answer.stderr:
+        raise ToolError(f"pip: {reason(answer)}")
+    with open_wheel(wheel) as archive:
+        archive.unpack(folder)
+
+
+def reason(answer: Answer) -> str:
+    """The line of stderr that says why a program failed."""
+    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+    wrong = [line for line in lines if line.startswith("ERROR")]
+    return (wrong or lines[-1:] or [f"exit code {answer.exit_code}"])[0].removeprefix("ERROR: ")
+
+
+def report_dict(report: WheelReport) -> dict[str, Any]:
+    """The wheel as plain JSON values."""
+    return asdict(report) | {"path": str(report.path)}

@@ -1,0 +1,312 @@
+"""Whether a wheel suits a machine: everything that would go wrong, found before anything is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from dsrun.findings import Finding, Level
+from dsrun.wheel.inspect.contents import Library, WheelReport
+from dsrun.wheel.inspect.elf import version_key
+from dsrun.wheel.inspect.fatbin import cuda_of_isa, service, sm
+from dsrun.wheel.inspect.isa_level import highest, lacking
+from dsrun.wheel.target.cuda import minor_release
+from dsrun.wheel.verify.machine import Gpu, Machine
+
+_DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
+_REBUILD = "build it with dsrun build-wheel in this environment"
+# torch loads these itself before any operation; where torch is missing or another, that is the thing to say.
+_WITH_TORCH = (
+    "libc10",
+    "libtorch",
+    "libcudart.so",
+    "libcublas",
+    "libcurand",
+    "libnccl",
+    "libcusparse",
+    "libcusolver",
+)
+_ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
+
+
+def compare(
+    report: WheelReport, machine: Machine, *, gpus: Sequence[Gpu] | None = None, gpu_ops: Collection[str] = ()
+) -> list[Finding]:
+    """What a machine has against a wheel, worst first.
+
+    `gpus` replaces the machine's own (the wheel may be for others); `gpu_ops` are the operations whose code runs on
+    the GPU, so that a library of theirs without any is known to be wrong.
+    """
+    wanted = machine.gpus if gpus is None else tuple(gpus)
+    found = [
+        *_about(report, gpu_ops),
+        *_python(report, machine),
+        *_torch(report, machine),
+        *_gpu_code(report, wanted, where=machine.node if gpus is None else ""),
+        *_driver(report, machine, wanted if gpus is None else ()),
+        *_accelerator(report, machine, wanted),
+        *_system(report, machine),
+    ]
+    return _sorted(found)
+
+
+def compare_with_gpus(
+    report: WheelReport, gpus: Sequence[Gpu], gpu_ops: Collection[str] = ()
+) -> list[Finding]:
+    """What GPUs alone have against a wheel, when nothing else is known of the machines they are in."""
+    unsuited = _no_cuda_wheel(report, "") if gpus and report.accelerator == "cpu" else []
+    return _sorted([*_about(report, gpu_ops), *_gpu_code(report, gpus, where=""), *unsuited])
+
+
+def _sorted(found: Iterable[Finding]) -> list[Finding]:
+    order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
+    return sorted(found, key=lambda each: order[each.level])
+
+
+def _error(code: str, message: str, fix: str, where: str = "") -> Finding:
+    return Finding(level="error", code=code, message=message, fix=fix, where=where)
+
+
+def _names(libraries: Iterable[Library]) -> str:
+    return ", ".join(library.op or library.path for library in libraries)
+
+
+def _about(report: WheelReport, gpu_ops: Collection[str]) -> Iterator[Finding]:
+    """What is wrong with the wheel wherever it goes."""
+    there = {library.op for library in report.libraries}
+    lost = [name for name in report.installed_ops if name not in there]
+    if lost:
+        yield _error("op_missing", f"{', '.join(lost)}: promised by the wheel, but not in it", _REBUILD)
+    empty = [each for each in report.libraries if each.op in gpu_ops and not (each.sass or each.ptx)]
+    if empty and report.accelerator == "cuda":
+        # Without a GPU and without DS_ACCELERATOR=cuda DeepSpeed's build takes CPU variants and says nothing.
+        hint = " (code for the just-in-time linker only)" if any(each.lto for each in empty) else ""
+        yield _error("gpu_code_missing", f"{_names(empty)}: no GPU code at all{hint}", _REBUILD)
+    if report.name.lower() != "deepspeed":
+        message = f"is {report.name}, not DeepSpeed: its libraries are listed, and none is run"
+        yield Finding(level="warning", code="not_deepspeed", message=message, fix="name a wheel of DeepSpeed")
+    elif not report.libraries:
+        message = "holds no compiled operation: each will be compiled when it is first used"
+        yield Finding(level="warning", code="wheel_without_ops", message=message, fix=_REBUILD)
+
+
+def _python(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+    if not _fits_python(report, machine.python):
+        yield _error(
+            "python_tag",
+            f"is for Python {_readable(report.python)} (ABI {report.abi}), here is {machine.python_version}",
+            "install it into an environment with that Python, or build it with this one",
+            machine.node,
+        )
+    if report.platform != "any" and not report.platform.endswith(machine.machine):
+        yield _error(
+            "platform_tag",
+            f"is for {report.platform}, this machine is {machine.machine}",
+            "build it on such a machine",
+            machine.node,
+        )
+
+
+def _fits_python(report: WheelReport, python: str) -> bool:
+    """Whether one of the wheel's Python tags (PEP 425) is this CPython's or holds for it."""
+    tags = report.python.split(".")
+    if python in tags or any(tag in ("py3", f"py{python[2:]}") for tag in tags):
+        return True
+    minors = [int(tag[3:]) for tag in tags if tag.startswith("cp3") and tag[3:].isdigit()]
+    return report.abi == "abi3" and any(minor <= int(python[3:]) for minor in minors)
+
+
+def _readable(tag: str) -> str:
+    return f"{tag[2]}.{tag[3:]}" if tag.startswith("cp") and tag[2:].isdigit() else tag
+
+
+def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+    if report.torch is None or not report.libraries:
+        return
+    if machine.torch is None:
+        yield Finding(
+            level="warning",
+            code="torch_missing",
+            message=f"torch is not installed; the wheel needs torch {report.torch}",
+            fix=f"pip install 'torch=={report.torch}.*'",
+            where=machine.node,
+        )
+        return
+    if minor_release(machine.torch) != report.torch:
+        # deepspeed/ops/op_builder/builder.py, validate_torch_version: every operation raises RuntimeError.
+        yield _error(
+            "torch_version",
+            f"was built with torch {report.torch}, here is {machine.torch}: DeepSpeed refuses every operation in it",
+            f"pip install 'torch=={report.torch}.*', or build the wheel with this torch",
+            machine.node,
+        )
+    elif report.cuda and machine.torch_cuda and minor_release(machine.torch_cuda) != report.cuda:
+        yield _error(
+            "torch_cuda",
+            f"was built for CUDA {report.cuda}, here torch has CUDA {machine.torch_cuda}: "
+            "DeepSpeed refuses its CUDA operations",
+            _REBUILD,
+            machine.node,
+        )
+    elif report.accelerator == "cuda" and machine.torch_cuda is None:
+        yield _error(
+            "torch_cuda",
+            f"was built for CUDA {report.cuda}, but torch {machine.torch} here is a CPU build",
+            f"install the CUDA build of torch {report.torch}",
+            machine.node,
+        )
+    yield from _cxx11(report, machine)
+
+
+def _cxx11(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+    other = [each for each in report.libraries if each.cxx11_abi not in (None, machine.cxx11_abi)]
+    if other and machine.cxx11_abi is not None:
+        ages = {True: "new", False: "old"}
+        message = (
+            f"{_names(other)}: compiled for the {ages[not machine.cxx11_abi]} C++ ABI, torch here has the "
+            f"{ages[machine.cxx11_abi]} one: loading ends in an undefined symbol"
+        )
+        yield _error("cxx11_abi", message, _REBUILD, machine.node)
+
+
+def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[Finding]:
+    with_code = [each for each in report.libraries if each.sass or each.ptx]
+    for gpu in {gpu.capability: gpu for gpu in gpus}.values():
+        served = {id(each): service(each.sass, each.ptx, gpu.capability) for each in with_code}
+        name = sm(gpu.capability)
+        without = [each for each in with_code if served[id(each)] == "none"]
+        if without:
+            what = f"{_names(without)}: no {name} code, and no PTX to fall back on"
+            yield _error("arch_missing", f"{what}{_called(gpu)}", _add(gpu), where)
+        for kind, code, message in (
+            (
+                "ptx",
+                "arch_ptx",
+                f"no {name} code, only PTX, which the driver compiles at the first use{_called(gpu)}",
+            ),
+            (
+                "tegra",
+                "arch_tegra",
+                f"no {name} code, and NVIDIA does not promise that other code runs on this chip",
+            ),
+        ):
+            some = [each for each in with_code if served[id(each)] == kind]
+            if some:
+                whole = f"{_names(some)}: {message}"
+                yield Finding(level="warning", code=code, message=whole, fix=_add(gpu), where=where)
+
+
+def _called(gpu: Gpu) -> str:
+    return "" if gpu.name == sm(gpu.capability) else f" ({gpu.name})"
+
+
+def _add(gpu: Gpu) -> str:
+    return "add {}.{} to --arch of dsrun build-wheel".format(*gpu.capability)
+
+
+def _driver(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    if machine.driver_cuda is None:
+        return
+    known = version_key(machine.driver_cuda)
+    update = "update the NVIDIA driver, or build the wheel with an older CUDA"
+    if report.cuda and version_key(report.cuda)[0] > known[0]:
+        # Within a major version every driver of it will do (CUDA Compatibility, "Minor Version Compatibility").
+        message = (
+            f"needs CUDA {report.cuda}, the driver {machine.driver or ''} knows CUDA {machine.driver_cuda}"
+        )
+        yield _error("driver_old", message, update, machine.node)
+        return
+    for gpu in {gpu.capability: gpu for gpu in gpus}.values():
+        stuck = [
+            each
+            for each in report.libraries
+            if each.ptx_isa
+            and service(each.sass, each.ptx, gpu.capability) == "ptx"
+            and version_key(cuda_of_isa(each.ptx_isa)) > known
+        ]
+        if stuck:
+            newest = max((each.ptx_isa for each in stuck if each.ptx_isa), key=version_key)
+            message = (
+                f"{_names(stuck)}: {sm(gpu.capability)} could only use its PTX, which needs a driver for CUDA "
+                f"{cuda_of_isa(newest)}; this one knows CUDA {machine.driver_cuda}"
+            )
+            yield _error("driver_ptx", message, f"{update}, or {_add(gpu)}", machine.node)
+
+
+def _accelerator(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """DeepSpeed uses a compiled operation only under the accelerator it was built for (OpBuilder.load)."""
+    if report.accelerator == "cpu" and gpus and machine.torch_cuda:
+        yield from _no_cuda_wheel(report, machine.node)
+    if report.accelerator == "cuda" and not gpus and machine.torch_cuda:
+        message = "no GPU is to be seen here: its operations can be loaded, but no kernel can be tried"
+        yield Finding(level="info", code="no_gpu", message=message, where=machine.node)
+
+
+def _no_cuda_wheel(report: WheelReport, where: str) -> list[Finding]:
+    message = "was built for the CPU: on a machine with GPUs DeepSpeed uses none of its operations"
+    return [_error("accelerator", message, "build it with --arch and the GPUs' names", where)]
+
+
+def _system(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+    foreign = _ELF_NAMES.get(machine.machine)
+    other = [each for each in report.libraries if each.machine and foreign and each.machine != foreign]
+    if other:
+        message = f"{_names(other)}: compiled for {other[0].machine}, this machine is {machine.machine}"
+        yield _error("platform_code", message, "build it on such a machine", machine.node)
+        return
+    yield from _too_new(report, machine, "glibc", machine.glibc)
+    yield from _too_new(report, machine, "glibcxx", machine.glibcxx)
+    yield from _processor(report, machine)
+    yield from _missing_libraries(report, machine)
+
+
+def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None) -> Iterator[Finding]:
+    if have is None:
+        return
+    asked = [(each, str(getattr(each, what))) for each in report.libraries if getattr(each, what)]
+    over = [(each, version) for each, version in asked if version_key(version) > version_key(have)]
+    if over:
+        newest = max((version for _, version in over), key=version_key)
+        name = {"glibc": "glibc", "glibcxx": "a libstdc++ with GLIBCXX_"}[what]
+        wanted = f"{name} {newest}" if what == "glibc" else f"{name}{newest}"
+        message = f"{_names(each for each, _ in over)}: needs {wanted}, here is {have}"
+        yield _error(what, message, "build it on the oldest system it shall run on", machine.node)
+
+
+def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+    if not machine.cpu_flags:
+        return
+    bound = [each for each in report.libraries if each.cpu_level and not each.asks_cpu]
+    over = [each for each in bound if each.cpu_level and lacking(each.cpu_level, machine.cpu_flags)]
+    if over:
+        level = highest(each.cpu_level for each in over) or ""
+        lacked = sorted(
+            {flag for each in over if each.cpu_level for flag in lacking(each.cpu_level, machine.cpu_flags)}
+        )
+        message = (
+            f"{_names(over)}: compiled for {level}, this processor lacks {', '.join(lacked)}: "
+            "a process that uses it dies with SIGILL"
+        )
+        yield _error("cpu_level", message, "build it with --cpu x86-64-v3 or lower", machine.node)
+    unknown = [each for each in report.libraries if each.cpu_level is None and each.machine == "x64"]
+    if unknown:
+        message = f"{_names(unknown)}: cannot tell which processors it is for, as objdump is not installed"
+        yield Finding(level="info", code="cpu_unknown", message=message, fix="install binutils")
+
+
+def _missing_libraries(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+    for name in machine.absent:
+        users = [each for each in report.libraries if name in each.needed]
+        if not users or (name.startswith(_WITH_TORCH) and not _torch_suits(report, machine)):
+            continue
+        if name == "libcuda.so.1" and not machine.gpus:
+            continue  # the driver's own library, where there is no driver
+        fix = f"install {_DEBIAN[name]}" if name in _DEBIAN else f"install what provides {name}"
+        message = f"{_names(users)}: needs {name}, which is not on this machine"
+        yield _error("library_missing", message, fix, machine.node)
+
+
+def _torch_suits(report: WheelReport, machine: Machine) -> bool:
+    """Whether torch here is the wheel's; if not, that is the finding, and not each library of its own."""
+    if machine.torch is None or (report.torch and minor_release(machine.torch) != report.torch):
+        return False
+    return not (report.accelerator == "cuda" and minor_release(machine.torch_cuda or "") != report.cuda)

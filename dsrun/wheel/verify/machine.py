@@ -1,0 +1,123 @@
+"""The machine a wheel is to run on, as plain values."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import ToolError
+from dsrun.system.answer import Answer, ask
+from dsrun.wheel.inspect.fatbin import sm
+from dsrun.wheel.target.cuda import Capability
+from dsrun.wheel.verify.check import probe
+
+PROBE = Path(probe.__file__)
+_PROBE_SECONDS = 60
+_MARK = "{"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU that is there, or that a wheel is meant for; `name` may be no more than "sm_90"."""
+
+    name: str
+    capability: Capability
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What dsrun/wheel/verify/probe.py found; None where it could not tell. `python` is the tag of CPython, "cp311".
+
+    `driver_cuda` is the newest CUDA the driver knows ("12.4"); `cpu_flags` are /proc/cpuinfo's, and `absent` the
+    libraries asked for that the loader would not find.
+    """
+
+    node: str
+    python: str
+    python_version: str
+    machine: str
+    glibc: str | None = None
+    glibcxx: str | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
+    cxx11_abi: bool | None = None
+    driver: str | None = None
+    driver_cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    cpu_flags: frozenset[str] = frozenset()
+    absent: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON values, without the processor's hundred flags."""
+        gpus = [
+            {"name": gpu.name, "compute_capability": "{}.{}".format(*gpu.capability)} for gpu in self.gpus
+        ]
+        rest = {name: value for name, value in vars(self).items() if name not in ("cpu_flags", "gpus")}
+        return {**rest, "absent": list(self.absent), "gpus": gpus}
+
+
+def machine_from(facts: Mapping[str, Any], node: str | None = None) -> Machine:
+    """The machine that a probe's JSON describes; `node` is what the user calls it."""
+    gpus = tuple(
+        Gpu(name=str(each["name"]), capability=(int(each["capability"][0]), int(each["capability"][1])))
+        for each in facts["gpus"]
+    )
+    taken_over = {
+        name: facts[name]
+        for name in (
+            "python",
+            "python_version",
+            "machine",
+            "glibc",
+            "glibcxx",
+            "torch",
+            "torch_cuda",
+            "cxx11_abi",
+        )
+    }
+    return Machine(
+        node=node or str(facts["node"]),
+        driver=facts["driver"],
+        driver_cuda=facts["driver_cuda"],
+        gpus=gpus,
+        cpu_flags=frozenset(facts["cpu_flags"]),
+        absent=tuple(facts["absent"]),
+        **taken_over,
+    )
+
+
+def this_machine(needed: Iterable[str], python: str = sys.executable) -> Machine:
+    """This machine with the environment of the interpreter `python`; torch is not imported.
+
+    Raises MissingError when there is no such interpreter, and ToolError when it does not run.
+    """
+    answer = ask([python, str(PROBE), *needed], seconds=_PROBE_SECONDS)
+    return machine_from(last_object(answer, python))
+
+
+def last_object(answer: Answer, program: str) -> dict[str, Any]:
+    """The JSON object in the last line of a program's stdout; a login shell may have printed before it.
+
+    Raises ToolError with the last line of stderr when there is none.
+    """
+    for line in reversed(answer.stdout.splitlines()):
+        if line.startswith(_MARK):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                break
+            if isinstance(found, dict):
+                return found
+    said = answer.stderr.strip().splitlines()
+    raise ToolError(
+        f"{program} failed with exit code {answer.exit_code}: {said[-1] if said else 'it said nothing'}"
+    )
+
+
+def gpus_for(capabilities: Iterable[Capability]) -> tuple[Gpu, ...]:
+    """GPUs of which no more is known than their compute capability."""
+    return tuple(Gpu(name=sm(capability), capability=capability) for capability in capabilities)

@@ -1,0 +1,86 @@
+"""What verify-wheel and wheel push say, as lines of text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from dsrun.findings import Finding
+from dsrun.wheel.inspect.contents import Library, WheelReport
+
+if TYPE_CHECKING:
+    from dsrun.wheel.verify.check import Verification
+    from dsrun.wheel.verify.nodes import Visit
+
+_NONE = "-"
+_HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
+_PLURAL = {"error": "errors", "warning": "warnings", "info": "remarks"}
+_SINGULAR = {"error": "error", "warning": "warning", "info": "remark"}
+
+
+def report_lines(done: Verification, visits: Sequence[Visit]) -> Iterator[str]:
+    """The whole answer of verify-wheel."""
+    yield from _heading(done.report)
+    yield ""
+    yield from table([_HEAD, *(_library_row(each) for each in done.report.libraries)])
+    yield ""
+    if done.machine:
+        torch = f"torch {done.machine.torch}" if done.machine.torch else "no torch"
+        yield f"here: Python {done.machine.python_version}, {torch}, {_gpus(done)}"
+    for proof in done.proofs:
+        yield f"  {proof.op}: {proof.what if proof.result != 'failed' else 'failed'} ({proof.seconds:.1f} s)"
+    if visits:
+        from dsrun.wheel.verify.push import rows
+
+        yield from table(rows(visits))
+    yield from finding_lines(done.findings, done.report.path.name)
+
+
+def _heading(report: WheelReport) -> Iterator[str]:
+    yield f"{report.name} {report.version} for {report.python} {report.platform}, {report.size / 2**20:.1f} MiB"
+    cuda = f", CUDA {report.cuda}" if report.cuda else ""
+    if report.accelerator:
+        yield f"built with torch {report.torch}{cuda} for the accelerator {report.accelerator}"
+    yield f"sha256 {report.sha256}"
+
+
+def _library_row(library: Library) -> tuple[str, ...]:
+    return (
+        library.op or library.path,
+        " ".join(library.sass) or _NONE,
+        " ".join(library.ptx) or _NONE,
+        library.cpu_level or "unknown",
+        library.glibc or _NONE,
+        f"{library.size / 2**20:.1f}",
+    )
+
+
+def _gpus(done: Verification) -> str:
+    from dsrun.wheel.verify.push import gpu_text
+
+    return (done.machine and gpu_text(done.machine)) or "no GPU"
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Rows with their columns aligned, the last one free."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
+    """A line for each finding, what mends it below, and a sum."""
+    every = list(findings)
+    for each in every:
+        place = f"{each.where}: " if each.where else ""
+        yield f"{each.level} {place}{each.message} [{each.code}]"
+        if each.fix:
+            yield f"    {each.fix}"
+    counts = Counter(each.level for each in every)
+    words = [
+        f"{count} {(_PLURAL if count > 1 else _SINGULAR)[level]}"
+        for level in ("error", "warning", "info")
+        if (count := counts[level])
+    ]
+    yield f"{name}: {', '.join(words) or 'nothing to complain about'}"
