@@ -127,7 +127,7 @@ def reason_in_words(job: Job) -> str:
 
 
 def _print_one(job: Job) -> None:
-    from dsrun.slurm.cluster.facts import query
+    from dsrun.slurm.cluster import query
     from dsrun.slurm.jobs.status import read_jobs
 
     text = query.job(job.id)

@@ -13,7 +13,7 @@ from dsrun.errors import EXIT_INTERRUPTED
 def follow(job_id: str, *, log_to_stderr: bool = False) -> int:
     """Follow the job to its end, its log on stdout unless that has the job's number. Ctrl-C leaves it running and says
     how to go on."""
-    from dsrun.slurm.jobs.queue import follow as library
+    from dsrun.slurm.jobs import follow as library
 
     def show(line: str) -> None:
         click.echo(line, err=log_to_stderr)

@@ -7,15 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.slurm import units
-from dsrun.slurm.cluster.facts import (
-    NO_LIMIT,
-    Accounting,
-    Association,
-    ClusterFacts,
-    Quality,
-    query,
-    read_facts,
-)
+from dsrun.slurm.cluster import query
+from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, Quality, read_facts
 from dsrun.slurm.cluster.records import settings
 
 

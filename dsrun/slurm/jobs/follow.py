@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.slurm.cluster.facts import query
+from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobView, from_history, read_jobs
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dsrun.errors import ToolError
-from dsrun.slurm.cluster.facts import query
+from dsrun.slurm.cluster import query
 from dsrun.system.answer import Answer
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")

@@ -13,7 +13,7 @@ from dsrun.errors import ToolError
 from dsrun.system.answer import Answer, ask
 from dsrun.wheel.inspect.fatbin import sm
 from dsrun.wheel.target.cuda import Capability
-from dsrun.wheel.verify.check import probe
+from dsrun.wheel.verify import probe
 
 PROBE = Path(probe.__file__)
 _PROBE_SECONDS = 60

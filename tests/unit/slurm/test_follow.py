@@ -7,10 +7,10 @@ import re
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.slurm.cluster.facts import query
+from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
+from dsrun.slurm.jobs import submit
 from dsrun.slurm.jobs.follow import Tail, Watchdog, follow, interval
-from dsrun.slurm.jobs.queue import submit
 from dsrun.slurm.jobs.status import JobView, from_history, read_jobs
 from tests.slurm_recordings import recorded, stand_in
 

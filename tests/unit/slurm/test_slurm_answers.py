@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import MissingError, ToolError
+from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.discover import look, look_if_there
-from dsrun.slurm.cluster.facts import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.submit import submit
 from tests.slurm_recordings import recorded, stand_in, stand_in_cluster

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dsrun.train import prove_ops
-from dsrun.wheel.verify.check import install_wheel, probe
+from dsrun.wheel.verify import install_wheel, probe
 
 
 def told(*needed: str, **environ: str) -> dict:

@@ -14,6 +14,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.wheel.build.context import cluster_level, node_level
+from dsrun.wheel.target import cpu
 from dsrun.wheel.target.cpu import (
     common_level,
     compiler_environment,
@@ -24,7 +25,6 @@ from dsrun.wheel.target.cpu import (
     resolve_level,
     write_wrapper,
 )
-from dsrun.wheel.target.gpus import cpu
 from dsrun.wheel.toolchain.cxx import c_compiler, find_cxx
 
 V2 = "fpu cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"

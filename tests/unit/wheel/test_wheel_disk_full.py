@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.source.select_source import sdist
+from dsrun.wheel.source import sdist
 
 
 def packed(folder: Path) -> Path:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel.target.gpus import ops as module
+from dsrun.wheel.target import ops as module
 from dsrun.wheel.target.ops import all_ops, choose_ops, links, missing, op_table
 from dsrun.wheel.toolchain.cxx import find_cxx
 from dsrun.wheel.toolchain.requirements import Probe, needs, way_to_install
