@@ -22,10 +22,10 @@ from dsrun.launch.command import agent_argv, worker_environment
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
-from dsrun.zero.memory.cpu_rank import resident
 from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.question import Question
-from dsrun.zero.memory.shapes import describe
+from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.resident import resident
 from dsrun.zero.memory.strategy import Strategy, gpu
 
 GIB = 2**30

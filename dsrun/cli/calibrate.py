@@ -15,8 +15,8 @@ from dsrun.errors import MissingError, ToolError, UsageError
 if TYPE_CHECKING:
     from dsrun.system.gpus import Gpu
     from dsrun.zero.memory.calibration import Calibration
-    from dsrun.zero.memory.configs import Found
     from dsrun.zero.memory.gpus_arg import Cluster
+    from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.plan import Plan
     from dsrun.zero.memory.strategy import Row
 
@@ -127,7 +127,7 @@ def compare(
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
     from dsrun.zero.memory.calibration import Calibration, save
-    from dsrun.zero.memory.cpu_rank import resident
+    from dsrun.zero.memory.resident import resident
 
     plain = replace(made.question, factor=1.0)
     if not records:

@@ -14,11 +14,11 @@ import click
 from dsrun.cli.output import put
 from dsrun.cli.words import remark
 from dsrun.errors import UsageError
-from dsrun.zero.spec import TITLES, ZeroSpec, options
+from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
-    from dsrun.zero.blocks import Facts
+    from dsrun.zero.generate.blocks import Facts
 
 # name -> (module, one line for --help)
 COMMANDS = {
@@ -148,7 +148,7 @@ def run(**values: Any) -> int:
     spec = _with_batch(ZeroSpec(**{name: _plain(name, value) for name, value in values.items()}))
     facts = find_facts(spec)
     text = _explanation(spec, facts, own["output_format"]) if own["explain"] else _json(spec, facts)
-    from dsrun.zero.notices import notices
+    from dsrun.zero.generate.notices import notices
 
     for line in notices(spec, facts):
         remark(line)
@@ -162,20 +162,20 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _json(spec: ZeroSpec, facts: Facts) -> str:
-    from dsrun.zero.generate import generate, render
+    from dsrun.zero.generate.config import generate, render
 
     return render(generate(spec, facts=facts))
 
 
 def _explanation(spec: ZeroSpec, facts: Facts, form: str) -> str:
-    from dsrun.zero.explain import as_json, as_text, explain
+    from dsrun.zero.generate.explain import as_json, as_text, explain
 
     rows = explain(spec, facts)
     return (as_json(rows) if form == "json" else as_text(rows)) + "\n"
 
 
 def _listing(form: str) -> str:
-    from dsrun.zero.shipped import LINES, listing
+    from dsrun.zero.generate.shipped import LINES, listing
 
     if form == "text":
         return listing() + "\n"
@@ -210,8 +210,8 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 
 def find_facts(spec: ZeroSpec) -> Facts:
     """What this machine knows about the spec's model and GPU. Raises UsageError for a GPU nobody knows."""
-    from dsrun.zero.blocks import Facts
-    from dsrun.zero.memory.reading import Settings
+    from dsrun.zero.generate.blocks import Facts
+    from dsrun.zero.memory.model.reading import Settings
 
     gpu = _gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
@@ -232,7 +232,7 @@ def find_facts(spec: ZeroSpec) -> Facts:
 def _largest(config: dict[str, Any]) -> int | None:
     """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
     from dsrun.errors import DsrunError
-    from dsrun.zero.memory.shapes import describe
+    from dsrun.zero.memory.model.shapes import describe
 
     if not config:
         return None
@@ -263,7 +263,7 @@ def _model_config(model: str) -> dict[str, Any]:
     """The model's config.json, or nothing (and a word about it) when it is not on this machine."""
     from dsrun.demo import DEMO_NAMES, defaults
     from dsrun.errors import MissingError
-    from dsrun.zero.memory.configs import find
+    from dsrun.zero.memory.model.configs import find
 
     if model in DEMO_NAMES:
         return dict(defaults.t5_config(1) if model == "demo-t5" else defaults.llama_config(1))

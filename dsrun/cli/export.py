@@ -15,7 +15,7 @@ from dsrun.errors import FindingsError, UsageError
 from dsrun.findings import Finding
 from dsrun.system.packages import require_training_packages
 
-EXPORTER = "dsrun.train.exporting"
+EXPORTER = "dsrun.train.export.run"
 
 # Nothing here needs a GPU, and a GPU's driver would only cost memory; what libraries warn of is not the user's doing.
 # glibc's malloc keeps what is freed, up to 32 MiB a piece, unless told to map and unmap it (mallopt(3)).

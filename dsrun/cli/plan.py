@@ -14,10 +14,10 @@ from dsrun.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
     from dsrun.zero.memory.commands import Wording
-    from dsrun.zero.memory.configs import Found
-    from dsrun.zero.memory.count import Counted
+    from dsrun.zero.memory.model.configs import Found
+    from dsrun.zero.memory.model.count import Counted
     from dsrun.zero.memory.plan import Plan
-    from dsrun.zero.memory.question import Question
+    from dsrun.zero.memory.request import Question
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 @click.option("--debug", is_flag=True, hidden=True)
 def command(**given: Any) -> int:
     """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
-    from dsrun.zero.memory.configs import find
-    from dsrun.zero.memory.count import count
+    from dsrun.zero.memory.model.configs import find
+    from dsrun.zero.memory.model.count import count
     from dsrun.zero.memory.plan import plan
 
     if given["cluster"] or given["partition"] is not None:
@@ -117,8 +117,8 @@ def _model_folder(name: str) -> str:
 
 
 def _question(counted: Counted, given: dict[str, Any]) -> Question:
-    from dsrun.zero.memory.question import USUAL_LENGTH, Question, default_precision
-    from dsrun.zero.memory.shapes import check_length
+    from dsrun.zero.memory.model.shapes import check_length
+    from dsrun.zero.memory.request import USUAL_LENGTH, Question, default_precision
 
     cluster = _cluster(given)
     model = counted.architecture

@@ -11,7 +11,7 @@ import click
 from dsrun.cli.train import TrainCommand, show, show_values
 from dsrun.system.packages import require_training_packages
 
-PREPARER = "dsrun.train.ahead"
+PREPARER = "dsrun.train.prepare"
 
 
 @click.command(cls=TrainCommand, name="prepare")

@@ -12,7 +12,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.defaults import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
-from dsrun.train.metrics import ROUGE_TYPES
+from dsrun.train.loop.metrics import ROUGE_TYPES
 from dsrun.train.plan import Plan
 from dsrun.train.world import World
 

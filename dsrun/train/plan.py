@@ -11,14 +11,15 @@ from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.phases import evaluation_is_asked_for, phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.system.host import cpu_bf16
-from dsrun.train import engine, remedies
-from dsrun.train import model as models
+from dsrun.train import memory_fallbacks
 from dsrun.train import world as worlds
-from dsrun.train.automatic import settle
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
-from dsrun.train.precision import Precision, decide
+from dsrun.train.loop import engine
+from dsrun.train.model import load as models
+from dsrun.train.model.precision import Precision, decide
 from dsrun.train.world import World
+from dsrun.train.zero_auto import settle
 
 DEFAULT_MICRO_BATCH = 8
 NO_REMEDY = Remedy()
@@ -54,12 +55,12 @@ def decide_plan(
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
     recipe = _with_stage(recipe, config, task, world, say)
     stage = engine.stage_of(engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config)))
-    recipe = remedies.remedied(recipe, remedy, stage=stage)
+    recipe = memory_fallbacks.remedied(recipe, remedy, stage=stage)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
     asked = _batch(recipe, world, saved_batch, say)
-    batch = remedies.shrunk(asked, remedy)
-    words = remedies.notice(asked, batch, remedy)
+    batch = memory_fallbacks.shrunk(asked, remedy)
+    words = memory_fallbacks.notice(asked, batch, remedy)
     if words:
         say(words)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))

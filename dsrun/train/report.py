@@ -11,14 +11,14 @@ import torch
 from dsrun.demo.build import DEMO_NAMES
 from dsrun.hardware.gpus import peak_bf16_tflops
 from dsrun.runs.folder import RunFolder
-from dsrun.train import engine
-from dsrun.train.callbacks import metric_words
 from dsrun.train.console import Console, duration, number
 from dsrun.train.data.prepare import PreparedData
-from dsrun.train.evaluation import write_predictions
-from dsrun.train.precision import Precision
+from dsrun.train.loop import engine
+from dsrun.train.loop.callbacks import metric_words
+from dsrun.train.loop.evaluation import write_predictions
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model.precision import Precision
 from dsrun.train.records import attempt
-from dsrun.train.trainer import RunTrainer
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan

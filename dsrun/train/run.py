@@ -13,25 +13,28 @@ from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import disk_free
-from dsrun.train import engine, failure, remedies, report, reshape, reshape_engine, reshape_plain, stock_flags
-from dsrun.train import model as models
+from dsrun.train import argument_checks, memory_fallbacks, report
 from dsrun.train import world as worlds
-from dsrun.train.agreement import refuse_differences
 from dsrun.train.arguments import training_arguments
-from dsrun.train.batches import Split
-from dsrun.train.checkpointing import Saving
+from dsrun.train.batching.batches import Split
+from dsrun.train.checkpoint.checkpointing import Saving
+from dsrun.train.checkpoint.final import check_room, save_final
+from dsrun.train.checkpoint.fingerprint import checkpoint_facts, saved_global_batch
+from dsrun.train.checkpoint.resume import find_checkpoint
+from dsrun.train.collectives import refuse_differences
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
-from dsrun.train.equipment import equip, guard_against_nan
-from dsrun.train.facts import checkpoint_facts, saved_global_batch
-from dsrun.train.leaving import EvaluationLeftError
-from dsrun.train.life import Life, is_supervised
-from dsrun.train.nan import NanGuard
+from dsrun.train.lifecycle import failure
+from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError
+from dsrun.train.lifecycle.rank_context import Life, is_supervised
+from dsrun.train.loop import engine
+from dsrun.train.loop.nan import NanGuard
+from dsrun.train.loop.setup import equip, guard_against_nan
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model import load as models
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
 from dsrun.train.records import RunRecords, earlier_signatures, step_of
-from dsrun.train.resume import find_checkpoint
-from dsrun.train.saving import check_room, save_final
-from dsrun.train.trainer import RunTrainer
+from dsrun.train.reshape import elastic, plain, trainer_hooks
 from dsrun.train.world import World
 
 DEFAULT_LOGGING_STEPS = 10
@@ -56,7 +59,7 @@ def run(
         console.notice(
             "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
         )
-    remedy = remedies.read_remedy(folder.path, recipe)
+    remedy = memory_fallbacks.read_remedy(folder.path, recipe)
     saved = None
     if "train" in phases(recipe):
         saved = saved_global_batch(folder.path, recipe.spec.resume, earlier_signatures(os.environ))
@@ -97,7 +100,7 @@ class _Run:
                 self.records.failure(error, step=self.life.progress.step, cause=failure.cause_of(error))
             raise
 
-    def _start(self, facts: dict[str, Any]) -> reshape.Adapted | None:
+    def _start(self, facts: dict[str, Any]) -> elastic.Adapted | None:
         """The checkpoint to go on from, made fit for this number of ranks and this stage. Before the Trainer's
         arguments, as it may change DeepSpeed's configuration."""
         plan = self.plan
@@ -113,16 +116,16 @@ class _Run:
         )
         # It follows from files of the run folder, which each rank has read by itself.
         refuse_differences("batch", plan.batch.sentence("rank"))
-        return reshape.adapt_or_none(
+        return elastic.adapt_or_none(
             checkpoint,
-            reshape.wanted(plan),
+            elastic.wanted(plan),
             run=self.folder.path,
             say=self.console.notice,
             beat=self.life.heart.beat,
-            names=lambda: reshape_plain.trainer_order(plan),
+            names=lambda: plain.trainer_order(plan),
         )
 
-    def _carry_out(self, tokenizer: Any, start: reshape.Adapted | None, facts: dict[str, Any]) -> None:
+    def _carry_out(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:
         trainer = self._trainer(tokenizer)
         spec = self.plan.recipe.spec
         saving = Saving(
@@ -136,7 +139,7 @@ class _Run:
         trainer.keep_checkpoints(saving)
         if start:
             self.life.progress.saved = step_of(start.source)
-            trainer.add_callback(reshape_engine.Reshaped(trainer, start, run=self.folder.path))
+            trainer.add_callback(trainer_hooks.Reshaped(trainer, start, run=self.folder.path))
         self._train_and_evaluate(trainer, start)
 
     def _trainer(self, tokenizer: Any) -> RunTrainer:
@@ -154,8 +157,8 @@ class _Run:
             arguments.generation_max_length = self.data.collator.max_target_length
         self.data.collator.model = model
         if "train" in plan.phases:
-            stock_flags.check(arguments, model, plan.deepspeed, say=self.console.notice)
-        with stock_flags.in_a_line("training arguments"):
+            argument_checks.check(arguments, model, plan.deepspeed, say=self.console.notice)
+        with argument_checks.in_a_line("training arguments"):
             trainer = RunTrainer(
                 model=model,
                 args=arguments,
@@ -191,7 +194,7 @@ class _Run:
             models.set_languages(model, tokenizer, spec)
         return models.add_lora(model, spec, task) if spec.lora else model
 
-    def _train_and_evaluate(self, trainer: RunTrainer, start: reshape.Adapted | None) -> None:
+    def _train_and_evaluate(self, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
         plan = self.plan
         parameters = models.parameter_count(trainer.model)
         trainable = models.parameter_count(trainer.model, trainable=True)

@@ -22,12 +22,13 @@ from dsrun.runs.heartbeat import Heart
 from dsrun.system.env import worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.tether import die_with_parent
-from dsrun.train import failure, remedies
+from dsrun.train import memory_fallbacks
 from dsrun.train.console import Console
-from dsrun.train.life import Life, show_stacks_in
+from dsrun.train.lifecycle import failure
+from dsrun.train.lifecycle.preemption import stopping_from
+from dsrun.train.lifecycle.rank_context import Life, show_stacks_in
+from dsrun.train.lifecycle.streams import open_console, send_output_to
 from dsrun.train.records import earlier_signatures, is_another
-from dsrun.train.stopping import stopping_from
-from dsrun.train.streams import open_console, send_output_to
 
 OUTPUT_VARIABLE = "DSRUN_OUTPUT"
 
@@ -94,10 +95,10 @@ def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
     """What `--resume never` does to an earlier run in the folder; later, where an attempt died before it was done."""
     if asked.spec.resume != "never" or "train" not in phases(asked):
         return None
-    from dsrun.train.resume import holds_another_run, set_earlier_run_aside
+    from dsrun.train.checkpoint.resume import holds_another_run, set_earlier_run_aside
 
     if not is_another(os.environ):
-        remedies.forget(folder.path)
+        memory_fallbacks.forget(folder.path)
         return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
     if not holds_another_run(folder, earlier_signatures(os.environ)):
         return None
@@ -108,7 +109,7 @@ def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: Life) -> None:
     if rank == 0:
         console.record_in(folder.console)
-    from dsrun.train.demos import fill_in
+    from dsrun.train.model.demos import fill_in
     from dsrun.train.run import run
     from dsrun.train.world import here, leave
 

@@ -12,12 +12,12 @@ from dataclasses import Field
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
-from dsrun.zero.blocks import MOVED
-from dsrun.zero.conflicts import RULES
-from dsrun.zero.explain import meanings
-from dsrun.zero.presets import PRESETS
-from dsrun.zero.spec import TITLES, flag_of, options
-from dsrun.zero.training_blocks import FILLED
+from dsrun.zero.generate.blocks import MOVED
+from dsrun.zero.generate.explain import meanings
+from dsrun.zero.generate.presets import PRESETS
+from dsrun.zero.generate.spec import TITLES, flag_of, options
+from dsrun.zero.generate.training_blocks import FILLED
+from dsrun.zero.rules.check import RULES
 
 
 def markdown() -> str:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dsrun.datafiles import data_folder
-from dsrun.zero.shipped import SHIPPED
+from dsrun.zero.generate.shipped import SHIPPED
 
 
 def printed(dsrun, *args: str) -> dict:
@@ -132,7 +132,7 @@ def test_config_usage_errors_are_one_line(dsrun, here, args, said):
 
 
 def test_config_help_lists_every_option(dsrun):
-    from dsrun.zero.spec import flag_of, options
+    from dsrun.zero.generate.spec import flag_of, options
 
     words = set(re.findall(r"--[a-z0-9-]+", dsrun("config", "--help").stdout))
     assert {flag_of(name) for name in options()} <= words

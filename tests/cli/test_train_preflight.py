@@ -258,5 +258,5 @@ def test_prepare_explain_and_dry_run_do_nothing(dsrun, here, pairs):
     assert re.search(r"^max_length +32 +command line$", explained.stdout, re.MULTILINE)
     shown = dsrun("prepare", *flags, "--dry_run")
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shlex.split(shown.stdout)[1:] == ["-m", "dsrun.train.ahead", *flags]
+    assert shlex.split(shown.stdout)[1:] == ["-m", "dsrun.train.prepare", *flags]
     assert tree(here) == before

@@ -17,9 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Seq2SeqTrainingArguments
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.folder import RunFolder
-from dsrun.train import engine, world
-from dsrun.train.checkpointing import Checkpointing, Saving
-from dsrun.train.resume import find_checkpoint
+from dsrun.train import world
+from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
+from dsrun.train.checkpoint.resume import find_checkpoint
+from dsrun.train.loop import engine
 
 ROWS = [{"input_ids": [(i * 7 + j) % 61 + 2 for j in range(8)]} for i in range(16)]
 

@@ -187,7 +187,7 @@ _HEAVY_MODULES = [
     "dsrun.cli.train",
     "dsrun.launch.supervisor.run",
     "dsrun.launch.workers.zygote",
-    "dsrun.train.exporting",
+    "dsrun.train.export.run",
     "peft",
     "torch.distributed.run",
     "transformers.models.bart.modeling_bart",

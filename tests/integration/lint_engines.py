@@ -32,7 +32,7 @@ def verdict(config: dict) -> str:
 def main(configs: str, answers: str) -> None:
     import deepspeed
 
-    from dsrun.train.engine import prepare_ops
+    from dsrun.train.loop.engine import prepare_ops
     from dsrun.train.world import here
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -23,10 +23,10 @@ from transformers import (
 
 from dsrun.cli.export import ENVIRONMENT
 from dsrun.errors import ToolError, UsageError
-from dsrun.train import exporting, exporting_prove
-from dsrun.train.exporting import Request
-from dsrun.train.exporting_write import Weight, write_file
-from dsrun.train.reshape_shards import ZeroCheckpoint
+from dsrun.train.export import run, verify
+from dsrun.train.export.run import Request
+from dsrun.train.export.write import Weight, write_file
+from dsrun.train.reshape.shards import ZeroCheckpoint
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, make_tokenizer, many_runs
 from tests.zero_checkpoints import write_zero
@@ -58,7 +58,7 @@ def runs(tiny, pairs, tmp_path_factory):
 
 
 def export(source, to, *, dtype=None, merge=False, limit=10**9, force=False, say=lambda _: None):
-    exporting.export(Request(Path(source), Path(to), dtype, merge, limit, force), say=say)
+    run.export(Request(Path(source), Path(to), dtype, merge, limit, force), say=say)
     return {
         name: value
         for file in sorted(Path(to).glob("*.safetensors"))
@@ -198,22 +198,22 @@ def test_export_verification_rejects_wrong_weights(runs, tmp_path):
     out = tmp_path / "out"
     export(runs / "t5-z3" / "checkpoint-2", out)
     weights = saved(out)
-    config = exporting_prove.read_config(out)
-    expected = exporting_prove.logits_of_weights(config, weights, lambda model: model)
-    found = exporting_prove.logits_of_export(out)
-    assert exporting_prove.compare(found, expected, [torch.float32]) < 1e-5
+    config = verify.read_config(out)
+    expected = verify.logits_of_weights(config, weights, lambda model: model)
+    found = verify.logits_of_export(out)
+    assert verify.compare(found, expected, [torch.float32]) < 1e-5
     name = "decoder.block.1.layer.1.EncDecAttention.v.weight"
     swapped = {**weights, name: weights[name].T.contiguous()}
     save_file(swapped, out / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ToolError, match="computes something else"):
-        exporting_prove.compare(exporting_prove.logits_of_export(out), expected, [torch.float32])
+        verify.compare(verify.logits_of_export(out), expected, [torch.float32])
     save_file(
         {key: value for key, value in weights.items() if key != name},
         out / "model.safetensors",
         metadata={"format": "pt"},
     )
     with pytest.raises(ToolError, match=f"missing keys: {name}"):
-        exporting_prove.logits_of_export(out)
+        verify.logits_of_export(out)
 
 
 def test_safetensors_writer_roundtrip(tmp_path):

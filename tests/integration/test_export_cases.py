@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
-from dsrun.train import exporting
-from dsrun.train.exporting import Request
+from dsrun.train.export import run
+from dsrun.train.export.run import Request
 from tests.integration.conftest import make_tokenizer
 
 pytestmark = pytest.mark.train
@@ -47,7 +47,7 @@ def make_adapter(folder, base, *, rows=ROWS):
 
 def export(source, to, *, dtype=None, merge=False, force=False):
     said = []
-    exporting.export(Request(Path(source), Path(to), dtype, merge, 10**9, force), say=said.append)
+    run.export(Request(Path(source), Path(to), dtype, merge, 10**9, force), say=said.append)
     return said
 
 

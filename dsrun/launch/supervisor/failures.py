@@ -1,6 +1,6 @@
 """Why an attempt failed: from what failed workers left behind, how they ended, and what stands in their logs.
 
-A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.failure`); of any other program only the end of the
+A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.lifecycle.failure`); of any other program only the end of the
 process and its output are known.
 """
 

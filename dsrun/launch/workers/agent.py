@@ -24,7 +24,7 @@ ATTEMPT_VARIABLE = "DSRUN_ATTEMPT"
 AGENT_IMPORTS = ("torch.distributed.run",)
 
 # What every worker of dsrun.train imports sooner or later.
-WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.demos")
+WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.model.demos")
 
 
 class Agent(Protocol):

@@ -14,17 +14,17 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.train.data.blocks import flat_chunks, write_tokens
 from dsrun.train.data.cache import Meta
-from dsrun.train.data.chat import check_template
-from dsrun.train.data.counts import Counts
-from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
-from dsrun.train.data.limits import check_sample_count
 from dsrun.train.data.mapping import map_rows, quiet
-from dsrun.train.data.normal import normalise
-from dsrun.train.data.sources import FileSource, Source
-from dsrun.train.data.tokenise import IGNORED, Row, RowEncoder
-from dsrun.train.data.tokens import narrowest
+from dsrun.train.data.request import Counts
+from dsrun.train.data.rows.layouts import Hints, Layout, detect, known_layouts
+from dsrun.train.data.rows.limits import check_sample_count
+from dsrun.train.data.rows.normal import normalise
+from dsrun.train.data.rows.sources import FileSource, Source
+from dsrun.train.data.tokens.blocks import flat_chunks, write_tokens
+from dsrun.train.data.tokens.chat import check_template
+from dsrun.train.data.tokens.files import narrowest
+from dsrun.train.data.tokens.tokenise import IGNORED, Row, RowEncoder
 
 Progress = Callable[[str, int, int], None]
 

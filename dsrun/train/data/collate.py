@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsrun.train.data.tokenise import IGNORED
+from dsrun.train.data.tokens.tokenise import IGNORED
 
 
 @dataclass

@@ -10,15 +10,14 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
-from dsrun.train.data.binaries import is_bin, open_tokens
 from dsrun.train.data.build import Job, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Counts
-from dsrun.train.data.identity import library_versions, tokenizer_identity
-from dsrun.train.data.languages import is_multilingual, set_languages
-from dsrun.train.data.layouts import Hints
-from dsrun.train.data.limits import (
+from dsrun.train.data.mapping import quiet
+from dsrun.train.data.request import Counts, DataRequest, PreparedData, Rows
+from dsrun.train.data.rows.languages import is_multilingual, set_languages
+from dsrun.train.data.rows.layouts import Hints
+from dsrun.train.data.rows.limits import (
     Limits,
     Truncation,
     check_sample_count,
@@ -26,13 +25,12 @@ from dsrun.train.data.limits import (
     limits_of,
     truncation_of,
 )
-from dsrun.train.data.mapping import quiet
-from dsrun.train.data.request import DataRequest, PreparedData, Rows
-from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
-from dsrun.train.data.special import pad_with_end, prefix_notice
+from dsrun.train.data.rows.sources import SPLITS, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.tokenise import check_vocabulary
-from dsrun.train.data.tokens import TokenBin, divide
+from dsrun.train.data.tokens.binaries import is_bin, open_tokens
+from dsrun.train.data.tokens.files import TokenBin, divide
+from dsrun.train.data.tokens.special import library_versions, pad_with_end, prefix_notice, tokenizer_identity
+from dsrun.train.data.tokens.tokenise import check_vocabulary
 
 __all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.lint.against import check_against
-from dsrun.zero.lint.auto import check_auto
-from dsrun.zero.lint.batch import check_batch
-from dsrun.zero.lint.kinds import shown
-from dsrun.zero.lint.rules_advice import check_advice
-from dsrun.zero.lint.rules_engine import check_engine
-from dsrun.zero.lint.rules_optimizer import check_optimizer, check_scheduler
-from dsrun.zero.lint.rules_reading import check_reading
-from dsrun.zero.lint.rules_trainer import check_trainer
-from dsrun.zero.lint.sheet import Sheet
+from dsrun.zero.lint.coercion import shown
+from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.rules.advice import check_advice
+from dsrun.zero.lint.rules.arguments import check_against
+from dsrun.zero.lint.rules.auto import check_auto
+from dsrun.zero.lint.rules.batch import check_batch
+from dsrun.zero.lint.rules.engine import check_engine
+from dsrun.zero.lint.rules.optimizer import check_optimizer, check_scheduler
+from dsrun.zero.lint.rules.reading import check_reading
+from dsrun.zero.lint.rules.trainer import check_trainer
 from dsrun.zero.lint.source import NotJsonError, Slip, Source, dotted, read
 from dsrun.zero.lint.structure import check_structure
 from dsrun.zero.lint.view import Flags, Target, View, find_target

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.zero.lint.kinds import expected, fit, json_type, outside, python_float, shown
+from dsrun.zero.lint.coercion import expected, fit, json_type, outside, python_float, shown
 from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
+from dsrun.zero.lint.reporter import Sheet
 from dsrun.zero.lint.schema import Block, Entry, blocks, homes, nearest, removed
-from dsrun.zero.lint.sheet import Sheet
 from dsrun.zero.lint.source import Path, dotted
 from dsrun.zero.lint.view import AUTO, View
 
@@ -105,7 +105,7 @@ def _legacy(block: Block, path: Path, entry: Entry, sheet: Sheet) -> None:
 
 
 def _auto_is_handled(block: Block, path: Path, view: View) -> bool:
-    """Whether dsrun.zero.lint.auto judges this "auto": the Trainer fills or refuses it, or a model drops it."""
+    """Whether dsrun.zero.lint.rules.auto judges this "auto": the Trainer fills or refuses it, or a model drops it."""
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 

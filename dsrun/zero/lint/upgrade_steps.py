@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.lint.kinds import fit, shown
+from dsrun.zero.lint.coercion import fit, shown
 from dsrun.zero.lint.legacy import (
     OLD_COMPILE,
     REMOVED,

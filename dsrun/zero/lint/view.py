@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.lint.kinds import Fitted, fit
+from dsrun.zero.lint.coercion import Fitted, fit
 from dsrun.zero.lint.schema import blocks
 from dsrun.zero.lint.source import Path
 

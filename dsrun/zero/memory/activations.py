@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.zero.memory.architecture import Architecture, NormKind, Stack
+from dsrun.zero.memory.model.architecture import Architecture, NormKind, Stack
 
 Attention = Literal["fused", "eager"]
 """fused: sdpa, flash_attention_2 and the like; eager: scores and probabilities are kept."""

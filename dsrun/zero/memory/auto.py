@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.architecture import Architecture
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.gpus_arg import Cluster
+from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.plan import Chosen, choose
-from dsrun.zero.memory.question import USUAL_LENGTH, Question, Switch
+from dsrun.zero.memory.request import USUAL_LENGTH, Question, Switch
 
 
 def decide(

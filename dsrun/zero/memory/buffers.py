@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero import presets
-from dsrun.zero.memory.architecture import Architecture
-from dsrun.zero.memory.lora import Training
+from dsrun.zero.generate import presets
+from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.lora import Training
 from dsrun.zero.memory.states import Sharding
 
 GIB = 2**30

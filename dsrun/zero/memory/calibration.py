@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.system.cache import cache_root
-from dsrun.zero.memory.question import Question
+from dsrun.zero.memory.request import Question
 
 SANE = (0.5, 2.0)
 """A correction outside is no correction: the plan or the measurement is wrong, and applying it would hide that."""

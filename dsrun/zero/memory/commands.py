@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from dsrun.zero.memory.question import Question
+from dsrun.zero.generate.presets import NVME_PARAM_BUFFER, nvme_buffer
+from dsrun.zero.memory.request import Question
 from dsrun.zero.memory.strategy import Row
-from dsrun.zero.presets import NVME_PARAM_BUFFER, nvme_buffer
 
 CONFIG_FILE = "ds.json"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.question import Question
+from dsrun.zero.memory.request import Question
 from dsrun.zero.memory.strategy import GIB, Row, judge, strategies
 
 NEARLY = 0.95

@@ -7,8 +7,8 @@ from typing import Any
 
 from dsrun.zero.memory import commands
 from dsrun.zero.memory.commands import Wording
-from dsrun.zero.memory.count import Counted
-from dsrun.zero.memory.lora import training
+from dsrun.zero.memory.model.count import Counted
+from dsrun.zero.memory.model.lora import training
 from dsrun.zero.memory.plan import Plan, described
 from dsrun.zero.memory.strategy import GIB, Row
 

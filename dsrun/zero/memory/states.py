@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
-from dsrun.zero.memory.lora import Training
-from dsrun.zero.presets import NVME_PARAM_BUFFER
+from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
+from dsrun.zero.memory.model.lora import Training
 
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["bf16", "fp16", "fp32"]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from dsrun.zero.generate.presets import nvme_buffer
 from dsrun.zero.memory.activations import Activations, activations
-from dsrun.zero.memory.architecture import Architecture
 from dsrun.zero.memory.buffers import FRAGMENTATION, Buffers, buffers, sizes
-from dsrun.zero.memory.lora import Training, training
-from dsrun.zero.memory.question import Question
+from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.lora import Training, training
+from dsrun.zero.memory.request import Question
 from dsrun.zero.memory.speed import estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
-from dsrun.zero.presets import nvme_buffer
 
 Verdict = Literal["fits", "tight", "does not fit"]
 

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.train.batches import FILLER, IGNORED, GlobalBatchSampler, Split, StreamOfBatches, WithFiller
+from dsrun.train.batching.batches import (
+    FILLER,
+    IGNORED,
+    GlobalBatchSampler,
+    Split,
+    StreamOfBatches,
+    WithFiller,
+)
 
 SIZES = st.integers(1, 6)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.runs.folder import RunFolder
-from dsrun.train.checkpointing import Checkpointing, SaveFailed, Saving
+from dsrun.train.checkpoint.checkpointing import Checkpointing, SaveFailed, Saving
 
 
 class OnAFullDisk(Checkpointing):

@@ -10,7 +10,7 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.engine import (
+from dsrun.train.loop.engine import (
     assert_in_charge,
     configuration,
     extension_cache,
@@ -20,8 +20,8 @@ from dsrun.train.engine import (
     stage_of,
 )
 from dsrun.train.world import World
-from dsrun.zero.generate import generate
-from dsrun.zero.spec import from_offload
+from dsrun.zero.generate.config import generate
+from dsrun.zero.generate.spec import from_offload
 
 
 class DeepSpeedEngine:
@@ -131,7 +131,7 @@ def test_compiled_ops_cache_per_environment(tmp_path, monkeypatch):
     assert one != other
     assert one == extension_cache(home, "/venvs/one")
     assert one.parent == tmp_path / "dsrun" / "torch_extensions"
-    monkeypatch.setattr("dsrun.train.engine.version", lambda package: "9.9.9")
+    monkeypatch.setattr("dsrun.train.loop.engine.version", lambda package: "9.9.9")
     assert extension_cache(home, "/venvs/one") != one
 
 

@@ -3,7 +3,7 @@ from transformers import LlamaConfig
 
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.facts import lora_identity, model_identity, saved_global_batch
+from dsrun.train.checkpoint.fingerprint import lora_identity, model_identity, saved_global_batch
 
 
 def config(**values):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from dsrun.errors import UsageError
-from dsrun.train import failure
-from dsrun.train.failure import Progress
-from dsrun.train.nan import NanLossError
+from dsrun.train.lifecycle import failure
+from dsrun.train.lifecycle.failure import Progress
+from dsrun.train.loop.nan import NanLossError
 
 
 def raised(error):

@@ -9,7 +9,7 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from dsrun.errors import MissingError
-from dsrun.train import hub
+from dsrun.train.model import hub
 
 
 def wrapped(inner: BaseException) -> OSError:

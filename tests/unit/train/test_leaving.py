@@ -10,8 +10,8 @@ import torch
 from transformers import TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 
-from dsrun.train.leaving import EvaluateFirst, LeaveWhenTold, Vote
-from dsrun.train.stopping import Stopping
+from dsrun.train.lifecycle.preemption import Stopping
+from dsrun.train.lifecycle.preemption_callbacks import EvaluateFirst, LeaveWhenTold, Vote
 
 EPOCHS = SimpleNamespace(
     eval_strategy="epoch",

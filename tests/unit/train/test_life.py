@@ -9,14 +9,14 @@ import time
 from types import SimpleNamespace
 
 from dsrun.runs.heartbeat import Heart, read_beats
-from dsrun.train.life import Life, is_supervised
-from dsrun.train.stopping import stopping_from
-from dsrun.train.watch import PROGRESS_SECONDS, Beats, RunEventWriter
+from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, Beats, RunEventWriter
+from dsrun.train.lifecycle.preemption import stopping_from
+from dsrun.train.lifecycle.rank_context import Life, is_supervised
 from tests.forkserver.client import HEAVY
 
 STUCK = """
 import sys, time, pathlib
-from dsrun.train.life import show_stacks_in
+from dsrun.train.lifecycle.rank_context import show_stacks_in
 show_stacks_in(None)
 show_stacks_in(pathlib.Path(sys.argv[1]))
 

@@ -20,10 +20,10 @@ from datasets import Dataset as HubDataset
 from torch.utils.data import Dataset
 from transformers import Trainer
 
-from dsrun.train.batches import Split
+from dsrun.train.batching.batches import Split
+from dsrun.train.batching.loaders import MicroBatch, start_at, training_loader
 from dsrun.train.data.collate import Collator
-from dsrun.train.data.tokens import TokenBin
-from dsrun.train.loaders import MicroBatch, start_at, training_loader
+from dsrun.train.data.tokens.files import TokenBin
 from tests.forkserver.client import HEAVY
 from tests.processes import left_of
 
@@ -114,7 +114,7 @@ def test_loader_resume_at_step_50000_reads_nothing_before(workers):
 
 def test_trainer_skips_batches_by_start_at():
     """Its own way is accelerate's function; a Transformers that calls it by another name must not go unnoticed."""
-    import dsrun.train.trainer  # noqa: F401
+    import dsrun.train.loop.trainer  # noqa: F401
 
     assert Trainer._run_epoch.__globals__["skip_first_batches"] is start_at
 
@@ -170,7 +170,7 @@ def test_killed_loader_worker_behind_broken_connection(monkeypatch):
         threading.Timer(0.5, loader._iterator._workers[0].kill).start()
         raise ConnectionResetError
 
-    monkeypatch.setattr("dsrun.train.loaders.DEATH_SECONDS", 60)
+    monkeypatch.setattr("dsrun.train.batching.loaders.DEATH_SECONDS", 60)
     monkeypatch.setattr(loader._iterator, "_next_data", broken)
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal"):
         next(batches)
@@ -181,8 +181,8 @@ OWNER = """
 import os, sys, time
 sys.path[:0] = {path!r}
 from tests.unit.train.test_loaders import COLLATE, Counted, arguments
-from dsrun.train.batches import Split
-from dsrun.train.loaders import training_loader
+from dsrun.train.batching.batches import Split
+from dsrun.train.batching.loaders import training_loader
 batches = iter(training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE))
 next(batches)
 print("ready", flush=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dsrun.train.nan import NanGuard, NanLossError
+from dsrun.train.loop.nan import NanGuard, NanLossError
 
 
 @pytest.fixture

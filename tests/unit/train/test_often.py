@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-from dsrun.train.often import FIRST_SAVE_SECONDS, SaveOften
+from dsrun.train.checkpoint.interval import FIRST_SAVE_SECONDS, SaveOften
 
 
 class Run:

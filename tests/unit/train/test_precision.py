@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.precision import decide
+from dsrun.train.model.precision import decide
 
 
 def choose(given=None, *, model="llama", bf16=True, device="cuda", deepspeed=None, force=False):

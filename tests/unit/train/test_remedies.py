@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.resolve import resolve
-from dsrun.train import remedies
+from dsrun.train import memory_fallbacks
 
 
 def recipe(*flags):
@@ -30,35 +30,39 @@ def plan(micro, accumulation=1, ranks=2):
 def test_memory_fallback_shrinks_micro_batch(micro, halvings):
     """The global batch stays, and the micro batch shrinks."""
     before = plan(micro, 3)
-    after = remedies.shrunk(before, MemoryFallback(halvings=halvings))
+    after = memory_fallbacks.shrunk(before, MemoryFallback(halvings=halvings))
     assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
     assert after.micro_batch <= max(1, micro // 2**halvings)
-    assert (remedies.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (after == before)
+    assert (memory_fallbacks.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (
+        after == before
+    )
 
 
 def test_memory_fallback_read_from_run_folder(tmp_path):
     """The fallback is read unless the user refuses it or starts anew."""
     wanted = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
-    assert remedies.read_remedy(tmp_path, recipe()) == wanted
-    assert remedies.read_remedy(tmp_path, recipe("--no-remedy")) == MemoryFallback()
-    assert remedies.read_remedy(tmp_path, recipe("--resume", "never")) == MemoryFallback()
-    assert remedies.read_remedy(tmp_path / "other", recipe()) == MemoryFallback()
+    assert memory_fallbacks.read_remedy(tmp_path, recipe()) == wanted
+    assert memory_fallbacks.read_remedy(tmp_path, recipe("--no-remedy")) == MemoryFallback()
+    assert memory_fallbacks.read_remedy(tmp_path, recipe("--resume", "never")) == MemoryFallback()
+    assert memory_fallbacks.read_remedy(tmp_path / "other", recipe()) == MemoryFallback()
 
 
 def test_invalid_memory_fallback_file_rejected(tmp_path):
     (tmp_path / "remedy.json").write_text("[")
     with pytest.raises(UsageError, match=r"remedy\.json"):
-        remedies.read_remedy(tmp_path, recipe())
+        memory_fallbacks.read_remedy(tmp_path, recipe())
 
 
 def test_memory_fallback_sets_recompute_and_offload_flags():
     """Recomputation and offload become flags."""
-    changed = remedies.remedied(recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2)
+    changed = memory_fallbacks.remedied(
+        recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2
+    )
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
     assert (
-        remedies.remedied(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload
+        memory_fallbacks.remedied(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload
         == "none"
     )
 
@@ -66,20 +70,22 @@ def test_memory_fallback_sets_recompute_and_offload_flags():
 def test_skipped_steps_recorded_and_limited(tmp_path):
     """A step is skipped once, and not too many are."""
     known = frozenset({3})
-    wish = remedies.wish_to_skip(tmp_path, known, main=True)
+    wish = memory_fallbacks.wish_to_skip(tmp_path, known, main=True)
     assert not wish(3)
     assert wish(8)
-    assert remedies.steps_to_skip(tmp_path, recipe()) == {3, 8}
-    assert remedies.steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
-    assert not remedies.wish_to_skip(tmp_path, frozenset(range(remedies.MOST_SKIPPED_STEPS)), main=True)(99)
+    assert memory_fallbacks.steps_to_skip(tmp_path, recipe()) == {3, 8}
+    assert memory_fallbacks.steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
+    assert not memory_fallbacks.wish_to_skip(
+        tmp_path, frozenset(range(memory_fallbacks.MOST_SKIPPED_STEPS)), main=True
+    )(99)
 
 
 def test_skipped_steps_not_written_by_other_ranks(tmp_path):
-    assert remedies.wish_to_skip(tmp_path, frozenset(), main=False)(8)
+    assert memory_fallbacks.wish_to_skip(tmp_path, frozenset(), main=False)(8)
     assert not list(tmp_path.iterdir())
 
 
 def test_fresh_start_forgets_memory_fallbacks(tmp_path):
-    remedies.wish_to_skip(tmp_path, frozenset(), main=True)(8)
-    remedies.forget(tmp_path)
+    memory_fallbacks.wish_to_skip(tmp_path, frozenset(), main=True)(8)
+    memory_fallbacks.forget(tmp_path)
     assert not list(tmp_path.iterdir())

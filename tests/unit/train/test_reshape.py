@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from dsrun.errors import UsageError
-from dsrun.train import reshape
-from dsrun.train.reshape import Adapted, adapt
-from dsrun.train.reshape_engine import seed_of
-from dsrun.train.reshape_layout import Layout, layout_of
-from dsrun.train.reshape_shards import ZeroCheckpoint, load
-from dsrun.train.reshape_universal import common_hyperparameters
+from dsrun.train.reshape import elastic
+from dsrun.train.reshape.elastic import Adapted, adapt
+from dsrun.train.reshape.layout import Layout, layout_of
+from dsrun.train.reshape.shards import ZeroCheckpoint, load
+from dsrun.train.reshape.trainer_hooks import seed_of
+from dsrun.train.reshape.universal import common_hyperparameters
 from tests.zero_checkpoints import write_zero
 
 
@@ -277,6 +277,6 @@ def test_seed_of_joining_rank():
 def test_converted_checkpoint_discarded(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     adapt(folder, Layout(world_size=1, stage=2), run=tmp_path, say=quiet)
-    reshape.discard(tmp_path)
+    elastic.discard(tmp_path)
     assert not (tmp_path / ".universal").exists()
-    reshape.discard(tmp_path)
+    elastic.discard(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.resume import find_checkpoint, set_earlier_run_aside
+from dsrun.train.checkpoint.resume import find_checkpoint, set_earlier_run_aside
 
 NOW = datetime(2026, 11, 21, 4, 48)
 

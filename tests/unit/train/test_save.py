@@ -9,9 +9,9 @@ from dsrun.errors import UsageError
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
-from dsrun.train import save as saves
-from dsrun.train.agreement import all_ready, by_main, everyone
-from dsrun.train.save import Save, SaveFailed
+from dsrun.train.checkpoint import save as saves
+from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.collectives import all_ready, by_main, everyone
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The final model is shown when it is on the disk, and not before."""
 
-from dsrun.train import saving
+from dsrun.train.checkpoint import final
 
 
 def test_final_model_synced_before_rename(tmp_path, monkeypatch):
@@ -16,9 +16,9 @@ def test_final_model_synced_before_rename(tmp_path, monkeypatch):
     def note(path):
         synced.append((path.relative_to(tmp_path).as_posix(), (folder / "old").exists()))
 
-    monkeypatch.setattr(saving, "sync_file", note)
-    monkeypatch.setattr(saving, "fsync_folder", note)
-    saving._replace(partial, folder)
+    monkeypatch.setattr(final, "sync_file", note)
+    monkeypatch.setattr(final, "fsync_folder", note)
+    final._replace(partial, folder)
     assert synced == [
         ("model.partial/code", True),
         ("model.partial/code/config.json", True),

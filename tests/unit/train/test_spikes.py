@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.train.spikes import SpikeWatch, robust_z
+from dsrun.train.loop.callbacks import SpikeWatch, robust_z
 
 
 def told(losses):

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.verifying import check_best
+from dsrun.train.checkpoint.verify import check_best
 
 
 @pytest.fixture

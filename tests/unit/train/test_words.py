@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train import failure
-from dsrun.train.callbacks import metric_words
+from dsrun.train.checkpoint.final import check_room
 from dsrun.train.console import Console, duration, number
+from dsrun.train.lifecycle import failure
+from dsrun.train.loop.callbacks import metric_words
 from dsrun.train.report import SHOWN_LENGTH, in_a_line
-from dsrun.train.saving import check_room
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.zero.explain import meanings
+from dsrun.zero.generate.explain import meanings
 
 # Keys of DeepSpeed 0.19 that no option reaches.
 LEFT_OUT = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsrun.zero.conflicts import RULES
+from dsrun.zero.generate.spec import flag_of, options
 from dsrun.zero.reference import PART, markdown
-from dsrun.zero.spec import flag_of, options
+from dsrun.zero.rules.check import RULES
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 

@@ -8,10 +8,10 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
-from dsrun.zero.conflicts import RULES, STAGES_OF_OPTION, check
-from dsrun.zero.generate import Facts, generate
-from dsrun.zero.rules import Ask
-from dsrun.zero.spec import ZeroSpec, flag_of, options
+from dsrun.zero.generate.config import Facts, generate
+from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
+from dsrun.zero.rules.check import RULES, STAGES_OF_OPTION, check
+from dsrun.zero.rules.zero import Ask
 
 CPU = {"offload_optimizer": "cpu"}
 COMPILED = {"deepcompile": True}

@@ -7,15 +7,21 @@ from dataclasses import replace
 import pytest
 
 from dsrun.hardware.gpus import lookup
-from dsrun.zero.blocks import MOVED, Facts
-from dsrun.zero.explain import DOES, as_json, as_text, explain, meanings
-from dsrun.zero.generate import build, generate, render
-from dsrun.zero.notices import notices
-from dsrun.zero.options import ZERO
-from dsrun.zero.presets import LARGEST_BUCKET, PRESETS, SMALLEST_BUCKET, live_parameters, reduce_bucket
-from dsrun.zero.shipped import LINES, SHIPPED, listing, readme
-from dsrun.zero.spec import TITLES, ZeroSpec, flag_of, options
-from dsrun.zero.training_blocks import FILLED
+from dsrun.zero.generate.blocks import MOVED, Facts
+from dsrun.zero.generate.config import build, generate, render
+from dsrun.zero.generate.explain import DOES, as_json, as_text, explain, meanings
+from dsrun.zero.generate.notices import notices
+from dsrun.zero.generate.options import ZERO
+from dsrun.zero.generate.presets import (
+    LARGEST_BUCKET,
+    PRESETS,
+    SMALLEST_BUCKET,
+    live_parameters,
+    reduce_bucket,
+)
+from dsrun.zero.generate.shipped import LINES, SHIPPED, listing, readme
+from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of, options
+from dsrun.zero.generate.training_blocks import FILLED
 
 WIDTH = 4096
 FULL = {

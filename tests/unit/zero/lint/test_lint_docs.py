@@ -11,10 +11,10 @@ import pytest
 
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, PART
-from dsrun.zero.lint.kinds import CONVERTERS
+from dsrun.zero.lint.coercion import CONVERTERS
 from dsrun.zero.lint.legacy import REMOVED
+from dsrun.zero.lint.reporter import Sheet
 from dsrun.zero.lint.schema import blocks, removed
-from dsrun.zero.lint.sheet import Sheet
 from dsrun.zero.lint.source import Source
 from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.lint.view import TRAINER_FILLS

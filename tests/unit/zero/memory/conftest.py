@@ -19,4 +19,4 @@ def forked_counter(monkeypatch):
         done = HEAVY.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
-    monkeypatch.setattr("dsrun.zero.memory.count.ask", ask)
+    monkeypatch.setattr("dsrun.zero.memory.model.count.ask", ask)

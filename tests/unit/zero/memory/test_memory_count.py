@@ -8,10 +8,10 @@ import struct
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.zero.memory.architecture import Weight
-from dsrun.zero.memory.configs import cached_snapshot, find, hub_cache, stored_tensors
-from dsrun.zero.memory.count import count, generic
 from dsrun.zero.memory.gpus_arg import cluster
+from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache, stored_tensors
+from dsrun.zero.memory.model.count import count, generic
 from dsrun.zero.memory.strategy import active_parameters
 
 LLAMA = {
@@ -147,7 +147,7 @@ def test_cluster_from_gpu_spec():
 
 def built(folder, config):
     """The generic architecture of what transformers builds, in this process."""
-    from dsrun.train.meta_count import build, report
+    from dsrun.train.model.meta_count import build, report
 
     write(folder, config)
     said = report(build(str(folder)))

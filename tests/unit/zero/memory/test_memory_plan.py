@@ -9,9 +9,9 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.zero.memory.gpus_arg import cluster
+from dsrun.zero.memory.model.shapes import describe
 from dsrun.zero.memory.plan import choose, plan
-from dsrun.zero.memory.question import Question
-from dsrun.zero.memory.shapes import describe
+from dsrun.zero.memory.request import Question
 from dsrun.zero.memory.strategy import Strategy, active_parameters, gpu, largest_micro_batch
 
 LLAMA = {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.zero.memory.shapes import check_length, describe
+from dsrun.zero.memory.model.shapes import check_length, describe
 
 # (config class, settings that are odd on purpose); the class's own defaults for the rest
 CASES = [
@@ -58,7 +58,7 @@ def test_tensor_shapes_match_transformers(kind, settings):
     import torch
     import transformers
 
-    from dsrun.train.meta_count import tensors
+    from dsrun.train.model.meta_count import tensors
 
     config = getattr(transformers, kind)(**settings)
     name = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"

@@ -1,0 +1,147 @@
+"""The loader of training batches: whose batches know their samples, and which begins anywhere without reading."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+import torch
+
+from dsrun.system.tether import die_with_parent
+from dsrun.train.batching.batches import (
+    BatchLoader,
+    GlobalBatchSampler,
+    Split,
+    StreamOfBatches,
+    Taken,
+    TrainingRows,
+    seed_worker,
+)
+
+# A loader worker silent for this long is stuck, on a dead file system for example.
+LOADER_TIMEOUT_SECONDS = 600
+# How long the kernel may take on a busy machine from closing the files of a process to its end.
+DEATH_SECONDS = 5
+
+
+class MicroBatch(dict[str, Any]):
+    """What the collator made, and beside it the ids of the samples, the epoch they belong to, and a stream's place
+    after them (see `batches.Taken`). The Trainer hands the model a plain copy without these."""
+
+    ids: tuple[int, ...] = ()
+    epoch: int | None = None
+    after: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Collate:
+    collate: Any
+
+    def __call__(self, taken: Taken) -> MicroBatch:
+        batch = MicroBatch(self.collate(taken.rows))
+        batch.ids, batch.epoch, batch.after = tuple(taken.ids), taken.epoch, taken.after
+        return batch
+
+
+class TrainingLoader(BatchLoader):
+    """A loader of MicroBatches."""
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        batches = super().__iter__()
+        while (batch := self._next_of(batches)) is not None:
+            if batch.epoch is None:
+                # The sampler's is that of this pass; a loader process would have to be told.
+                batch.epoch = self.batch_sampler.epoch
+            yield batch
+
+    def _next_of(self, batches: Iterator[Any]) -> Any:
+        """The next batch, None at the end. Raises RuntimeError where a loader process has died."""
+        try:
+            return next(batches, None)
+        except (EOFError, OSError):
+            if self.num_workers:
+                # The connections of a process that is killed break an instant before its parent is told. In here
+                # torch's handler of SIGCHLD raises what has happened, and not in the midst of what is done about this.
+                time.sleep(DEATH_SECONDS)
+            raise
+
+    def start_at(self, micro_batch: int) -> None:
+        """Begin the next pass there. Nothing before it is read, save by a stream that does not know its place."""
+        if not isinstance(self.dataset, StreamOfBatches):
+            self.batch_sampler.first = micro_batch
+        elif self.dataset.place is None:
+            self.dataset.skipped = micro_batch
+
+
+def start_at(loader: TrainingLoader, micro_batch: int) -> TrainingLoader:
+    """In place of accelerate's skip_first_batches, whose loader knows no epochs and reads a stream from its start."""
+    loader.start_at(micro_batch)
+    return loader
+
+
+def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> TrainingLoader:
+    """Micro batches of this rank's share of `rows`, a table or a stream; `args` are the Trainer's.
+
+    A stream goes on through epochs without an end; the Trainer's max_steps ends it.
+    """
+    workers = args.dataloader_num_workers
+    seed = args.seed if args.data_seed is None else args.data_seed
+    options: dict[str, Any] = {
+        "collate_fn": _Collate(collate),
+        "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
+        # The loader draws a seed from here, not from the generator that dropout uses: resuming then finds the same
+        # dropout masks whatever the loader did before.
+        "generator": torch.Generator().manual_seed(seed),
+        "worker_init_fn": begin,
+    }
+    if not hasattr(rows, "__len__"):
+        # Each further worker would read the whole stream again.
+        workers = min(workers, 1)
+        timeout = LOADER_TIMEOUT_SECONDS if workers else 0
+        stream = StreamOfBatches(rows, split)
+        return TrainingLoader(stream, batch_size=None, num_workers=workers, timeout=timeout, **options)
+    sampler = GlobalBatchSampler(
+        len(rows),
+        split,
+        seed=seed,
+        drop_last=args.dataloader_drop_last,
+        shuffle=args.train_sampling_strategy != "sequential",
+        lengths=_lengths(args, rows),
+    )
+    return TrainingLoader(
+        TrainingRows(rows),
+        batch_sampler=sampler,
+        num_workers=workers,
+        persistent_workers=args.dataloader_persistent_workers and workers > 0,
+        prefetch_factor=args.dataloader_prefetch_factor if workers else None,
+        timeout=LOADER_TIMEOUT_SECONDS if workers else 0,
+        **options,
+    )
+
+
+def _lengths(args: Any, rows: Any) -> Any:
+    """Tokens per sample, where samples are to be grouped by them."""
+    if args.train_sampling_strategy != "group_by_length":
+        return None
+    if hasattr(rows, "lengths"):
+        return rows.lengths()
+    # Arrow keeps lists as offsets into their items, so that the items are not read.
+    return pc.list_value_length(rows.with_format("arrow")[:]["input_ids"]).to_numpy()
+
+
+def begin(worker_id: int) -> None:
+    """Set up loader process `worker_id`; for the DataLoader's `worker_init_fn`."""
+    # Schedulers signal every process of a job. The wish to stop is the rank's, which still needs its batches then; a
+    # loader ends when the rank tells it to, or with it.
+    for each in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(each, signal.SIG_IGN)
+    # Not os.getppid(): the rank may have died before this process came to its first line.
+    rank = multiprocessing.parent_process()
+    die_with_parent(os.getppid() if rank is None or rank.pid is None else rank.pid, signal.SIGKILL)
+    seed_worker(worker_id)

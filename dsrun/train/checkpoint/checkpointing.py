@@ -1,0 +1,219 @@
+"""The Trainer's checkpoints: complete or invisible, rotated, and written on while training goes on if asked to."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from dsrun.runs import commit
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
+from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.checkpoint.verify import check_best
+from dsrun.train.collectives import all_ready, my_rank
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """How checkpoints are kept: where, how many, with which facts in their manifests.
+
+    In the `background` training goes on while the disk takes what was written. `trust` loads them whoever wrote them.
+    `beat` is called now and then.
+    """
+
+    run: RunFolder
+    keep: int = 3
+    background: bool = False
+    trust: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    beat: Callable[[], None] = lambda: None
+
+
+class Checkpointing(Seq2SeqTrainer):
+    """A Trainer whose checkpoints appear by a rename, on all ranks or not at all.
+
+    The class that inherits has `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`.
+    """
+
+    saving: Saving
+    interrupted: bool
+    _under_way: Save | None = None
+    _stall = 0.0
+
+    def keep_checkpoints(self, saving: Saving) -> None:
+        """Say how; before training begins."""
+        self.saving = saving
+        self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
+        if saving.background:
+            self.add_callback(_ShowWhenSealed(self))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        began = time.monotonic()
+        self.finish_saving()
+        run, step = self.saving.run, self.state.global_step
+        self.on_checkpoint("begin", run.checkpoint(step), 0.0)
+        self._under_way = save = Save(run, step, beat=self.saving.beat)
+        try:
+            self._write(save)
+        except OSError as error:
+            # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier, so
+            # this one cannot tell them but by ending, and nobody else clears up: a full disk would stay full.
+            commit.discard(run, step)
+            raise save.failed(error.strerror or str(error)) from error
+        self._stall = time.monotonic() - began
+        if not self.saving.background or self.interrupted or step >= self.state.max_steps:
+            self.finish_saving()
+        stall = time.monotonic() - began
+        self.on_checkpoint("end", run.checkpoint(step), stall)
+        self.seconds_not_training += stall
+
+    def _write(self, save: Save) -> None:
+        """As the stock method, whose collectives and files these are, but for where the files go."""
+        self.store_flos()
+        self._note_best(save.step)
+        self.save_model(str(save.folder), _internal_call=True)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(str(save.folder))
+            scaler = save.folder / "scaler.pt"
+            save.write(lambda: self._save_scaler(str(save.folder)))
+            own = f"rng_state_{my_rank()}.pth" if self.args.world_size > 1 else "rng_state.pth"
+            save.write(lambda: self._save_rng_state(str(save.folder)), save.folder / own)
+            if my_rank() == 0 and scaler.exists():
+                save.seal(scaler)
+        if self.args.should_save:
+            self._export_state()
+            state = save.folder / STATE_FILE
+            save.write(lambda: self.state.save_to_json(str(state)), state)
+
+    def _export_state(self) -> None:
+        """What callbacks and the control keep in trainer_state.json."""
+        kept = self.state.stateful_callbacks
+        for each in (*self.callback_handler.callbacks, self.control):
+            if not isinstance(each, ExportableState):
+                continue
+            name, state = type(each).__name__, each.state()
+            if isinstance(kept.get(name), list):
+                kept[name].append(state)
+            else:
+                kept[name] = state
+
+    def _note_best(self, step: int) -> None:
+        """The best checkpoint under the path it is going to have, also where the run folder was moved since."""
+        best = self.state.best_global_step
+        if best:
+            folder = self.saving.run.checkpoint(best)
+            if best == step or folder.is_dir():
+                self.state.best_model_checkpoint = str(folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save = self._under_way
+        if not self.is_deepspeed_enabled:
+            folder = Path(output_dir)
+            files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
+            save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
+            return
+        from dsrun.train.checkpoint import shards
+
+        shards.install(self.model_wrapped, lambda: self._under_way)
+        super()._save_optimizer_and_scheduler(output_dir)
+        # With the optimizer's states on NVMe, each rank has copied its swap files.
+        for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
+            save.seal(*(file for file in sorted(folder.rglob("*")) if file.is_file()))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Weights and tokenizer, on the rank that writes them; no training_args.bin, which nothing reads back and which
+        keeps the Hub token in clear."""
+        if not self.args.should_save:
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        save = self._under_way
+        if save is None or folder != save.folder:
+            self._write_model(folder, state_dict)
+            return
+        save.write(lambda: self._write_model(folder, state_dict))
+        save.seal(
+            *(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("rng_state"))
+        )
+
+    def _write_model(self, folder: Path, state_dict: dict[str, Any] | None) -> None:
+        """Tied weights are saved once. Under ZeRO-1 and 2 accelerate hands out clones (so that torch.save does not
+        write whole buckets), in which save_pretrained no longer sees that lm_head and embedding are one."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        if state_dict is not None:
+            state_dict = {name: each for name, each in state_dict.items() if tied.get(name) not in state_dict}
+        self.model.save_pretrained(folder, state_dict=state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def finish_saving(self) -> None:
+        """Wait until the save under way, if any, is visible, and delete the checkpoints that it makes superfluous.
+
+        A collective. Raises SaveFailed on all ranks.
+        """
+        save, self._under_way = self._under_way, None
+        if save is None:
+            return
+        began = time.monotonic()
+        size = save.finish(self.saving.facts)
+        now = time.monotonic()
+        self._stall += now - began
+        folder = save.run.checkpoint(save.step)
+        self.on_checkpoint("visible", folder, self._stall, written_s=now - save.began, bytes=size)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+        if my_rank() == 0:
+            self._rotate(save)
+
+    def _rotate(self, save: Save) -> None:
+        steps = [step for step, _ in complete_checkpoints(save.run)]
+        protected = {save.step, self.state.best_global_step or save.step}
+        if self.state.best_model_checkpoint:
+            protected.add(int(Path(self.state.best_model_checkpoint).name.rpartition("-")[2]))
+        for step in commit.superfluous(steps, keep=self.saving.keep, protected=protected):
+            try:
+                doomed = commit.hide(save.run, step)
+            except OSError:
+                # Too many checkpoints are no reason to end a run.
+                logger.exception("checkpoint-%d could not be deleted", step)
+                continue
+            self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
+
+    def check_best_checkpoint(self) -> None:
+        """Raise ToolError where the best checkpoint, which is to be loaded, is not what was saved. A collective."""
+        best = Path(self.state.best_model_checkpoint)
+        check_best(best, trust=self.saving.trust, beat=self.saving.beat)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Before the best checkpoint is loaded, the last one has to be there."""
+        self.finish_saving()
+        self._remover.shutdown(wait=True)
+        if my_rank() == 0:
+            commit.leave(self.saving.run)
+        return super()._finalize_training(*args, **kwargs)
+
+
+class _ShowWhenSealed(TrainerCallback):
+    """After each step: shows a checkpoint that is on the disk of all ranks. They agree on the thread that trains, as
+    a second thread's collectives could meet those of the training in another order on another rank."""
+
+    def __init__(self, trainer: Checkpointing) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        save = self.trainer._under_way
+        if save is not None and all_ready(save.is_sealed):
+            self.trainer.finish_saving()
+
+
+__all__ = ["Checkpointing", "SaveFailed", "Saving"]

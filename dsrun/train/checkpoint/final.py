@@ -1,0 +1,134 @@
+"""The end of a run: one Hugging Face folder with weights and tokenizer, whatever the ZeRO stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.runs.records import fsync_folder
+from dsrun.runs.sealing import sync_file
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model.load import AUTO_CLASS, Task
+
+# Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
+OPTIMIZER_BYTES = 12
+
+
+def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: int) -> int:
+    """Disk space of one checkpoint in bytes: weights of `weight_bytes` each, and what AdamW needs to go on."""
+    return parameters * weight_bytes + trainable * OPTIMIZER_BYTES
+
+
+def check_room(
+    free: int, *, parameters: int, trainable: int, weight_bytes: int, checkpoints: bool, where: Path
+) -> None:
+    """Raise UsageError where the disk cannot take the final model, and one checkpoint if there are to be any."""
+    needed = parameters * weight_bytes
+    if checkpoints:
+        needed += checkpoint_bytes(parameters, trainable, weight_bytes)
+    if free < needed:
+        raise UsageError(
+            f"the disk of {where} has {free / 2**30:.1f} GiB free; a checkpoint and the final model take"
+            f" {needed / 2**30:.1f} GiB",
+            fix="free some space, choose another --output, or --save-strategy no",
+        )
+
+
+def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> None:
+    """Write the model and tokenizer to `folder`; called on all ranks, as ZeRO-3 gathers its shards here.
+
+    The folder appears complete or not at all. A LoRA run leaves the adapter in `adapter/` beside it and the merged
+    model in `folder`.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    if lora:
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if trainer.args.should_save:
+            _save_adapter(trainer, folder.with_name("adapter"), state)
+            _save_merged(trainer, partial, state, task)
+    else:
+        trainer.save_model(str(partial))
+    if trainer.args.should_save:
+        # A pickle that may hold the Hub token and that from_pretrained has no use for.
+        (partial / "training_args.bin").unlink(missing_ok=True)
+        _check_shapes(partial)
+        _replace(partial, folder)
+
+
+def _save_adapter(trainer: RunTrainer, folder: Path, state: dict[str, Any]) -> None:
+    partial = folder.with_name(folder.name + ".partial")
+    trainer.model.save_pretrained(partial, state_dict=state)
+    _replace(partial, folder)
+
+
+def _save_merged(trainer: RunTrainer, folder: Path, state: dict[str, Any], task: Task) -> None:
+    """Merge on a fresh copy in host memory: the trained model's weights may be sharded over all ranks."""
+    from peft import get_peft_model
+
+    base = trainer.model.get_base_model()
+    with _outside_zero3():
+        dtype = next(iter(state.values())).dtype
+        fresh = AUTO_CLASS[task].from_config(base.config, dtype=dtype)
+        adapted = get_peft_model(fresh, trainer.model.peft_config["default"])
+        missing = adapted.load_state_dict(state, strict=False).missing_keys
+        tied = set(getattr(fresh, "all_tied_weights_keys", None) or {})
+        lost = [name for name in missing if not any(name.endswith(key) for key in tied)]
+        if lost:
+            raise ToolError(f"the merged model would lack {len(lost)} weights, {lost[0]} first")
+        merged = adapted.merge_and_unload()
+    merged.generation_config = base.generation_config
+    merged.save_pretrained(folder)
+    trainer.processing_class.save_pretrained(folder)
+
+
+@contextmanager
+def _outside_zero3() -> Iterator[None]:
+    """Build a model on this rank alone: with ZeRO-3 registered, transformers would shard it over all ranks."""
+    from transformers.integrations import deepspeed as integration
+
+    config = (
+        integration._hf_deepspeed_config_weak_ref() if integration._hf_deepspeed_config_weak_ref else None
+    )
+    integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            integration.set_hf_deepspeed_config(config)
+
+
+def _check_shapes(folder: Path) -> None:
+    """Refuse weights of size 0: ZeRO-3 placeholders saved as if they were whole."""
+    from safetensors import safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ToolError(f"no weights were saved to {folder}")
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            empty = [name for name in list(weights.keys()) if 0 in weights.get_slice(name).get_shape()]
+        if empty:
+            raise ToolError(
+                f"{file} holds empty weights ({empty[0]}): the shards of ZeRO-3 were not gathered"
+            )
+
+
+def _replace(partial: Path, folder: Path) -> None:
+    """Show `partial` as `folder` once it is on the disk.
+
+    FINISHED, after which a scheduler leaves the run alone for good, is there before the kernel would write these files.
+    """
+    for path in sorted(partial.rglob("*")):
+        if path.is_file():
+            sync_file(path)
+        elif path.is_dir():
+            fsync_folder(path)
+    fsync_folder(partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.replace(folder)
+    fsync_folder(folder.parent)

@@ -1,0 +1,288 @@
+"""Which checkpoint a run goes on from."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.recipe.defaults import RESUME_AUTO
+from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
+from dsrun.system.host import hostname
+from dsrun.train.checkpoint.save import not_shared
+from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
+from dsrun.train.collectives import by_main, everyone, ranks
+from dsrun.train.records import bears
+
+# How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
+_NFS_PATIENCE_S = 60.0
+_SHOWN_DIFFERENCES = 3
+# Facts that may differ, but make the course another one than that of an uninterrupted run.
+_SAID_DIFFERENCES = {
+    "global_batch": "global batch size",
+    "seed": "seed",
+    "data_seed": "data seed",
+    "train_rows": "number of training rows",
+}
+
+Say = Callable[[str], None]
+
+
+def find_checkpoint(
+    resume: str,
+    folder: RunFolder,
+    *,
+    facts: Mapping[str, Any],
+    trust: bool,
+    force: bool,
+    say: Say,
+    beat: Beat = lambda: None,
+    again: Collection[str] = (),
+) -> Path | None:
+    """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
+
+    `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
+    starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
+    itself, as checkpoints show that bear a signature of its earlier attempts (`again`, see `records.signatures`). What
+    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises
+    UsageError where the nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though
+    asked for by name, or is another model's or tokenizer's.
+    """
+    for words in by_main(lambda: tidy(folder)):
+        say(words)
+    _see_the_same_folder(folder, force=force, say=say)
+    found: Path | None
+    if resume == "never":
+        found = None
+    elif resume in RESUME_AUTO:
+        found = _automatic(folder, trust=trust, say=say, beat=beat)
+    elif again:
+        found = _own_or_given(Path(resume), folder, again, trust=trust, say=say, beat=beat)
+    else:
+        found = _given(Path(resume), trust=trust, say=say, beat=beat)
+    if found:
+        for words in by_main(lambda: _compare(found, facts, force=force)):
+            say(words)
+    for words in by_main(lambda: _out_of_the_way(folder, found)):
+        say(words)
+    if found:
+        say(f"resuming from {found}")
+    return found
+
+
+def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) -> Path | None:
+    """Make room for --resume never: an earlier run's checkpoints must not be taken for this run's by a later resume.
+
+    Its results move into `earlier-<time>/` of the run folder, or are deleted with `discard` (--force); its logs stay.
+    Returns the folder they moved to, if any did.
+    """
+    tidy(folder)
+    names = [path.name for _, path in folder.checkpoints()]
+    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "console.log", "FINISHED"]
+    for pattern in ("predictions-*.jsonl", "samples-rank-*.jsonl"):
+        names += [path.name for path in folder.path.glob(pattern)]
+    results = [path for path in (folder.path / name for name in names) if path.exists()]
+    aside = folder.path / f"earlier-{now:%Y%m%d-%H%M%S}"
+    if results and not discard:
+        aside.mkdir()
+    for path in results:
+        if not discard:
+            path.rename(aside / path.name)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return aside if results and not discard else None
+
+
+def holds_another_run(folder: RunFolder, signed: Collection[str]) -> bool:
+    """Whether a checkpoint in the folder is none of the run that has signed its own with one of `signed`."""
+    manifests = [read_manifest(path) for _, path in folder.checkpoints()]
+    return any(manifest and not bears(manifest, signed) for manifest in manifests)
+
+
+def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
+    found = _newest(folder, trust=trust, say=say, beat=beat)
+    if found is None and by_main(folder.checkpoints):
+        say("no checkpoint of this run is whole: starting at step 0")
+    return found
+
+
+def _own_or_given(
+    given: Path, folder: RunFolder, signed: Collection[str], *, trust: bool, say: Say, beat: Beat
+) -> Path:
+    """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one. An earlier
+    attempt may have died before it set another course's checkpoints aside."""
+    start = by_main(lambda: _step(given))
+    beyond = -1 if start is None else start
+    own = _newest(
+        folder, lambda step, path: step > beyond and _is_signed(path, signed), trust=trust, say=say, beat=beat
+    )
+    return own or _given(given, trust=trust, say=say, beat=beat)
+
+
+def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
+    manifest = read_manifest(checkpoint)
+    return manifest is not None and bears(manifest, signed)
+
+
+def _newest(
+    folder: RunFolder,
+    wanted: Callable[[int, Path], bool] = lambda *_: True,
+    *,
+    trust: bool,
+    say: Say,
+    beat: Beat,
+) -> Path | None:
+    for _, path in by_main(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
+        findings = read_through(path, trust=trust, beat=beat)
+        if not findings:
+            return path
+        more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+        say(f"{path.name} passed over: {within(path, findings[0])}{more}")
+    return None
+
+
+def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
+    if not by_main((path / STATE_FILE).is_file):
+        raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
+    path = path.absolute()
+    if by_main((path / MANIFEST).exists):
+        findings = read_through(path, trust=trust, beat=beat)
+        if findings:
+            raise UsageError(
+                f"--resume {path}: the checkpoint is damaged: {within(path, findings[0])}",
+                fix="choose another one; --resume auto takes the newest whole one of the run folder",
+            )
+        return path
+    by_main(lambda: check_foreign(path, trust=trust))
+    say(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
+    return path
+
+
+def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
+    """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
+    and for another config, tokenizer or LoRA unless `force`."""
+    check_states(checkpoint)
+    manifest = read_manifest(checkpoint)
+    saved = manifest["extra"] if manifest else {}
+    kind = saved.get("model_type") or _model_type(checkpoint)
+    if kind not in (None, facts.get("model_type", kind)):
+        raise UsageError(
+            f"{checkpoint} holds a {kind} model, and this run trains a {facts['model_type']} model",
+            fix="choose another --output, or --resume never to start anew",
+        )
+    changed = []
+    if _differ(saved, facts, "config_sha256") and (names := _changed_keys(saved, facts)):
+        changed.append(f"model config ({_differences(saved.get('config', {}), facts['config'], names)})")
+    if _differ(saved, facts, "tokenizer_sha256"):
+        changed.append("tokenizer")
+    if _differ(saved, facts, "lora"):
+        changed.append(f"LoRA (was: {saved['lora']}; is: {facts['lora']})")
+    if changed and not force:
+        raise UsageError(
+            f"{checkpoint} was saved with another {' and another '.join(changed)}",
+            fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
+        )
+    said = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
+    for name, words in _SAID_DIFFERENCES.items():
+        if _differ(saved, facts, name):
+            said.append(
+                f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
+                + (f" (--global-batch-size {saved[name]} keeps it)" if name == "global_batch" else "")
+            )
+    return said
+
+
+def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
+    return name in saved and name in facts and saved[name] != facts[name]
+
+
+def _changed_keys(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """The keys of the model config whose values differ. Another release of transformers writes keys that this one does
+    not know, or the other way round: those make no other model."""
+    was, now = saved.get("config", {}), facts["config"]
+    comparable = _release(saved) == _release(facts) or not was
+    names = {*was, *now} if comparable else {*was} & {*now}
+    return [name for name in sorted(names) if was.get(name) != now.get(name)]
+
+
+def _release(facts: Mapping[str, Any]) -> str | None:
+    return facts.get("versions", {}).get("transformers")
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str]) -> str:
+    words = [f"{name} was {saved.get(name)}, is {now.get(name)}" for name in names[:_SHOWN_DIFFERENCES]]
+    more = len(names) - len(words)
+    return "; ".join(words) + (f"; {more} more" if more > 0 else "")
+
+
+def _out_of_the_way(folder: RunFolder, chosen: Path | None) -> list[str]:
+    """Set aside the run's checkpoints beyond the one chosen, all where there is none: damaged ones, and those of a
+    course that is left now. A later `auto` would otherwise take one of them for the newest, rotation would delete this
+    run's own instead, and the save of the same step would replace it."""
+    step = _step(chosen) if chosen else 0
+    if chosen is None:
+        # Nobody is going to load what was converted for an earlier attempt, nor to remove it.
+        shutil.rmtree(folder.path / CONVERTED, ignore_errors=True)
+    beyond = [] if step is None else [each for each, _ in folder.checkpoints() if each > step]
+    return [
+        f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}"
+        for each in sorted(beyond)
+    ]
+
+
+def _step(checkpoint: Path) -> int | None:
+    try:
+        return int(json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        number = checkpoint.name.rpartition("-")[2]
+        return int(number) if number.isdigit() else None
+
+
+def _see_the_same_folder(folder: RunFolder, *, force: bool, say: Say) -> None:
+    """Raise UsageError where a rank's run folder is not rank 0's: nodes that write to disks of their own would leave a
+    checkpoint of which no node has all files."""
+    if ranks() == 1:
+        return
+    token = by_main(lambda: _leave_token(folder))
+    seen = everyone((hostname(), _appears(folder.path / HIDDEN / token)))
+    by_main(lambda: shutil.rmtree(folder.path / HIDDEN, ignore_errors=True))
+    blind = sorted({host for host, sees in seen if not sees})
+    if not blind:
+        return
+    error = not_shared(folder.path, f"{', '.join(blind)} cannot see what {seen[0][0]} writes there")
+    if not force:
+        raise error
+    say(f"{error.message}; no checkpoint can be saved")
+
+
+def _leave_token(folder: RunFolder) -> str:
+    token = f"token-{secrets.token_hex(4)}"
+    (folder.path / HIDDEN).mkdir(parents=True, exist_ok=True)
+    (folder.path / HIDDEN / token).touch()
+    return token
+
+
+def _appears(path: Path) -> bool:
+    """Whether `path` is there, or comes to be while an NFS client's idea of the folder grows old."""
+    end = time.monotonic() + _NFS_PATIENCE_S
+    while not path.exists():
+        if time.monotonic() > end or not path.parents[1].is_dir():
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _model_type(checkpoint: Path) -> str | None:
+    """The architecture of the weights; None for a checkpoint of adapters, which has no config."""
+    config = checkpoint / CONFIG_FILE
+    return json.loads(config.read_text()).get("model_type") if config.is_file() else None

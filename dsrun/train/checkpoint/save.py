@@ -1,0 +1,196 @@
+"""One checkpoint on its way: this rank's part of writing it, and what all ranks do together to show it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.runs import commit
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import complete_checkpoints, write_manifest
+from dsrun.runs.schema import ManifestFile
+from dsrun.runs.sealing import Sealer
+from dsrun.system.host import hostname
+from dsrun.train.collectives import by_main, everyone, my_rank
+
+logger = logging.getLogger(__name__)
+
+# What torch and safetensors raise when a write fails: neither keeps it an OSError.
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+_PROBE_BYTES = 1 << 20
+
+
+class SaveFailed(ToolError):
+    """A checkpoint could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Why this rank could not write its part, and whether the disk was to blame."""
+
+    rank: int
+    host: str
+    why: str
+    disk: bool
+
+
+Sums = Mapping[str, ManifestFile]
+
+
+class Save:
+    """A checkpoint that all ranks write to a hidden folder. Making one is a collective, as is `finish`."""
+
+    def __init__(self, run: RunFolder, step: int, *, beat: Callable[[], None]) -> None:
+        """Raises SaveFailed on all ranks where the folder cannot be made."""
+        self.run = run
+        self.step = step
+        self.began = time.monotonic()
+        self.beat = beat
+        self.fault: Fault | None = None
+        try:
+            self.folder = by_main(lambda: commit.begin(run, step))
+        except OSError as error:
+            raise self.failed(f"{error.strerror} on {run.path}") from error
+        share = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._sealer = Sealer(self.folder, share=share)
+
+    def write(self, work: Callable[[], Any], *files: Path) -> None:
+        """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed.
+
+        A failure is kept for `finish`: raised here, it would leave the other ranks waiting in the next collective.
+        """
+        if self.fault:
+            return
+        try:
+            work()
+        except WRITE_ERRORS as error:
+            logger.exception("writing to %s failed", self.folder)
+            self.fault = _fault(error, self.folder)
+            for file in files:
+                # Frees the space that the small files which DeepSpeed writes by itself still need.
+                file.unlink(missing_ok=True)
+        else:
+            self._sealer.add(*files)
+        self.beat()
+
+    def seal(self, *files: Path) -> None:
+        """Begin to seal files that this rank has written otherwise."""
+        if not self.fault:
+            self._sealer.add(*files)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether `finish` would not wait for this rank's disk."""
+        return self._sealer.is_done
+
+    def finish(self, facts: Mapping[str, Any]) -> int:
+        """Show the checkpoint once every rank's files are on the disk; returns its size in bytes.
+
+        Raises SaveFailed on all ranks where any of them failed, with nothing left of it but the older checkpoints.
+        """
+        reports = everyone((self._seal(), self.fault))
+        fault = next((fault for _, fault in reports if fault), None)
+        if fault:
+            if my_rank() == 0:
+                commit.discard(self.run, self.step)
+            raise self.failed(f"rank {fault.rank} on {fault.host}: {fault.why}", disk=fault.disk)
+        sums = {name: entry for part, _ in reports for name, entry in part.items()}
+        by_main(lambda: self._show(sums, facts))
+        return sum(entry["size"] for entry in sums.values())
+
+    def _seal(self) -> Sums:
+        sums: Sums = {}
+        try:
+            sums = self._sealer.result(self.beat)
+        except OSError as error:
+            self.fault = self.fault or _fault(error, self.folder)
+        finally:
+            self._sealer.close()
+        return sums
+
+    def _show(self, sums: Sums, facts: Mapping[str, Any]) -> None:
+        """Rank 0's part: the manifest last, then the rename."""
+        unseen = [name for name in sums if not (self.folder / name).is_file()]
+        if unseen:
+            commit.discard(self.run, self.step)
+            raise not_shared(self.run.path, f"another node wrote {unseen[0]} elsewhere")
+        try:
+            write_manifest(self.folder, {"step": self.step, **facts}, sealed=sums)
+            commit.commit(self.run, self.step)
+        except OSError as error:
+            commit.discard(self.run, self.step)
+            raise self.failed(_words(error)) from error
+
+    def failed(self, why: str, *, disk: bool = True) -> SaveFailed:
+        """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
+        return SaveFailed(
+            f"saving checkpoint-{self.step} failed: {why}; {_left(self.run)}",
+            fix="free some space, lower --keep, or choose another --output"
+            if disk
+            else "the log has the traceback",
+            cause="disk_full" if disk else None,
+        )
+
+
+def _left(run: RunFolder) -> str:
+    """What a failed save leaves to go on from."""
+    try:
+        whole = complete_checkpoints(run)
+    except OSError:  # It must not hide why the save failed.
+        return "the run folder cannot be read any more"
+    return f"checkpoint-{whole[0][0]} is whole" if whole else "there is no earlier checkpoint"
+
+
+def not_shared(run: Path, why: str) -> UsageError:
+    """The error for nodes that write a run folder of the same name to disks of their own."""
+    return UsageError(
+        f"the nodes do not share the run folder {run}: {why}",
+        fix="choose an --output on a file system that all nodes see",
+    )
+
+
+def _fault(error: BaseException, folder: Path) -> Fault:
+    """What a failed write was about. torch reports a full disk as `unexpected pos`, so the disk is asked itself."""
+    number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+    disk = True
+    if number is None and not isinstance(error, OSError):
+        number = _probe(folder)
+        disk = number is not None or "inline_container" in str(error) or "PytorchStreamWriter" in str(error)
+    first = str(error).splitlines()[0][:200] if str(error) else ""
+    why = os.strerror(number) if number else f"{type(error).__name__}: {first}"
+    return Fault(rank=my_rank(), host=hostname(), why=why, disk=disk)
+
+
+def _number_in(text: str) -> int | None:
+    """The errno in a message of Rust's standard library, which safetensors passes on."""
+    found = re.search(r"\(os error (\d+)\)", text)
+    return int(found[1]) if found else None
+
+
+def _probe(folder: Path) -> int | None:
+    """The errno of a write to the folder's disk; None when it goes well."""
+    file = folder / f".probe-{my_rank()}"
+    try:
+        with file.open("wb", buffering=0) as stream:
+            left = memoryview(bytes(_PROBE_BYTES))
+            while left:  # the write after a short one tells why
+                left = left[stream.write(left) or 0 :]
+            os.fsync(stream.fileno())
+    except OSError as error:
+        return error.errno
+    finally:
+        file.unlink(missing_ok=True)
+    return None
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,79 @@
+"""Whether a checkpoint may be loaded: whole, unharmed, and nobody else's. The ranks share the reading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.findings import Finding
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, verify, within
+from dsrun.runs.trust import refuse_untrusted
+from dsrun.train.collectives import by_main, everyone, my_rank, ranks
+
+CONFIG_FILE = "config.json"
+STATES = ("global_step*", "optimizer*", "rng_state*")
+"""What DeepSpeed, plain torch or FSDP leave beside the weights, one or the other."""
+
+Beat = Callable[[], None]
+
+
+def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
+    """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective.
+
+    Raises UsageError, on all ranks, where it is not to be trusted.
+    """
+    findings = by_main(lambda: missing_or_wrong_size(path))
+    if findings:
+        return findings
+    if not trust:
+        by_main(lambda: refuse_untrusted(path))
+    found = everyone(verify(path, part=my_rank(), parts=ranks(), beat=beat))
+    return list({finding.where: finding for part in found for finding in part}.values())
+
+
+def check_foreign(path: Path, *, trust: bool) -> None:
+    """Raise UsageError for what can be told of a checkpoint without a manifest before it is loaded."""
+    if not trust:
+        refuse_untrusted(path)
+    for file in (path / STATE_FILE, path / CONFIG_FILE):
+        try:
+            json.loads(file.read_text(encoding="utf-8") if file.exists() else "{}")
+        except ValueError as error:
+            raise UsageError(f"{path}: {file.name} is damaged", fix="choose another checkpoint") from error
+    latest = path / "latest"
+    if latest.is_file():
+        tag = latest.read_bytes().decode(errors="replace").strip()
+        if not tag or not (path / tag).is_dir():
+            raise UsageError(
+                f"{path}: its file `latest` names {tag!r}, which is not there",
+                fix="choose another checkpoint",
+            )
+
+
+def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
+    """Raise ToolError, on all ranks, unless the best checkpoint may become the final model. A collective.
+
+    It was written long ago, and nothing has looked at it since: a run resumes from the newest one.
+    """
+    if by_main(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
+        by_main(lambda: check_foreign(path, trust=trust))
+        return
+    findings = read_through(path, trust=trust, beat=beat)
+    if findings:
+        raise ToolError(
+            f"the best checkpoint, {path.name}, cannot be loaded: {within(path, findings[0])}",
+            fix="the same command with --load-best-model-at-end false ends with the last weights",
+            cause="checkpoint_corrupt",
+        )
+
+
+def check_states(path: Path) -> None:
+    """Raise UsageError for a checkpoint of weights alone, as --save_only_model leaves it: without ZeRO the Trainer
+    would go on from it with an optimizer that knows nothing, in silence."""
+    if not any(any(path.glob(pattern)) for pattern in STATES):
+        raise UsageError(
+            f"{path} holds a model without optimizer states (--save_only_model?): nothing can go on from it",
+            fix=f"--resume never starts anew, also from its weights with --model {path}",
+        )

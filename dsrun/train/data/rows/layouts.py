@@ -1,0 +1,226 @@
+"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's
+hints.
+
+A layout brings every row into one of four normal forms:
+
+- pair   {"source": str, "target": str}
+- text   {"text": str, "starts": bool, "ends": bool}: a document, or a piece of one
+- chat   {"messages": str, "tools": str | None}: both JSON, as Arrow would give every message all keys of all
+  others
+- tokens {"input_ids": list[int], "labels": list[int] | None}
+
+A value of None where text should be marks a row that is left out and counted; a source may be empty.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from dsrun.errors import UsageError
+from dsrun.train.data.rows.languages import translation_keys
+
+Kind = Literal["pair", "text", "chat", "tokens"]
+
+PAIRS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("source",), "target"),
+    (("src",), "tgt"),
+    (("source_text",), "target_text"),
+    (("input_text",), "target_text"),
+    (("inputs",), "targets"),
+    (("input",), "target"),
+    (("instruction", "input"), "output"),
+    (("instruction",), "output"),
+    (("instruction",), "response"),
+    (("input",), "output"),
+    (("prompt",), "completion"),
+    (("prompt",), "response"),
+    (("question",), "answer"),
+    (("query",), "response"),
+    (("document",), "summary"),
+    (("article",), "highlights"),
+    (("article",), "summary"),
+    (("article",), "abstract"),
+    (("dialogue",), "summary"),
+    (("text",), "summary"),
+    (("body",), "summary"),
+    (("description",), "abstract"),
+    (("extract_text",), "summary_text"),
+    (("news_body",), "news_title"),
+    (("review_body",), "review_title"),
+)
+"""Source columns (joined by a line break when there are several) and the target column, in order of
+preference.
+"""
+
+TEXTS = ("text", "content")
+CHATS = ("messages", "conversations")
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the user said about the columns."""
+
+    task: str
+    text_column: str | None = None
+    summary_column: str | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are read: `columns` play the parts of the normal form, in its order.
+
+    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a
+    causal model reads them as one text.
+    """
+
+    kind: Kind
+    columns: tuple[str, ...]
+    target: str | None = None
+    keys: tuple[str, str] | None = None
+    separator: str = ""
+    notice: str | None = None
+
+    @property
+    def name(self) -> str:
+        """In words, for the user."""
+        if self.keys:
+            return f"{self.columns[0]} {self.keys[0]} → {self.keys[1]}"
+        return " + ".join(self.columns) + (f" → {self.target}" if self.target else "")
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return self.columns + ((self.target,) if self.target else ())
+
+
+def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout:
+    """Find out what the columns mean.
+
+    `sample` is a row that has a value in as many columns as possible. `where` names the data in errors.
+
+    Raises:
+        UsageError: no layout fits the task; the line lists the columns found and the layouts known.
+    """
+    for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
+        if column is not None and column not in columns:
+            close = difflib.get_close_matches(column, columns, n=1)
+            raise UsageError(
+                f"{flag}: {where} has no column {column!r}; columns found: {_listed(columns)}",
+                fix=f"did you mean {close[0]}?" if close else None,
+            )
+    find = _seq2seq if hints.task == "seq2seq" else _causal
+    layout = find(columns, sample, hints, where)
+    if layout is None:
+        _unknown(columns, hints, where)
+    return layout
+
+
+def known_layouts(task: str) -> str:
+    """The layouts a task takes, in one line."""
+    pairs = ", ".join(f"{'+'.join(source)}/{target}" for source, target in PAIRS if len(source) == 1)
+    if task == "seq2seq":
+        return f"translation dictionaries, {pairs}, input_ids with labels"
+    return f"text, messages, conversations, input_ids, translation dictionaries, {pairs}"
+
+
+def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+    if hints.text_column and hints.summary_column:
+        return Layout("pair", (hints.text_column,), hints.summary_column)
+    if {"input_ids", "labels"} <= set(columns):
+        return Layout("tokens", ("input_ids", *_mask(columns)), "labels")
+    return _translation(columns, sample, hints, where) or _known_pair(columns, sample, hints)
+
+
+def _mask(columns: Sequence[str]) -> tuple[str, ...]:
+    return ("attention_mask",) if "attention_mask" in columns else ()
+
+
+def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+    if hints.text_column and hints.summary_column:
+        return Layout("pair", (hints.text_column,), hints.summary_column, separator="\n")
+    if hints.summary_column:
+        return _known_pair(columns, sample, hints)
+    if "input_ids" in columns and not hints.text_column:
+        extra = ("labels",) if "labels" in columns else ()
+        return Layout("tokens", ("input_ids", *extra, *_mask(columns)))
+    return (
+        _conversation(columns, sample, hints)
+        or _translation(columns, sample, hints, where)
+        or (None if hints.text_column else _known_pair(columns, sample, hints))
+        or _documents(columns, sample, hints, where)
+    )
+
+
+def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints) -> Layout | None:
+    for column in (hints.text_column,) if hints.text_column else CHATS:
+        # A conversation in a CSV file is JSON in a text.
+        if column in columns and (column in CHATS or isinstance(sample.get(column), list)):
+            return Layout("chat", (column, "tools") if "tools" in columns else (column,))
+    if {"prompt", "completion"} <= set(columns) and isinstance(sample.get("prompt"), list):
+        return Layout("chat", ("prompt", "completion", *(("tools",) if "tools" in columns else ())))
+    return None
+
+
+def _documents(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+    if hints.text_column:
+        return Layout("text", (hints.text_column,))
+    for column in TEXTS:
+        if column in columns:
+            return Layout("text", (column,))
+    if len(columns) == 1 and isinstance(sample.get(columns[0]), str):
+        return Layout(
+            "text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text"
+        )
+    return None
+
+
+def _translation(
+    columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str
+) -> Layout | None:
+    column = "translation" if "translation" in columns else hints.text_column
+    if column is None or not isinstance(sample.get(column), Mapping):
+        return None
+    found = list(sample[column])
+    keys = translation_keys(found, hints.source_lang, hints.target_lang, where)
+    separator = "\n" if hints.task == "causal-lm" else ""
+    notice = None
+    if not (hints.source_lang and hints.target_lang):
+        notice = f"{where}: translating {keys[0]} → {keys[1]}; --source-lang and --target-lang say otherwise"
+    return Layout("pair", (column,), keys=keys, separator=separator, notice=notice)
+
+
+def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints) -> Layout | None:
+    present = set(columns)
+    for source, target in PAIRS:
+        if hints.text_column and source != (hints.text_column,):
+            continue
+        if hints.summary_column and target != hints.summary_column:
+            continue
+        if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
+            # A prompt is written to be continued as it stands; other pairs need something between their
+            # halves.
+            glued = hints.task == "seq2seq" or source == ("prompt",)
+            return Layout("pair", source, target, separator="" if glued else "\n")
+    return None
+
+
+def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
+    fix = (
+        "--text-column and --summary-column name them"
+        if hints.task == "seq2seq" or hints.summary_column
+        else "--text-column names it"
+    )
+    raise UsageError(
+        f"{where}: cannot tell what the columns mean for {hints.task}; columns found: {_listed(columns)}; "
+        f"layouts known: {known_layouts(hints.task)}",
+        fix=fix,
+    )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns) if columns else "none"

@@ -1,0 +1,122 @@
+"""Rows in the normal form of their layout; see `dsrun.train.data.rows.layouts`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.train.data.rows.layouts import Layout
+from dsrun.train.data.tokens.chat import messages_of, without_none
+
+# Prepared rows hold int32.
+_LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
+
+
+def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Bring one row into the normal form of its layout.
+
+    Raises:
+        UsageError: a value is of a kind that cannot be what its column says.
+    """
+    if layout.kind == "pair":
+        source, target = _pair(layout, row, where)
+        return {"source": source, "target": target}
+    if layout.kind == "text":
+        text = _text(row.get(layout.columns[0]), layout.columns[0], where)
+        return {"text": text, "starts": bool(row.get("starts", True)), "ends": bool(row.get("ends", True))}
+    if layout.kind == "chat":
+        return _chat(layout, row, where)
+    return _tokens(layout, row, where)
+
+
+def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:
+    if layout.keys:
+        value = row.get(layout.columns[0]) or {}
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{where}: {layout.columns[0]!r} is not a dictionary of languages")
+        source, target = (_text(value.get(key), key, where) for key in layout.keys)
+    else:
+        parts = [_text(row.get(column), column, where) for column in layout.columns]
+        # Alpaca-like data leaves `input` empty where the instruction says it all.
+        source = parts[0] and "\n".join(part for part in parts if part)
+        target = _text(row.get(layout.target or ""), layout.target or "", where)
+    return source, target or None
+
+
+def _text(value: Any, column: str, where: str) -> str | None:
+    """Text as it stands; numbers and truth values in words; None stays None, and NaN is none either, as pandas writes
+    a missing value.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, str):
+        _check_characters(value, column, where)
+        return value
+    if isinstance(value, Mapping | list | tuple | bytes):
+        raise UsageError(f"{where}: column {column!r} holds a {type(value).__name__}, not text")
+    return str(value)
+
+
+def _check_characters(text: str, column: str, where: str) -> None:
+    """JSON can write half of a surrogate pair, which neither Arrow nor a tokenizer can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UsageError(f"{where}: column {column!r} holds {half}, half of a character") from error
+
+
+def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    value = row.get(layout.columns[0])
+    if layout.columns[0] == "prompt":
+        value = [*(value or []), *(row.get("completion") or [])]
+    messages = messages_of(value, where)
+    tools = _tools(row.get("tools"), where)
+    return {"messages": _json(messages, layout.columns[0], where), "tools": _json(tools, "tools", where)}
+
+
+def _tools(value: Any, where: str) -> list[Any]:
+    """The tools of a conversation, as a list or as JSON in a text; [] for none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{where}: column 'tools' is not JSON ({error.msg})") from error
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: column 'tools' holds a {type(value).__name__}, not a list")
+    return list(without_none(value))
+
+
+def _json(value: list[Any], column: str, where: str) -> str | None:
+    return _text(json.dumps(value, ensure_ascii=False), column, where) if value else None
+
+
+def _tokens(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    ids = _ids(row.get("input_ids"), "input_ids", where)
+    labels = None if row.get("labels") is None else _ids(row["labels"], "labels", where)
+    mask = row.get("attention_mask")
+    if ids is not None and mask is not None:
+        # Rows that somebody padded already: padding is made per batch here.
+        paired = labels is not None and layout.target is None
+        if len(mask) != len(ids) or (paired and len(labels or ()) != len(ids)):
+            raise UsageError(f"{where}: input_ids, labels and attention_mask differ in length")
+        keep = [i for i, seen in enumerate(mask) if seen]
+        ids = [ids[i] for i in keep]
+        # Those of seq2seq are a sequence of their own, which the mask of the source says nothing about.
+        labels = [labels[i] for i in keep] if labels is not None and paired else labels
+    return {"input_ids": ids, "labels": labels}
+
+
+def _ids(value: Any, column: str, where: str) -> list[int] | None:
+    if value is None or len(value) == 0:
+        return None
+    if isinstance(value, str) or not all(isinstance(item, int) for item in value):
+        raise UsageError(f"{where}: {column!r} is not a list of whole numbers")
+    if not _LEAST_ID <= min(value) <= max(value) <= _LARGEST_ID:
+        raise UsageError(f"{where}: {column!r} holds a number that is no token id: {max(value, key=abs)}")
+    return list(value)

@@ -1,0 +1,295 @@
+"""Where rows come from: files, folders of them, saved datasets and the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dsrun.errors import UsageError
+from dsrun.recipe.data_files import FORMATS, data_format
+from dsrun.recipe.files import is_path
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.data.rows.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
+from dsrun.train.model import hub
+
+SPLITS = ("train", "validation", "test")
+
+_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "eval"),
+    "test": ("test",),
+}
+
+Place = tuple[int, Mark]
+"""Where reading the files of a split goes on: the number of a file, and a mark in it."""
+
+# Beyond this, hashing every byte takes longer than it protects; size, time and both ends must do.
+HASHED_WHOLE = 1 << 30
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Local data files of one split, all of one format (one of the values of `FORMATS`)."""
+
+    paths: tuple[Path, ...]
+    format: str
+    keep_linebreaks: bool = True
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return (
+            str(self.paths[0])
+            if len(self.paths) == 1
+            else f"{self.paths[0].parent} ({len(self.paths)} files)"
+        )
+
+    def identity(self) -> str:
+        """A digest of the content: the same after a copy or a touch, another after any edit."""
+        digest = hashlib.sha256(f"{self.format} {self.keep_linebreaks}".encode())
+        for path in self.paths:
+            digest.update(_digest(path).encode())
+        return digest.hexdigest()
+
+    def rows(self) -> Rows:
+        """All rows with their places."""
+        return read_all(self.paths, keep_linebreaks=self.keep_linebreaks)
+
+    def rows_from(self, place: Place) -> Iterator[tuple[Place, str, Row]]:
+        """The rows from `place` on, each with the place after it; what lies before is not read."""
+        first, start = place
+        for number, path in enumerate(self.paths[first:], first):
+            for mark, where, row in read_marked(path, keep_linebreaks=self.keep_linebreaks, start=start):
+                yield (number, mark), where, row
+            start = START
+
+    def sample(self) -> tuple[list[str], Row]:
+        """Columns and a representative row."""
+        return sample_of(self.rows())
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A split of a saved dataset or of the Hub: `table` is a datasets.Dataset or IterableDataset."""
+
+    table: Any
+    where: str
+
+    def identity(self) -> str:
+        """The fingerprint `datasets` keeps: that of the prepared files on this machine."""
+        return str(self.table._fingerprint)
+
+    def rows(self) -> Rows:
+        """All rows with their places."""
+        for number, row in enumerate(self.table, 1):
+            yield f"{self.where}, row {number}", row
+
+    def sample(self) -> tuple[list[str], Row]:
+        """Columns and a representative row."""
+        found, sample = sample_of(self.rows())
+        return list(self.table.column_names or found), sample
+
+
+Source = FileSource | TableSource
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What there is: a name for the header, the splits that were found, and what is worth knowing about them."""
+
+    name: str
+    splits: dict[str, Source] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+def find_sources(spec: TrainSpec) -> Sources:
+    """Find the data that the spec names; files given for a split go before those of the dataset.
+
+    Raises:
+        UsageError: it is not there, not readable, or named twice.
+        MissingError: the Hub cannot be reached.
+    """
+    splits: dict[str, Source] = {}
+    notices: list[str] = []
+    name = ""
+    if spec.dataset:
+        name = spec.dataset + (f"/{spec.dataset_config}" if spec.dataset_config else "")
+        splits = _dataset(spec, notices)
+    given = {"train": spec.train_file, "validation": spec.validation_file, "test": spec.test_file}
+    if spec.train_file and "train" in splits:
+        raise UsageError(
+            f"--dataset {spec.dataset} has training data and --train-file {spec.train_file} is given too",
+            fix="leave one out",
+        )
+    for split, file in given.items():
+        if file:
+            splits[split] = file_source([Path(file).expanduser()], keep_linebreaks=spec.keep_linebreaks)
+            name = name or Path(file).name
+    return Sources(name, splits, notices)
+
+
+def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSource:
+    """Files of one split.
+
+    Raises:
+        UsageError: one is missing, of unknown kind, or not of the kind of the others.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"data file {path} does not exist")
+    formats = {data_format(path) for path in paths}
+    if len(formats) > 1:
+        raise UsageError(f"{paths[0].parent} mixes {' and '.join(sorted(formats))} files in one split")
+    return FileSource(tuple(paths), formats.pop(), keep_linebreaks)
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are
+    validation.
+    """
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    return next((split for split, names in _NAMES.items() if words & set(names)), None)
+
+
+def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
+    name = str(spec.dataset)
+    if not is_path(name):
+        return _hub(spec)
+    path = Path(name).expanduser()
+    if path.is_file():
+        if spec.dataset_config:
+            raise UsageError(
+                f"--dataset-config {spec.dataset_config}: --dataset {name} is a file, which has none",
+                fix="leave it out",
+            )
+        return {"train": file_source([path], keep_linebreaks=spec.keep_linebreaks)}
+    if not path.is_dir():
+        raise UsageError(f"--dataset {name} does not exist")
+    if spec.dataset_config:
+        if not (path / spec.dataset_config).is_dir():
+            raise UsageError(f"--dataset-config {spec.dataset_config}: {path} has no folder of that name")
+        path = path / spec.dataset_config
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _saved(path)
+    return _folder(path, spec, notices)
+
+
+def _saved(path: Path) -> dict[str, Source]:
+    """A folder written by `save_to_disk`."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{path} cannot be loaded as a saved dataset: {_first_line(error)}") from error
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {"train": loaded}
+    return _tables(loaded, str(path))
+
+
+def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
+    """A folder of data files; the split stands in the name of the file or of a folder above it."""
+    files = [
+        file
+        for file in sorted(path.rglob("*"), key=_natural)
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
+    files = [file for file in files if _is_data(file)]
+    if not files:
+        raise UsageError(
+            f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders"
+        )
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        split = split_of(file.name) or split_of(str(file.relative_to(path).parent))
+        found.setdefault(split or "", []).append(file)
+    unnamed = found.pop("", [])
+    # As `datasets` has it: without any split in the names everything is training data.
+    if not found:
+        found = {"train": unnamed}
+    elif unnamed:
+        more = f" and {len(unnamed) - 1:,} more" if len(unnamed) > 1 else ""
+        notices.append(
+            f"{path}: {unnamed[0].relative_to(path)}{more} left out: other files have a split in their name"
+        )
+    return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
+
+
+def _hub(spec: TrainSpec) -> dict[str, Source]:
+    import datasets
+
+    name = str(spec.dataset)
+    try:
+        loaded = datasets.load_dataset(
+            name, spec.dataset_config, token=spec.token, cache_dir=spec.cache_dir, streaming=spec.streaming
+        )
+    except (OSError, ValueError, RuntimeError, hub.HTTP_ERROR) as error:
+        _explain_hub(spec, error)
+    return _tables(loaded, name)
+
+
+def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
+    from datasets.exceptions import DatasetNotFoundError
+
+    name, reason = spec.dataset, _first_line(error)
+    if isinstance(error, DatasetNotFoundError):
+        if "gated" in reason:
+            raise UsageError(
+                f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`"
+            ) from error
+        raise UsageError(
+            f"dataset {name} does not exist on the Hub or is private, and there is no such folder here",
+            fix="check the name; `hf auth login` for a private one",
+        ) from error
+    if isinstance(error, ValueError | RuntimeError):
+        fix = "--dataset-config" if "onfig" in reason else None
+        raise UsageError(f"dataset {name}: {reason}", fix=fix) from error
+    raise hub.unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
+
+
+def _tables(loaded: Any, name: str) -> dict[str, Source]:
+    splits: dict[str, Source] = {}
+    for key, table in loaded.items():
+        split = next((split for split, names in _NAMES.items() if str(key) in names), None)
+        if split and split not in splits:
+            splits[split] = TableSource(table, f"{name} ({key})")
+    if not splits:
+        raise UsageError(
+            f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}"
+        )
+    return splits
+
+
+def _is_data(path: Path) -> bool:
+    try:
+        data_format(path)
+    except UsageError:
+        return False
+    # Files that stand beside data on the Hub and in saved models.
+    return path.name not in ("dataset_infos.json", "dataset_info.json", "state.json", "requirements.txt")
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sorts part-2 before part-10."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
+
+
+def _digest(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= HASHED_WHOLE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        ends = hashlib.sha256(f"{size} {path.stat().st_mtime_ns}".encode())
+        for offset in (0, size - (1 << 20)):
+            file.seek(offset)
+            ends.update(file.read(1 << 20))
+        return ends.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,278 @@
+"""From rows in normal form to token ids and labels."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.train.data.request import Counts
+from dsrun.train.data.rows.layouts import Layout
+from dsrun.train.data.rows.normal import normalise
+from dsrun.train.data.tokens.chat import encode_chat
+
+IGNORED = -100
+"""The label that cross entropy leaves out (torch's ignore_index)."""
+
+Row = dict[str, Any]
+
+# Masks are made per batch; leaving them out here takes a third off tokenising.
+_IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
+
+
+@dataclass(frozen=True)
+class Affixes:
+    """Special tokens around a document: those the tokenizer puts there, and an end token in any case."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def wrap(self, ids: list[int], *, starts: bool = True, ends: bool = True) -> list[int]:
+        """`ids` with the tokens around it that its text did not bring along."""
+        if starts and tuple(ids[: len(self.before)]) != self.before:
+            ids = [*self.before, *ids]
+        if ends and tuple(ids[max(0, len(ids) - len(self.after)) :]) != self.after:
+            ids = [*ids, *self.after]
+        return ids
+
+
+def affixes_of(tokenizer: Any) -> Affixes:
+    """Find the affixes by looking at what the tokenizer adds to a word."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full = tokenizer("a")["input_ids"]
+    before: list[int] = []
+    after: list[int] = []
+    for start in range(len(full) - len(plain) + 1):
+        if plain and full[start : start + len(plain)] == plain:
+            before, after = full[:start], full[start + len(plain) :]
+            break
+    end = tokenizer.eos_token_id
+    if end is not None and end not in after:
+        after = [*after, end]
+    return Affixes(tuple(before), tuple(after))
+
+
+@dataclass
+class RowEncoder:
+    """A batch function for `map`: raw or normalised rows in, token ids out.
+
+    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent
+    reads progress and totals, as a worker has no other way back than its rows.
+
+    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in
+    which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused here,
+    for streams, which nobody can look through beforehand.
+    """
+
+    tokenizer: Any
+    task: str
+    kind: str
+    where: str
+    source_limit: int
+    target_limit: int
+    prefix: str = ""
+    separator: str = ""
+    layout: Layout | None = None
+    keep_text: bool = False
+    ledger: Path | None = None
+    vocab_size: int | None = None
+    affixes: Affixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.affixes = affixes_of(self.tokenizer)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that come out."""
+        if self.kind == "text":
+            return ["input_ids"]
+        return ["input_ids", "labels"] + (["source_text", "target_text"] if self.keeps_text else [])
+
+    @property
+    def keeps_text(self) -> bool:
+        return self.keep_text and self.kind in ("pair", "chat")
+
+    def __call__(self, batch: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
+        """Encode the rows with these indices; rows without text or without loss are left out and counted."""
+        counts = Counts(rows=len(indices))
+        rows = []
+        for k, index in enumerate(indices):
+            row = {name: values[k] for name, values in batch.items()}
+            row["where"] = row.get("where") or f"{self.where}, row {index + 1}"
+            if self.layout:
+                row = {**normalise(self.layout, row, row["where"]), "where": row["where"]}
+            if self._incomplete(row):
+                counts.incomplete += 1
+                counts.first_incomplete = counts.first_incomplete or row["where"]
+            else:
+                rows.append(row)
+        encoded = self._encode(rows, counts) if rows else []
+        if self.ledger:
+            _append(self.ledger, counts)
+        if self.vocab_size is not None:
+            for row in encoded:
+                check_vocabulary(
+                    max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where
+                )
+        return {name: [row[name] for row in encoded] for name in self.columns}
+
+    def _incomplete(self, row: Row) -> bool:
+        if self.kind == "pair":
+            # A causal model may write from nothing; an encoder needs something to read.
+            return (
+                row["target"] is None
+                or row["source"] is None
+                or (self.task == "seq2seq" and not row["source"])
+            )
+        return row[{"text": "text", "chat": "messages", "tokens": "input_ids"}[self.kind]] is None
+
+    def _encode(self, rows: list[Row], counts: Counts) -> list[Row]:
+        if self.kind == "text":
+            return self._documents(rows)
+        if self.kind == "tokens":
+            encoded = [self._given(row) for row in rows]
+        elif self.kind == "chat":
+            encoded = [self._conversation(row) for row in rows]
+        elif self.task == "seq2seq":
+            return self._translate(rows, counts)
+        else:
+            encoded = self._continuations(rows)
+        return self._fit(encoded, counts)
+
+    def _documents(self, rows: list[Row]) -> list[Row]:
+        ids = self.tokenizer(
+            [row["text"] for row in rows], add_special_tokens=False, verbose=False, **_IDS_ONLY
+        )["input_ids"]
+        # An empty document would be nothing but special tokens.
+        return [
+            {"input_ids": self.affixes.wrap(tokens, starts=row["starts"], ends=row["ends"])}
+            for row, tokens in zip(rows, ids, strict=True)
+            if tokens or not (row["starts"] and row["ends"])
+        ]
+
+    def _translate(self, rows: list[Row], counts: Counts) -> list[Row]:
+        sources = [self.prefix + row["source"] for row in rows]
+        targets = [row["target"] for row in rows]
+        source_ids, source_cut = self._limited("text", sources, self.source_limit)
+        target_ids, target_cut = self._limited("text_target", targets, self.target_limit)
+        for source, target in zip(source_cut, target_cut, strict=True):
+            counts.cut_source += source
+            counts.cut_target += target
+            counts.cut += source or target
+        return [
+            {"input_ids": ids, "labels": labels, "source_text": source, "target_text": target}
+            for ids, labels, source, target in zip(source_ids, target_ids, sources, targets, strict=True)
+        ]
+
+    def _limited(self, side: str, texts: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
+        """Token ids of at most `limit`, and which texts were longer.
+
+        Only those that came out exactly full are tokenised once more, without limit, to see whether they were
+        cut.
+        """
+        ids = self.tokenizer(**{side: texts}, max_length=limit, truncation=True, **_IDS_ONLY)["input_ids"]
+        full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
+        cut = [False] * len(texts)
+        if full:
+            whole = self.tokenizer(**{side: [texts[k] for k in full]}, verbose=False, **_IDS_ONLY)[
+                "input_ids"
+            ]
+            for k, tokens in zip(full, whole, strict=True):
+                cut[k] = len(tokens) > limit
+        return ids, cut
+
+    def _continuations(self, rows: list[Row]) -> list[Row]:
+        """Prompt and completion as one sequence with loss on the completion and the end token.
+
+        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it
+        with the completion, the two are tokenised apart.
+        """
+        prompts = [self.prefix + row["source"] + self.separator for row in rows]
+        heads = self._plain(prompts)
+        wholes = self._plain([prompt + row["target"] for prompt, row in zip(prompts, rows, strict=True)])
+        tails = self._plain([row["target"] for row in rows])
+        encoded = []
+        for row, prompt, head, whole, tail in zip(rows, prompts, heads, wholes, tails, strict=True):
+            ids = whole if whole[: len(head)] == head and len(whole) > len(head) else head + tail
+            ids = self.affixes.wrap(ids)
+            loss_from = len(self.affixes.wrap(list(head), ends=False))
+            labels = [IGNORED] * loss_from + ids[loss_from:]
+            encoded.append(
+                {"input_ids": ids, "labels": labels, "source_text": prompt, "target_text": row["target"]}
+                | {"where": row["where"]}
+            )
+        return encoded
+
+    def _plain(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, add_special_tokens=False, verbose=False, **_IDS_ONLY)["input_ids"]
+
+    def _conversation(self, row: Row) -> Row:
+        messages = json.loads(row["messages"])
+        tools = json.loads(row["tools"]) if row["tools"] else None
+        ids, written = encode_chat(self.tokenizer, messages, tools, row["where"])
+        labels = [token if mark else IGNORED for token, mark in zip(ids, written, strict=True)]
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+        texts = {"source_text": "", "target_text": ""}
+        if self.keep_text and last is not None:
+            asked = "\n".join(f"{message['role']}: {message['content']}" for message in messages[:last])
+            texts = {"source_text": asked, "target_text": messages[last]["content"]}
+        return {"input_ids": ids, "labels": labels, "where": row["where"], **texts}
+
+    def _given(self, row: Row) -> Row:
+        labels = row["labels"]
+        if self.task == "seq2seq":
+            if labels is None:
+                raise UsageError(f"{row['where']}: labels are missing")
+        elif labels is None:
+            labels = row["input_ids"]
+        elif len(labels) != len(row["input_ids"]):
+            raise UsageError(
+                f"{row['where']}: {len(row['input_ids'])} input_ids but {len(labels)} labels; "
+                "a causal language model has one for each"
+            )
+        return {"input_ids": row["input_ids"], "labels": labels, "where": row["where"]}
+
+    def _fit(self, rows: list[Row], counts: Counts) -> list[Row]:
+        """Cut to the limits, count, and leave out what has no token to learn from."""
+        target_limit = self.target_limit if self.task == "seq2seq" else self.source_limit
+        kept = []
+        for row in rows:
+            source_cut = len(row["input_ids"]) > self.source_limit
+            target_cut = self.task == "seq2seq" and len(row["labels"]) > target_limit
+            counts.cut_source += source_cut
+            counts.cut_target += target_cut
+            counts.cut += source_cut or target_cut
+            labels = row["labels"][:target_limit]
+            # A causal model predicts the next token, so the label of the first is never learned.
+            learned = labels if self.task == "seq2seq" else labels[1:]
+            if all(label == IGNORED for label in learned):
+                counts.no_loss += 1
+                counts.first_no_loss = counts.first_no_loss or row["where"]
+            else:
+                kept.append({**row, "input_ids": row["input_ids"][: self.source_limit], "labels": labels})
+        return kept
+
+
+def check_vocabulary(largest: int, vocab_size: int, where: str, *, hint: str | None = None) -> None:
+    """Refuse ids that the embedding has no row for; on a GPU they end in a device-side assert that names
+    nothing.
+    """
+    if largest >= vocab_size:
+        raise UsageError(
+            f"{where}: token id {largest} is outside the model's embedding of {vocab_size} rows",
+            fix=hint or "tokenizer and model do not belong together; use the model's own tokenizer",
+        )
+
+
+def _append(ledger: Path, counts: Counts) -> None:
+    """One short line in one write, which O_APPEND keeps whole between processes."""
+    line = json.dumps({name: value for name, value in vars(counts).items() if value}) + "\n"
+    file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)

@@ -1,0 +1,288 @@
+"""`python -m dsrun.train.export.run REQUEST`: a checkpoint as a Hugging Face folder, whatever ZeRO stage saved it.
+
+The work of `dsrun export`, in a process of its own because it needs torch. Tensors are streamed: memory holds one
+tensor and a window of mapped files, however large the model is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
+from dsrun.runs.records import write_json_atomic
+from dsrun.system.host import disk_free
+from dsrun.train.export import lora, verify
+from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Rounded, find_weights
+from dsrun.train.export.write import Weight, sha256, write_weights
+from dsrun.train.reshape.plain import in_adapter
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# Beside the weights; tokenizers of every family, and code that a model brings along.
+COMPANIONS = (
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
+    "merges.txt", "*.model", "chat_template*", "additional_chat_templates/*", "*processor_config.json",
+    "sentencepiece*", "spiece*", "*.py",
+)  # fmt: skip
+# DeepSpeed puts its scripts into every checkpoint.
+NOT_COMPANIONS = ("zero_to_fp32.py", "zero_to_torch.py")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `dsrun export` was asked for; `dtype` None keeps that of the checkpoint, `limit` is bytes per shard."""
+
+    source: Path
+    to: Path
+    dtype: str | None
+    merge_lora: bool
+    limit: int
+    force: bool
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        said = json.loads(text)
+        return cls(**{**said, "source": Path(said["source"]), "to": Path(said["to"])})
+
+
+def main(argv: list[str]) -> int:
+    """Export, and print the folder on stdout; notices and errors go to stderr."""
+    # What libraries print must not get among the product.
+    product = os.dup(1)
+    os.dup2(2, 1)
+    for name in ("transformers", "accelerate", "DeepSpeed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    disable_progress_bar()
+    request = Request.from_json(argv[0])
+    try:
+        export(request, say=lambda line: print(f"note: {line}", file=sys.stderr))
+    except DsrunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    os.write(product, f"{request.to}\n".encode())
+    return 0
+
+
+def export(request: Request, *, say: Callable[[str], None]) -> None:
+    """Write `request.to`, complete and proved or not at all. Raises UsageError for a source without whole weights, and
+    ToolError where the proof fails."""
+    dtype = DTYPES[request.dtype] if request.dtype else None
+    found = find_weights(request.source, dtype)
+    for notice in found.notices:
+        say(notice)
+    lora = (request.source / ADAPTER_CONFIG).is_file()
+    if request.merge_lora and not lora:
+        raise UsageError(f"{request.source} holds no LoRA adapter", fix="leave out --merge-lora")
+    partial = request.to.with_name(f".{request.to.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        job = _Job(request, found, dtype, partial, say)
+        if lora:
+            job.adapter()
+        else:
+            job.model()
+        _put(partial, request.to, force=request.force)
+    except OSError as error:
+        raise UsageError(
+            f"--to {request.to}: {error.strerror}: {error.filename}", fix="choose another place"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Job:
+    request: Request
+    found: Found
+    dtype: torch.dtype | None
+    folder: Path
+    say: Callable[[str], None]
+
+    def model(self) -> None:
+        weights = self._cast(self.found.weights)
+        tied, shapes = self._architecture()
+        for weight in weights:
+            if shapes.get(weight.name, weight.shape) != weight.shape:
+                raise UsageError(
+                    f"{self.request.source}: {weight.name} has shape {list(weight.shape)} instead of"
+                    f" {list(shapes[weight.name])}: a placeholder that ZeRO-3 left (zero3_empty_weights)"
+                )
+        names = {weight.name for weight in weights}
+        weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
+        self._write(weights)
+        _copy_companions(self.request.source, self.folder)
+        self._set_dtype(weights)
+        dtypes = {weight.name: weight.dtype for weight in weights}
+        dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
+        # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
+        coarser = self.found.dtypes - set(dtypes.values())
+        self._prove(Rounded(self.found.reference, dtypes), lambda model: model, coarser)
+
+    def adapter(self) -> None:
+        adapter = lora.read_adapter(self.request.source, self._cast(self.found.weights))
+        if not self.request.merge_lora:
+            self._write(list(adapter.weights.values()), stem="adapter_model")
+            _copy_companions(self.request.source, self.folder)
+            shutil.copyfile(self.request.source / ADAPTER_CONFIG, self.folder / ADAPTER_CONFIG)
+            self._prove_adapter(adapter)
+            return
+        base = lora.base_folder(adapter)
+        whole = lora.read_adapter(self.request.source, self.found.weights)
+        weights = self._cast(lora.merged(whole, base))
+        self._write(weights)
+        _copy_companions(base, self.folder)
+        _copy_companions(self.request.source, self.folder)
+        self._set_vocabulary(lora.grown_vocabulary(whole, base))
+        self._set_dtype(weights)
+        reference = _WithBase(self.found.reference, base)
+        self._prove(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
+
+    @property
+    def _dtypes(self) -> frozenset[torch.dtype]:
+        """By whose rounding the exported weights and the checkpoint's may differ."""
+        return self.found.dtypes | ({self.dtype} if self.dtype else frozenset())
+
+    def _cast(self, weights: list[Weight]) -> list[Weight]:
+        if self.dtype is None:
+            return weights
+        return [replace(w, dtype=self.dtype) if w.dtype.is_floating_point else w for w in weights]
+
+    def _architecture(self) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+        """Names that transformers ties to another one, which alone is to be saved; and the shapes of all weights."""
+        from accelerate import init_empty_weights
+
+        config = verify.read_config(self.request.source)
+        with init_empty_weights(include_buffers=False):
+            model = verify.auto_class(config).from_config(config)
+        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        return dict(getattr(model, "all_tied_weights_keys", None) or {}), shapes
+
+    def _write(self, weights: list[Weight], stem: str = "model") -> None:
+        needed, free = sum(weight.nbytes for weight in weights), disk_free(self.folder)
+        if free < needed:
+            raise UsageError(
+                f"--to {self.request.to}: the weights take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+            )
+        hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
+        for name, written in hashes.items():
+            if sha256(self.folder / name) != written:
+                raise ToolError(
+                    f"{self.folder / name} reads otherwise than it was written: the disk is failing"
+                )
+
+    def _set_vocabulary(self, rows: int | None) -> None:
+        """Have config.json say how many rows the embedding has; None: as many as it says."""
+        if rows is None:
+            return
+        config = json.loads((self.folder / "config.json").read_text())
+        holder = config if "vocab_size" in config else config.setdefault("text_config", {})
+        holder["vocab_size"] = rows
+        write_json_atomic(self.folder / "config.json", config)
+
+    def _set_dtype(self, weights: list[Weight]) -> None:
+        """Say in config.json what the weights are in: from_pretrained loads them so."""
+        config = json.loads((self.folder / "config.json").read_text())
+        dtypes = {weight.dtype for weight in weights if weight.dtype.is_floating_point}
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+        write_json_atomic(self.folder / "config.json", config)
+
+    def _prove(
+        self,
+        reference: Mapping[str, torch.Tensor],
+        adapt: Callable[[Any], Any],
+        rounded: frozenset[torch.dtype],
+    ) -> None:
+        config = verify.read_config(self.folder)
+        expected = verify.logits_of_weights(config, reference, adapt)
+        found = verify.logits_of_export(self.folder)
+        verify.compare(found, expected, rounded)
+
+    def _prove_adapter(self, adapter: lora.Adapter) -> None:
+        """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
+        weights alone."""
+        exported = find_weights(self.folder, None).reference
+        try:
+            base = lora.base_folder(adapter)
+        except (UsageError, MissingError) as error:
+            self.say(f"{error.message}: compared without a forward pass")
+            for name in exported:
+                verify.compare(exported[name].float(), self.found.reference[name].float(), self._dtypes)
+            return
+        config = verify.read_config(base)
+        rows = lora.grown_vocabulary(adapter, base)
+        if rows is not None:
+            config.get_text_config().vocab_size = rows
+        logits = [
+            verify.logits_of_weights(
+                config, _WithBase(each, base), lambda model: _with_adapter(model, self.request.source)
+            )
+            for each in (exported, self.found.reference)
+        ]
+        verify.compare(*logits, self._dtypes)
+
+
+class _WithBase(Mapping[str, torch.Tensor]):
+    """Weights of a model with adapters: the adapter's own, the others from the base model's files."""
+
+    def __init__(self, adapter: Mapping[str, torch.Tensor], base: Path) -> None:
+        self._adapter = adapter
+        self._base = find_weights(base, None).reference
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        short = in_adapter(name)
+        if short in set(self._adapter):
+            return self._adapter[short]
+        return self._base[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
+
+    def __iter__(self) -> Any:
+        return iter({*self._adapter, *self._base})
+
+    def __len__(self) -> int:
+        return len({*self._adapter, *self._base})
+
+
+def _with_adapter(model: Any, checkpoint: Path) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig.from_pretrained(checkpoint))
+
+
+def _copy_companions(source: Path, folder: Path) -> None:
+    for pattern in COMPANIONS:
+        for path in source.glob(pattern):
+            if path.is_file() and path.name not in NOT_COMPANIONS:
+                copy = folder / path.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copy)
+
+
+def _put(partial: Path, to: Path, *, force: bool) -> None:
+    """Make the finished folder visible under its name."""
+    if to.exists() and any(to.iterdir()):
+        if not force:
+            raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force")
+        old = to.with_name(f".{to.name}.old")
+        # Of an export that died between the renames and the end of this.
+        shutil.rmtree(old, ignore_errors=True)
+        to.rename(old)
+        partial.rename(to)
+        shutil.rmtree(old)
+        return
+    partial.replace(to)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Proof of an export: from_pretrained loads it, and it computes what the checkpoint's weights compute.
+
+Both models run layer by layer with their weights left on disk (accelerate's hooks load a module's weights before its
+forward and drop them after), so that a proof needs no more memory than the largest layer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.train.export.lora import PREFIX
+from dsrun.train.model.load import AUTO_CLASS
+
+TOKENS = 12
+
+# Largest difference of logits, relative to the largest logit, that rounding the weights explains: 8 and 11 bits of
+# mantissa (half a unit is 2**-9 and 2**-12) in every weight, added up over layers.
+TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
+
+
+def logits_of_export(folder: Path) -> torch.Tensor:
+    """The logits of the model in `folder`, loaded as anybody would load it. Raises ToolError where weights are missing,
+    superfluous or of another shape."""
+    auto = auto_class(read_config(folder))
+    with tempfile.TemporaryDirectory(prefix="dsrun-export-") as scratch:
+        # In its own dtype, else transformers writes it all once more into the scratch folder.
+        model, told = auto.from_pretrained(
+            folder, device_map={"": "disk"}, offload_folder=scratch, dtype="auto", output_loading_info=True
+        )
+        for what in LOADING_ERRORS:
+            names = sorted(map(str, told.get(what) or ()))
+            if names:
+                raise ToolError(f"the exported model has {what.replace('_', ' ')}: {names[0]}")
+        # Of the empty parameters; the hooks then load weights as fp32, in which rounding adds nothing.
+        return _forward(model.float())
+
+
+LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
+
+
+def logits_of_weights(
+    config: Any, weights: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any]
+) -> torch.Tensor:
+    """The logits of an empty model of `config`, given to `adapt` (which may add adapters), with these weights."""
+    from accelerate import cpu_offload, init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = adapt(auto_class(config).from_config(config, dtype=torch.float32))
+    model.tie_weights()
+    tied = _tied(model)
+    cpu_offload(
+        model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_Whole(weights, tied)
+    )
+    return _forward(model)
+
+
+def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.dtype]) -> float:
+    """The largest difference relative to the largest value. Raises ToolError where rounding to `dtypes` does not
+    explain it."""
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
+    if not difference <= max(TOLERANCE.get(dtype, 0.0) for dtype in (torch.float32, *dtypes)):
+        raise ToolError(
+            f"the exported model computes something else than the checkpoint: its logits differ by {difference:.2g} of"
+            " the largest"
+        )
+    return difference
+
+
+def _tied(model: Any) -> dict[str, str]:
+    """The names of tied weights, each with the one that it is saved under; with adapters all have a prefix."""
+    if not hasattr(model, "get_base_model"):
+        return dict(getattr(model, "all_tied_weights_keys", None) or {})
+    inner = getattr(model.get_base_model(), "all_tied_weights_keys", None) or {}
+    return {PREFIX + name: PREFIX + saved for name, saved in inner.items()}
+
+
+class _Whole(Mapping[str, torch.Tensor]):
+    """Weights in fp32, tied ones under each of their names."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> None:
+        self._weights = weights
+        self._tied = dict(tied)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            value = self._weights[name]
+        except KeyError:
+            if name not in self._tied:
+                raise ToolError(f"the checkpoint has no {name}") from None
+            value = self._weights[self._tied[name]]
+        return value.float() if value.is_floating_point() else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._weights, *self._tied})
+
+    def __len__(self) -> int:
+        return len({*self._weights, *self._tied})
+
+
+def _forward(model: Any) -> torch.Tensor:
+    """Logits for a fixed row of tokens."""
+    model.eval()
+    text = model.config.get_text_config()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, text.vocab_size, (1, TOKENS), generator=generator)
+    inputs = {"input_ids": tokens}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens.flip(1)
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits.float()
+
+
+def read_config(folder: Path) -> Any:
+    """The model's config. Raises UsageError where there is none, or one that needs code of the model's own."""
+    from transformers import AutoConfig
+
+    try:
+        # Else it would ask on the terminal whether that code may run.
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{folder}: its model is not known: {str(error).splitlines()[0]}") from error
+
+
+def auto_class(config: Any) -> Any:
+    return AUTO_CLASS["seq2seq" if config.is_encoder_decoder else "causal-lm"]

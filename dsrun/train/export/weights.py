@@ -1,0 +1,291 @@
+"""Which tensors of a checkpoint make the exported model, and how each is read without reading the others."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dsrun.errors import UsageError
+from dsrun.train.export.write import DTYPES, Weight
+from dsrun.train.reshape.plain import ADAPTER, in_adapter
+from dsrun.train.reshape.shards import WINDOW, ZeroCheckpoint, load, state_folder
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The weights of a checkpoint. `reference` reads the same ones in a way of its own; `dtypes` are those the two are
+    kept in, by whose rounding they may differ."""
+
+    weights: list[Weight]
+    reference: Mapping[str, torch.Tensor]
+    dtypes: frozenset[torch.dtype]
+    notices: tuple[str, ...] = ()
+
+
+def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
+    """What to export from `checkpoint`: its Hugging Face weights where they are whole, else what the ranks' shards
+    hold.
+
+    For fp32 the shards come first, as ZeRO trains fp32 copies of weights that it saves in bf16 or fp16. Raises
+    UsageError where neither is whole (zero3_empty_weights: ZeRO-3 saved placeholders instead of gathered weights).
+    """
+    lora = (checkpoint / ADAPTER_CONFIG).is_file()
+    zero = _zero(checkpoint)
+    stored = stored_weights(checkpoint, ADAPTER if lora else "model*.safetensors")
+    empty = [weight.name for weight in stored if _is_placeholder(weight, zero)]
+    dtypes = _floating(stored)
+    if zero is None:
+        if empty or not stored:
+            what = (
+                f"{empty[0]} is empty (zero3_empty_weights)"
+                if empty
+                else "it has neither safetensors nor ZeRO shards"
+            )
+            raise UsageError(f"{checkpoint}: no weights to export: {what}")
+        return Found(stored, Lazy(stored), dtypes, _widened(dtypes, dtype))
+    module = _Module(zero)
+    if stored and not empty:
+        by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
+        if dtype == torch.float32:
+            stored = [_master(weight, by_name.get(weight.name), zero) for weight in stored]
+        return Found(stored, Named(module.reference(), by_name), dtypes)
+    weights = [
+        replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()
+    ]
+    notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
+    names = {(in_adapter(name) if lora else name): name for name in module.names}
+    dtypes = _floating(weights)
+    return Found(weights, Named(module.reference(), names), dtypes, (notice,))
+
+
+def stored_weights(folder: Path, pattern: str) -> list[Weight]:
+    """The tensors of the safetensors files that match, tensors without elements included. Raises UsageError for a file
+    that is none."""
+    weights: list[Weight] = []
+    for file in sorted(folder.glob(pattern)):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in list(opened.keys()):
+                    part = opened.get_slice(name)
+                    shape = tuple(part.get_shape())
+                    weights.append(Weight(name, _dtype(part.get_dtype(), file), shape, _stored(file, name)))
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    return weights
+
+
+def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[str, ...]:
+    """A notice where fp32 was asked for, and there is nothing but a rounding to take it from."""
+    if dtype != torch.float32 or saved <= {torch.float32}:
+        return ()
+    names = ", ".join(sorted(str(each).removeprefix("torch.") for each in saved))
+    return (
+        f"its weights were saved in {names}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",
+    )
+
+
+def _floating(weights: list[Weight]) -> frozenset[torch.dtype]:
+    return frozenset(weight.dtype for weight in weights if weight.dtype.is_floating_point)
+
+
+def _dtype(name: str, file: Path) -> torch.dtype:
+    known = {text: dtype for dtype, text in DTYPES.items()}
+    if name not in known:
+        raise UsageError(
+            f"{file} holds weights in {name}, which cannot be exported",
+            fix="use a copy of it in bf16, fp16 or fp32",
+        )
+    return known[name]
+
+
+def _stored(file: Path, name: str) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    return read
+
+
+def _zero(checkpoint: Path) -> ZeroCheckpoint | None:
+    folder = state_folder(checkpoint)
+    if folder is None or not list(folder.glob("*_optim_states.pt")):
+        return None
+    zero = ZeroCheckpoint(checkpoint)
+    return None if zero.model_states.get("param_shapes") is None else zero
+
+
+def _is_placeholder(weight: Weight, zero: ZeroCheckpoint | None) -> bool:
+    """ZeRO-3 leaves tensors without elements, or flat ones, where a weight was not gathered."""
+    whole = zero.parameters.get(weight.name) if zero else None
+    return 0 in weight.shape or (whole is not None and whole.shape != weight.shape)
+
+
+def _master(weight: Weight, name: str | None, zero: ZeroCheckpoint) -> Weight:
+    if name is None or weight.dtype == torch.float32:
+        return weight
+    return Weight(weight.name, torch.float32, weight.shape, lambda: zero.read(name))
+
+
+class _Module:
+    """All weights that DeepSpeed's files hold, trained or not."""
+
+    def __init__(self, zero: ZeroCheckpoint) -> None:
+        self.zero = zero
+        if zero.stage == 3:
+            # Unpickled under guard here, before DeepSpeed's own reader unpickles them without.
+            self.states = [load(file) for file in zero.model_files]
+            for rank in range(zero.world_size):
+                zero.optimizer(rank)
+        else:
+            self.states = [zero.model_states]
+        saved = self.states[0]
+        self.buffers = [name for name in saved.get("buffer_names") or () if name in saved["module"]]
+        frozen = saved.get("frozen_param_shapes") or {}
+        self.frozen = {n: tuple(shape) for n, shape in frozen.items() if n not in zero.aliases}
+        if zero.stage < 3:
+            rest = set(saved["module"]) - set(zero.parameters) - set(zero.aliases) - set(self.buffers)
+            self.frozen = {n: tuple(saved["module"][n].shape) for n in saved["module"] if n in rest}
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.zero.parameters, *self.frozen, *self.buffers]
+
+    def weights(self) -> list[Weight]:
+        """Every weight once, tied ones under their first name, in the dtype they were trained in."""
+        module = self.states[0]["module"]
+        found = [
+            Weight(name, module[name].dtype, parameter.shape, self._trained(name))
+            for name, parameter in self.zero.parameters.items()
+        ]
+        found += [
+            Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()
+        ]
+        buffers = {name: module[name] for name in self.buffers}
+        return found + [
+            Weight(name, value.dtype, tuple(value.shape), lambda value=value: value)
+            for name, value in buffers.items()
+        ]
+
+    def reference(self) -> Mapping[str, torch.Tensor]:
+        """The weights as DeepSpeed reads them itself: its module under ZeRO-1 and 2, its own script under ZeRO-3."""
+        folder, checkpoint = self.zero.folder, self.zero.folder.parent
+        aliases = self.zero.aliases
+        if self.zero.stage < 3:
+            file = folder / "mp_rank_00_model_states.pt"
+            return Reopened(lambda: load(file)["module"], aliases)
+        return Reopened(lambda: _their_weights(checkpoint, folder.name), aliases)
+
+    def _trained(self, name: str) -> Callable[[], torch.Tensor]:
+        return lambda: self.zero.read(name)
+
+    def _frozen(self, name: str) -> Callable[[], torch.Tensor]:
+        if self.zero.stage < 3:
+            return lambda: self.states[0]["module"][name]
+        shape = self.frozen[name]
+
+        def read() -> torch.Tensor:
+            parts = [state["frozen_param_fragments"][name].reshape(-1) for state in self.states]
+            return torch.cat(parts)[: math.prod(shape)].reshape(shape)
+
+        return read
+
+
+def _their_weights(checkpoint: Path, tag: str) -> dict[str, Any]:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    # It prints, and shows progress bars.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=tag, lazy_mode=True)
+
+
+class Lazy(Mapping[str, torch.Tensor]):
+    """Weights by name, each read when it is asked for."""
+
+    def __init__(self, weights: list[Weight]) -> None:
+        self._weights = {weight.name: weight for weight in weights}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._weights[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+class Reopened(Mapping[str, torch.Tensor]):
+    """Weights mapped from files that are opened again after a window of bytes, so that memory stays bounded."""
+
+    def __init__(self, open_: Callable[[], Mapping[str, Any]], aliases: Mapping[str, str]) -> None:
+        self._opener = open_
+        self._aliases = dict(aliases)
+        self._opened: Mapping[str, Any] | None = None
+        self._touched = 0
+
+    @property
+    def _files(self) -> Mapping[str, Any]:
+        if self._opened is None:
+            self._opened = self._opener()
+        return self._opened
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._files:
+            name = self._aliases[name]
+        found = self._files[name]
+        value = found.clone() if torch.is_tensor(found) else found.contiguous()
+        self._touched += value.nbytes
+        if self._touched > WINDOW:
+            self._opened, self._touched = None, 0
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._files, *self._aliases})
+
+    def __len__(self) -> int:
+        return len({*self._files, *self._aliases})
+
+
+class Named(Mapping[str, torch.Tensor]):
+    """A mapping under other names: those of the exported files."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> None:
+        self._weights = weights
+        self._names = dict(names)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._weights[self._names.get(name, name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._weights, *self._names})
+
+    def __len__(self) -> int:
+        return len({*self._weights, *self._names})
+
+
+class Rounded(Mapping[str, torch.Tensor]):
+    """Weights rounded to a dtype each, by name."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
+        self._weights = weights
+        self._dtypes = dict(dtypes)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value = self._weights[name]
+        return value.to(self._dtypes.get(name, value.dtype))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)

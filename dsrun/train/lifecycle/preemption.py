@@ -1,0 +1,166 @@
+"""Leaving when asked to: a signal makes all ranks save one checkpoint after the same step, and end.
+
+Off unless DSRUN_SAVE_ON names signals, as the supervisor and the SLURM template do: there a time limit or a preemption
+announces itself by a signal, and the job goes on later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.runs import heartbeat
+from dsrun.train.lifecycle import failure
+
+SIGNALS_VARIABLE = "DSRUN_SAVE_ON"
+"""Signal names without SIG, separated by commas: USR1,TERM."""
+FILE_VARIABLE = "DSRUN_STOP_FILE"
+"""A file that whoever sends the signal makes first, or the rank that got it: a worker that was still starting finds
+it."""
+
+# A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
+PATIENCE_SECONDS = 2.0
+# A scheduler may signal a whole process tree, whose launcher passes the signal on: one wish, two signals.
+SAME_WISH_SECONDS = 1.0
+
+
+class Stopping:
+    """What this rank knows of a wish to stop. Ranks agree on it in the sum that they form before every step."""
+
+    def __init__(
+        self, signals: tuple[signal.Signals, ...], file: Path | None, *, is_supervised: bool = False
+    ) -> None:
+        self.signals = signals
+        self.file = file
+        # Then a second wish is the supervisor's to hear, which ends the whole family.
+        self.is_supervised = is_supervised
+        self.has_begun = False
+        self._asked: str | None = None
+        self._pid = os.getpid()
+        self._first_term: float | None = None
+        self._mask: set[int] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any signal asks for it; the same on all ranks, as their environment is."""
+        return bool(self.signals)
+
+    @property
+    def asked(self) -> bool:
+        """Whether this rank was told to stop."""
+        return self._asked is not None
+
+    @property
+    def told_before_training(self) -> bool:
+        """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
+        return self.is_on and not self.has_begun and (self.asked or self._file_is_there())
+
+    def listen(self) -> None:
+        """Take the signals from here on; for the main thread."""
+        if not self.is_on:
+            return
+        self._pid = os.getpid()
+        for each in self.signals:
+            signal.signal(each, self._handle)
+        self._watch_signals()
+
+    def begin(self) -> None:
+        """Training begins: from here on a signal waits for a moment at which all ranks can save and leave."""
+        self.has_begun = True
+        if self.is_on and self._file_is_there():
+            self._asked = self._asked or str(self.file)
+
+    def _file_is_there(self) -> bool:
+        return self.file is not None and self.file.exists()
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        if os.getpid() != self._pid:
+            # A process that was forked from this one, to tokenise for example: the wish is not for it.
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
+        self._note(signal.Signals(signum).name)
+        if not self.has_begun:
+            # Nothing is lost that the next start would not do again. Not a failure: the run is only interrupted.
+            raise SystemExit(0)
+
+    def _note(self, name: str) -> None:
+        self._asked = self._asked or name
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.touch()
+
+    def _watch_signals(self) -> None:
+        """Have the interpreter write the number of each signal into a pipe, at once, and a thread read it."""
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes. What is sent to one
+        # that has not forgotten the pipe yet waits until it has.
+        os.register_at_fork(
+            before=self._hold, after_in_parent=self._let_go, after_in_child=self._let_go_of_pipe
+        )
+        threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
+
+    def _hold(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+
+    def _let_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _let_go_of_pipe(self) -> None:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+            # Python runs its handlers between two steps of its own: one that comes just before a call that waits would
+            # have to wait with it, and the child of a pool outlive its SIGTERM by as long.
+            for signum in self.signals:
+                if signal.getsignal(signum) == self._handle:
+                    signal.signal(signum, signal.SIG_DFL)
+        self._let_go()
+
+    def _watch(self, pipe: int) -> None:
+        while numbers := os.read(pipe, 64):
+            for signum in numbers:
+                if signum in self.signals:
+                    self._heard(signum)
+
+    def _heard(self, signum: int) -> None:
+        """On the watching thread: what must happen also while the main thread is in C++ code."""
+        self._note(signal.Signals(signum).name)
+        now = time.monotonic()
+        if signum == signal.SIGTERM and not self.is_supervised:
+            if self._first_term is not None and now - self._first_term > SAME_WISH_SECONDS:
+                # Meant in earnest. Nothing is torn: a checkpoint becomes visible only when it is whole.
+                os._exit(128 + signum)
+            self._first_term = self._first_term or now
+        if not self.has_begun:
+            threading.Thread(target=self._leave_late, name="leaving", daemon=True).start()
+
+    def _leave_late(self) -> None:
+        time.sleep(PATIENCE_SECONDS)
+        if not self.has_begun:
+            failure.interrupted()
+            os._exit(0)
+
+
+def stopping_from(environ: Mapping[str, str]) -> Stopping:
+    """What the environment asks for. Raises UsageError for a name that is no signal."""
+    names = [f"SIG{name.strip()}" for name in environ.get(SIGNALS_VARIABLE, "").split(",") if name.strip()]
+    for name in names:
+        if name not in signal.Signals.__members__:
+            raise UsageError(
+                f"{SIGNALS_VARIABLE}: {name} is no signal", fix="name signals without SIG, such as USR1,TERM"
+            )
+    file = environ.get(FILE_VARIABLE)
+    return Stopping(
+        tuple(signal.Signals[name] for name in names),
+        Path(file) if file else None,
+        is_supervised=heartbeat.FOLDER_VARIABLE in environ,
+    )

@@ -1,0 +1,112 @@
+"""Saving and leaving in the middle of training or of an evaluation, and going on as if nothing had been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
+
+from dsrun.train.lifecycle.preemption import Stopping
+
+MEMORY = "dsrun"
+"""The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
+
+
+class EvaluationLeftError(Exception):
+    """The ranks left an evaluation, all before the same batch, because one of them was told to stop."""
+
+
+class Vote:
+    """Whether any rank was told to stop, asked again and again by all ranks together.
+
+    On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far.
+    """
+
+    def __init__(self, stopping: Stopping, *, world_size: int, device: torch.device) -> None:
+        self.stopping = stopping
+        self.world_size = world_size
+        self.device = device
+        self._before: torch.Tensor | None = None
+
+    def told(self) -> bool:
+        """The answer, the same on all ranks."""
+        if not self.stopping.is_on:
+            return False
+        votes = self._cast()
+        known, self._before = (votes if self.device.type == "cpu" else self._before), votes
+        return known is not None and bool(known)
+
+    def now(self) -> bool:
+        """The newest answer, whatever it waits for."""
+        return self.stopping.is_on and bool(self._cast())
+
+    def _cast(self) -> torch.Tensor:
+        votes = torch.tensor(int(self.stopping.asked), device=self.device)
+        if self.world_size > 1:
+            dist.all_reduce(votes)
+        return votes
+
+
+class LeaveWhenTold(TrainerCallback):
+    """Saves after the step in which the ranks learnt of the wish, and ends training when that is done.
+
+    `should_training_stop` is set after the save, not before: the Trainer stores it in the checkpoint, and the resumed
+    run would take itself for finished. An evaluation due at that step is left for the resumed run, which makes it
+    before its first step: the checkpoint says so.
+    """
+
+    def __init__(self, trainer: Any, stopping: Stopping) -> None:
+        self.trainer = trainer
+        self.stopping = stopping
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stopping.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.ranks_want_to_stop and state.global_step < state.max_steps:
+            self.trainer.interrupted = True
+            remember_evaluation(state, due=control.should_evaluate or _evaluates_after_epoch(args, state))
+            control.should_save = True
+            control.should_evaluate = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The stock loop ends an epoch that it left halfway like a whole one.
+        if self.trainer.interrupted:
+            control.should_evaluate = control.should_save = False
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Told during the save: there is nothing to save after one more step that this checkpoint has not.
+        if not self.trainer.interrupted and state.global_step < state.max_steps:
+            self.trainer.interrupted = self.trainer.any_rank_is_told()
+        if self.trainer.interrupted:
+            control.should_training_stop = True
+
+
+class EvaluateFirst(TrainerCallback):
+    """Makes the evaluation that an earlier attempt had no time for. The last callback to be added: all others are
+    ready for an evaluation then."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.stateful_callbacks.get(MEMORY, {}).get("evaluation_due"):
+            self.trainer.make_up_evaluation()
+            remember_evaluation(state, due=False)
+
+
+def remember_evaluation(state: Any, *, due: bool) -> None:
+    """Have the next checkpoint say whether the evaluation after its step is still to be made."""
+    state.stateful_callbacks[MEMORY] = {"evaluation_due": due}
+
+
+def _evaluates_after_epoch(args: Any, state: Any) -> bool:
+    """Whether the step just done is the last of an epoch that an evaluation follows."""
+    return (
+        args.eval_strategy == IntervalStrategy.EPOCH
+        and float(state.epoch).is_integer()
+        and args.eval_delay <= state.epoch
+    )

@@ -1,0 +1,146 @@
+"""Evaluation: exact loss over target tokens, and generated text, with every sample counted once on any world size."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsrun.train.batching.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSampler, Split, WithFiller
+from dsrun.train.loop.loss import shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loop.metrics import perplexity, text_scores
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One generated text beside what was asked for."""
+
+    index: int
+    source: str
+    prediction: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics without prefix, the same on all ranks; examples in the data's order, on rank 0 only."""
+
+    metrics: dict[str, float]
+    examples: list[Example]
+
+
+class Evaluator:
+    """Runs a model over a dataset in lock step on all ranks, as ZeRO-3's gathering of parameters needs."""
+
+    def __init__(self, trainer: Any, tokenizer: Any, *, rank: int, world_size: int) -> None:
+        self.trainer = trainer
+        self.tokenizer = tokenizer
+        self.rank = rank
+        self.world_size = world_size
+
+    def run(self, rows: Any, *, generate: bool, with_loss: bool, progress: Progress) -> Evaluation:
+        """Evaluate on all `rows`; `generate` also lets the model write every target."""
+        began = time.monotonic()
+        sampler = GlobalBatchSampler(len(rows), self._split(), shuffle=False)
+        loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.trainer.args.device)
+        texts: list[tuple[int, str]] = []
+        model = self.trainer.model
+        model.eval()
+        for step, (indices, batch) in enumerate(zip(sampler, loader, strict=True)):
+            inputs = self.trainer._prepare_inputs(batch)
+            if with_loss:
+                sums += self._loss(inputs)
+            if generate:
+                texts += [
+                    pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER
+                ]
+            progress((step + 1) * self._split().round, len(rows))
+        metrics = self._loss_metrics(sums) if with_loss else {}
+        examples = self._gather(rows, texts) if generate else []
+        metrics |= self._scores(examples) if generate else {}
+        seconds = time.monotonic() - began
+        return Evaluation(
+            {**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples
+        )
+
+    def _split(self) -> Split:
+        return Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
+
+    @torch.no_grad()
+    def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """This batch's summed cross entropy and its number of target tokens, as one tensor [2]."""
+        shifted = shifts_labels(self.trainer.model)
+        labels = inputs["labels"]
+        with self.trainer.compute_loss_context_manager():
+            logits = self.trainer.model_wrapped(**{k: v for k, v in inputs.items() if k != "labels"}).logits
+        total = summed_cross_entropy(logits, labels, shifted=shifted)
+        return torch.stack([total, target_tokens(labels, shifted=shifted).to(total)]).double()
+
+    @torch.no_grad()
+    def _generate(self, inputs: dict[str, torch.Tensor]) -> list[str]:
+        arguments = self.trainer.args
+        options = {
+            "max_length": arguments.generation_max_length,
+            "num_beams": arguments.generation_num_beams,
+            # Ranks stop at different lengths; under ZeRO-3 each must go on taking part in the gathering.
+            "synced_gpus": self.trainer.is_zero3 and self.world_size > 1,
+        }
+        with self.trainer.compute_loss_context_manager():
+            tokens = self.trainer.model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                use_cache=True,
+                **{name: value for name, value in options.items() if value is not None},
+            )
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+    def _loss_metrics(self, sums: torch.Tensor) -> dict[str, float]:
+        if self.world_size > 1:
+            # MPS and some NCCL builds lack float64 reductions; both ends of this one are gloo or CUDA, which have it.
+            dist.all_reduce(sums)
+        loss = (sums[0] / sums[1].clamp(min=1)).item()
+        return {"loss": loss, "perplexity": perplexity(loss)}
+
+    def _gather(self, rows: Any, texts: list[tuple[int, str]]) -> list[Example]:
+        shares: list[Any] | None = [texts]
+        if self.world_size > 1:
+            shares = [None] * self.world_size if self.rank == 0 else None
+            dist.gather_object(texts, shares, dst=0)
+        if shares is None:
+            return []
+        ordered = sorted(pair for share in shares for pair in share)
+        return [Example(i, *self._texts(rows[i], text)) for i, text in ordered]
+
+    def _texts(self, row: dict[str, Any], prediction: str) -> tuple[str, str, str]:
+        source = row.get("source_text") or self._decode(row["input_ids"])
+        reference = row.get("target_text") or self._decode(row["labels"])
+        return source, prediction, reference
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode([i for i in ids if i != IGNORED], skip_special_tokens=True)
+
+    def _scores(self, examples: list[Example]) -> dict[str, float]:
+        """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
+        scores = [text_scores([e.prediction for e in examples], [e.reference for e in examples])]
+        if self.world_size > 1:
+            dist.broadcast_object_list(scores, src=0)
+        return scores[0]
+
+
+def write_predictions(examples: list[Example], path: Path) -> None:
+    """One JSON object a line: source, prediction, reference."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as out:
+        for e in examples:
+            row = {"source": e.source, "prediction": e.prediction, "reference": e.reference}
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    partial.replace(path)

@@ -1,0 +1,258 @@
+"""NaN and infinite losses and gradients: noticed in the step in which they occur, on all ranks alike.
+
+The global gradient norm tells: it is one number on all ranks, known before weights change. A loss that is not finite
+while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that
+no further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16
+since 0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsrun.errors import DsrunError, ToolError
+
+# torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
+SMALLEST_SCALE = 1.0
+
+
+def expected_overflow(trainer: Any, optimizer: Any) -> bool:
+    """Whether a norm that is not finite only means that the loss scale is still too large; `optimizer` is DeepSpeed's.
+
+    The scaler has then left the step out and lowered the scale. Raises ToolError where it cannot be lowered any more;
+    DeepSpeed raises an exception of its own there.
+    """
+    if optimizer is not None:
+        return bool(getattr(optimizer, "dynamic_loss_scale", False)) and trainer.args.fp16
+    scaler = trainer.accelerator.scaler
+    if scaler is None or not scaler.is_enabled():
+        return False
+    if scaler.get_scale() < SMALLEST_SCALE:
+        raise ToolError(
+            f"the fp16 loss scale fell below {SMALLEST_SCALE:g}: the loss itself overflows",
+            fix="use --bf16, or fp32 with --bf16 false",
+            cause="loss_scale_overflow",
+        )
+    return True
+
+
+MOST_IN_A_ROW = 10
+# Batches of skipped steps kept for inspection; a run that skips more than these has shown what it is like.
+MOST_SAVED = 20
+FOLDER = "nan"
+
+
+class NanLossError(DsrunError):
+    """Training met a NaN or an infinity. `rollback`: the run wants to go on from the last checkpoint."""
+
+    def __init__(self, message: str, *, rollback: bool = False) -> None:
+        fix = (
+            "lower --learning_rate, use --bf16 in place of --fp16, or look at the batch;"
+            " --on-nan skip goes on without such steps"
+        )
+        super().__init__(message, fix=fix, cause="nan_loss")
+        self.rollback = rollback
+
+
+class NanGuard:
+    """Watches every step of one rank's training.
+
+    `policy` is --on-nan: "stop", "skip" or "rollback". `pass_over` holds the steps, counted from 1, that are not to be
+    applied whatever they yield; `wish_rollback` gets a step when --on-nan rollback meets it and tells whether the run
+    may go back once more. `tell` (step, words) is told of every step that was not applied.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        folder: Path,
+        *,
+        rank: int,
+        world_size: int,
+        pass_over: Collection[int] = (),
+        wish_rollback: Callable[[int], bool] = lambda _: False,
+        tell: Callable[[int, str], None] = lambda _step, _words: None,
+    ) -> None:
+        self.policy = policy
+        self.folder = folder / FOLDER
+        self.rank = rank
+        self.world_size = world_size
+        self.pass_over = frozenset(pass_over)
+        self.wish_rollback = wish_rollback
+        self.tell = tell
+        self._in_a_row = 0
+        self._saved = 0
+        self._steps_since_log = 0
+        self._skipped_since_log = 0
+        self.begin(0, [], None)
+
+    def begin(self, step: int, batches: list[Any], total: torch.Tensor | None, samples: Any = None) -> None:
+        """Optimizer step `step` (from 1) begins with these micro batches; `total` is the sum of losses to be logged."""
+        self.step = step
+        self._batches = batches
+        self._samples = samples
+        self._losses: list[torch.Tensor] = []
+        self._total_before = None if total is None else total.clone()
+
+    def see(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss` of a micro batch, such that its gradients are NaN where it is not finite itself."""
+        self._losses.append(loss.detach())
+        if self.step in self.pass_over:
+            return loss * math.nan
+        # Multiplying by 1 changes no bit of a healthy step.
+        return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
+
+    def judge(self, trainer: Any, norm: Any) -> Any:
+        """Look at the gradient norm of a step before its weights are used; returns it.
+
+        Raises NanLossError, on all ranks, where training cannot go on. Reading the norm waits for the device once a
+        step, as DeepSpeed itself does.
+        """
+        self._steps_since_log += 1
+        optimizer = _zero_optimizer(trainer)
+        if _is_finite(norm) and not getattr(optimizer, "overflow", False):
+            self._in_a_row = 0
+            return norm
+        bad = self._bad_losses()
+        if self.step not in self.pass_over and not bad and expected_overflow(trainer, optimizer):
+            return norm
+        self._handle(trainer, norm, bad, optimizer)
+        return norm
+
+    def _handle(self, trainer: Any, norm: Any, bad: dict[int, float], optimizer: Any) -> None:
+        if self.step in self.pass_over:
+            words = "its batch had led to a NaN before, and was passed over"
+        else:
+            words = _describe(norm, bad)
+            self._in_a_row += 1
+            self._save()
+        applied = trainer.is_deepspeed_enabled and not getattr(optimizer, "overflow", False)
+        if self.step not in self.pass_over:
+            self._decide(words, applied=applied)
+        self._drop(trainer)
+        self.tell(self.step, words)
+
+    def _decide(self, words: str, *, applied: bool) -> None:
+        """Raise where the step cannot be left out. All ranks know the same, so all raise or none."""
+        where = f"step {self.step}: {words}; its batch is in {self.folder}"
+        if self.policy == "rollback":
+            raise NanLossError(where, rollback=self.wish_rollback(self.step))
+        if self.policy == "stop":
+            raise NanLossError(where)
+        if applied:
+            raise NanLossError(f"{where}; DeepSpeed's configuration lets such a step change the weights")
+        if self._in_a_row > MOST_IN_A_ROW:
+            raise NanLossError(f"{where}; the {MOST_IN_A_ROW} steps before it were no better")
+
+    def _drop(self, trainer: Any) -> None:
+        """Leave the step out: weights and optimizer stay, the schedule of the learning rate moves on with the count
+        of steps, and the logged loss is that of the other steps."""
+        self._skipped_since_log += 1
+        if self._total_before is not None:
+            trainer._tr_loss.copy_(self._total_before)
+        if not trainer.is_deepspeed_enabled:
+            # Optimizers pass over parameters without a gradient.
+            for parameter in trainer.model.parameters():
+                parameter.grad = None
+            return
+        scheduler = getattr(trainer.model_wrapped, "lr_scheduler", None) or trainer.lr_scheduler
+        if scheduler is not None:
+            scheduler.step()
+
+    def mend(self, logs: dict[str, float]) -> dict[str, float]:
+        """The Trainer's log line with its loss as the mean over the steps that were applied; NaN where none was."""
+        if "loss" not in logs:
+            return logs
+        steps, skipped = self._steps_since_log, self._skipped_since_log
+        self._steps_since_log = self._skipped_since_log = 0
+        if not skipped:
+            return logs
+        return {**logs, "loss": logs["loss"] * steps / (steps - skipped) if steps > skipped else math.nan}
+
+    def check_weights(self, model: Any, step: int) -> None:
+        """Raise NanLossError, on all ranks, where any rank's share of the weights is not finite: such a checkpoint
+        would be worse than none."""
+        finite = torch.tensor(_weights_are_finite(model), dtype=torch.int32, device=_device(model))
+        if self.world_size > 1:
+            dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        if not finite:
+            words = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
+            raise NanLossError(words, rollback=self.policy == "rollback" and self.wish_rollback(step))
+
+    def _bad_losses(self) -> dict[int, float]:
+        """The first loss that is not finite, by rank; called on all ranks, once the norm has shown that something is.
+
+        These are losses from before fp16's scaling, so that no scale explains them.
+        """
+        mine = [float(loss) for loss in self._losses]
+        everyones: list[Any] = [mine]
+        if self.world_size > 1:
+            everyones = [None] * self.world_size
+            dist.all_gather_object(everyones, mine)
+        return {
+            rank: next(loss for loss in losses if not math.isfinite(loss))
+            for rank, losses in enumerate(everyones)
+            if not all(map(math.isfinite, losses))
+        }
+
+    def _save(self) -> None:
+        """This rank's micro batches of the step, for inspection."""
+        if self._saved >= MOST_SAVED:
+            return
+        self._saved += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "step": self.step,
+            "rank": self.rank,
+            "losses": [float(loss) for loss in self._losses],
+            # Plain dicts, so that torch.load needs no trust.
+            "batches": [dict(batch) for batch in self._batches],
+            "samples": self._samples,
+        }
+        torch.save(facts, self.folder / f"step-{self.step}-rank-{self.rank}.pt")
+
+
+def _describe(norm: Any, bad: dict[int, float]) -> str:
+    """What is not finite, and on which ranks."""
+    if not bad:
+        return f"the gradient norm is {float(norm) if norm is not None else 'not finite'}"
+    ranks = f"rank{'' if len(bad) == 1 else 's'} {', '.join(map(str, bad))}"
+    return f"the loss is {next(iter(bad.values()))} on {ranks}"
+
+
+def _is_finite(norm: Any) -> bool:
+    return norm is None or math.isfinite(float(norm))
+
+
+def _zero_optimizer(trainer: Any) -> Any:
+    return trainer.model_wrapped.optimizer if trainer.is_deepspeed_enabled else None
+
+
+def _weights_are_finite(model: Any) -> bool:
+    # Under ZeRO-3 a parameter's own tensor is empty, and this rank's shard beside it.
+    shards = [getattr(p, "ds_tensor", p).detach() for p in model.parameters()]
+    shards = [shard for shard in shards if shard.numel() and shard.is_floating_point()]
+    if not shards:
+        return True
+    largest = torch._foreach_norm(shards, ord=math.inf)
+    return all(bool(torch.isfinite(norm)) for norm in _by_device(largest))
+
+
+def _by_device(norms: Any) -> list[torch.Tensor]:
+    """One number per device, so that each is waited for once; NaN and infinity survive the maximum."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
+    for norm in norms:
+        found.setdefault(norm.device, []).append(norm.float())
+    return [torch.stack(each).sum() for each in found.values()]
+
+
+def _device(model: Any) -> torch.device:
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,270 @@
+"""The Trainer, with dsrun's batches, loss, evaluation and checkpoints in place of the stock ones."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers.trainer
+
+from dsrun.train.batching.batches import Split
+from dsrun.train.batching.loaders import MicroBatch, TrainingLoader, start_at, training_loader
+from dsrun.train.batching.samples import DataPlace
+from dsrun.train.checkpoint.checkpointing import Checkpointing
+from dsrun.train.checkpoint.loss_state import Carried
+from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError, Vote, remember_evaluation
+from dsrun.train.lifecycle.rank_context import Life
+from dsrun.train.loop import engine
+from dsrun.train.loop.evaluation import Evaluation, Evaluator
+from dsrun.train.loop.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loop.nan import NanGuard
+from dsrun.train.reshape import trainer_hooks
+
+# Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
+transformers.trainer.skip_first_batches = start_at
+
+
+class RunTrainer(Checkpointing):
+    """A Seq2SeqTrainer for both tasks whose loss, gradients and data order do not depend on the cluster's shape."""
+
+    # compute_loss divides by the target tokens of the whole global batch, accumulation steps included.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *,
+        split: Split,
+        ds_config: dict[str, Any] | None,
+        eval_progress: Callable[[int, int], None],
+        life: Life,
+        nan_guard: NanGuard,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.life = life
+        self.nan_guard = nan_guard
+        self.interrupted = False
+        self.taken: list[MicroBatch] = []
+        self.wants_to_save = False
+        self.may_leave_evaluation = True
+        self._votes = torch.zeros(2, dtype=torch.int64)
+        self._step_rate: float | None = None
+        self.split = split
+        self.ds_config = ds_config
+        self.on_checkpoint: Callable[..., None] = lambda *_args, **_details: None
+        self.eval_progress = eval_progress
+        self.is_zero3 = engine.stage_of(ds_config) == 3
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        self.loss_is_native = loss_is_native(base) and not self.args.label_smoothing_factor
+        self.shifted = shifts_labels(base)
+        self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
+        self.seconds_not_training = 0.0
+        self.already_finished = False
+        self.last_evaluation: Evaluation | None = None
+        self.last_metrics: tuple[int, dict[str, float]] | None = None
+        self.add_callback(DataPlace(self))
+        self.carried = Carried(self)
+        self.add_callback(self.carried)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        engine.pass_on_defaults(self.optimizer if optimizer is None else optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    # data
+
+    def get_train_dataloader(self) -> TrainingLoader:
+        return training_loader(self.args, self.train_dataset, self.split, self.data_collator)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor]:
+        """The micro batches of one optimizer step, and the target tokens in them on all ranks together."""
+        self.taken = batches = list(itertools.islice(epoch_iterator, num_batches))
+        targets = sum(target_tokens(b["labels"], shifted=self.shifted) for b in batches)
+        # Filler, which comes last in a batch, is not read: how much there is depends on the number of ranks.
+        read = sum(b["attention_mask"][: len(b.ids)].sum() for b in batches)
+        if not self.shifted:
+            read = read + targets
+        wishes = int(self.life.stopping.asked), int(self.wants_to_save)
+        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *wishes)]).to(device)
+        if self.split.world_size > 1:
+            dist.all_reduce(counts)
+        self._tokens_seen += counts[1]
+        self._votes = counts[2:]
+        # DeepSpeed moves its own scheduler on before the Trainer reads the rate to log.
+        self._step_rate = float(self.optimizer.param_groups[0]["lr"])
+        samples = [batch.ids for batch in batches]
+        self.nan_guard.begin(self.state.global_step + 1, batches, self._tr_loss, samples)
+        return batches, counts[0].clamp(min=1)
+
+    @property
+    def ranks_want_to_stop(self) -> bool:
+        """Whether any rank had been told to stop when this step began; the same on all ranks."""
+        # Reading it waits for the GPU to begin the step, so it is only read where somebody may ask.
+        return self.life.stopping.is_on and bool(self._votes[0])
+
+    @property
+    def ranks_want_to_save(self) -> bool:
+        """Whether rank 0 wished for a checkpoint when this step began (--save-every auto); the same on all ranks."""
+        return bool(self._votes[1])
+
+    def any_rank_is_told(self) -> bool:
+        """Whether any rank has been told to stop by now; called on all ranks."""
+        return Vote(self.life.stopping, world_size=self.split.world_size, device=self.args.device).now()
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens read by all ranks since the start, padding left out. Reading it waits for the GPU."""
+        return int(self._tokens_seen)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        # Steps come no more, and the best model may take long to load.
+        self.life.heart.enter("ending")
+        if self.interrupted:
+            # Loading the best model is for the end of the run, and there may be no time for it.
+            self.args.load_best_model_at_end = False
+        return super()._finalize_training(*args)
+
+    def _load_best_model(self) -> None:
+        """The best checkpoint may have been saved by another number of ranks, before an elastic resume."""
+        self.check_best_checkpoint()
+        with trainer_hooks.best_checkpoint(self, run=Path(self.args.output_dir)):
+            super()._load_best_model()
+
+    def count_tokens(self, before: int) -> None:
+        """Count on from `before`, the tokens read up to the checkpoint."""
+        self._tokens_seen.fill_(before)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.carried.note()
+        super()._save_checkpoint(model, trial)
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """One epoch; none where the checkpoint that was resumed is a finished run's: it has seen all steps, or has run
+        out of patience. The stock loop looks at both only after a step, so it would train one more."""
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.already_finished = self.state.global_step == self._initial_global_step
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
+
+    # loss
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """This rank's share of the global batch's mean loss, times the world size, as ranks' gradients are averaged."""
+        if self.loss_is_native:
+            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+            loss = outputs["loss"]
+        else:
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            smoothing = self.args.label_smoothing_factor
+            total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=smoothing)
+            loss = total / num_items_in_batch
+        loss = self.nan_guard.see(loss * self.split.world_size)
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        return self.nan_guard.judge(self, super()._get_grad_norm(model, grad_norm=grad_norm))
+
+    def _get_learning_rate(self) -> float:
+        """The rate of the step just made."""
+        return super()._get_learning_rate() if self._step_rate is None else self._step_rate
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(self.nan_guard.mend(logs), start_time)
+
+    # evaluation
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """Exact loss and, for seq2seq, scores of generated text over `eval_dataset`, by default the validation data."""
+        began = time.monotonic()
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        generate = self.args.predict_with_generate
+        before = self.life.heart.phase
+        self.life.heart.enter("generating" if generate else "evaluating")
+        evaluator = Evaluator(
+            self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size
+        )
+        result = evaluator.run(rows, generate=generate, with_loss=True, progress=self._evaluated())
+        self.life.heart.enter(before)
+        self.last_evaluation = result
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}
+        self.log(metrics)
+        self.last_metrics = (self.state.global_step, metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.seconds_not_training += time.monotonic() - began
+        return metrics
+
+    def _evaluated(self) -> Callable[[int, int], None]:
+        """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is told to."""
+        vote = Vote(self.life.stopping, world_size=self.split.world_size, device=self.args.device)
+
+        def after_batch(done: int, total: int) -> None:
+            self.life.heart.beat()
+            self.eval_progress(done, total)
+            if self.may_leave_evaluation and done < total and vote.told():
+                raise EvaluationLeftError
+
+        return after_batch
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """As in the stock loop; an evaluation that the ranks leave is made up for by the run that goes on."""
+        try:
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
+        except EvaluationLeftError:
+            self.interrupted = True
+            remember_evaluation(self.state, due=True)
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Also has every new best saved where the best is to be loaded at the end: the stock Trainer does so only if
+        that step is one at which it saves. The last checkpoint of a run that stops early is not left out either
+        (`--save-strategy best` would)."""
+        new = super()._determine_best_metric(metrics, trial)
+        if new and self.args.load_best_model_at_end:
+            self.control.should_save = True
+        return new or self.control.should_training_stop
+
+    def make_up_evaluation(self) -> None:
+        """Evaluate the model of the checkpoint just loaded, which an earlier attempt had no time for."""
+        try:
+            metrics = self._evaluate(None, None)
+        except EvaluationLeftError:
+            self.interrupted = self.control.should_training_stop = True
+            return
+        if super()._determine_best_metric(metrics, None):
+            self.state.best_model_checkpoint = str(
+                Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            )
+
+    def prepare_for_evaluation(self) -> None:
+        """Without training before it, evaluation under ZeRO-3 needs an engine to gather parameters."""
+        if self.is_zero3 and self.model_wrapped is self.model:
+            from transformers.integrations.deepspeed import deepspeed_init
+
+            deepspeed_init(self, num_training_steps=0, inference=True)
+            # Accelerate's prepare_model leaves a ZeRO-3 model as it is; only prepare builds the engine that gathers.
+            self.model_wrapped = self.accelerator.prepare(self.model)
+        elif self.model_wrapped is self.model:
+            self.model.to(self.args.device)

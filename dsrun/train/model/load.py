@@ -1,0 +1,265 @@
+"""The model and its tokenizer: from a name or folder to something that can be trained."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.files import is_path
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.model import hub
+from dsrun.train.model.remote_code import OwnCode, one_at_a_time, reference_in
+
+logger = logging.getLogger(__name__)
+
+Task = Literal["seq2seq", "causal-lm"]
+
+AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
+ALL_LINEAR = "all-linear"
+KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
+DTYPES: dict[str, Any] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "auto": "auto",
+}
+
+
+def load_config(spec: TrainSpec) -> Any:
+    """The model's configuration, with --model-config overrides applied. No weights are read."""
+    name = spec.config_name or spec.model
+    if name is None:
+        if spec.model_type not in CONFIG_MAPPING:
+            raise UsageError(f"--model-type {spec.model_type} is no architecture transformers knows")
+        config = CONFIG_MAPPING[spec.model_type]()
+    else:
+        with one_at_a_time(spec.trust_remote_code):
+            config = _from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
+    overrides = list(spec.model_config)
+    overrides += (spec.config_overrides or "").split(",") if spec.config_overrides else []
+    for item in overrides:
+        _override(config, item)
+    return config
+
+
+def decide_task(config: Any, asked: str, model: str | None) -> Task:
+    """The task the config's architecture is made for; `asked` is checked against what it can do."""
+    able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
+    if asked != "auto":
+        if asked not in able and type(config).__module__.startswith("transformers."):
+            hint = f"use --task {able[0]}" if able else "choose another model"
+            raise UsageError(
+                f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint
+            )
+        return "seq2seq" if asked == "seq2seq" else "causal-lm"
+    if config.is_encoder_decoder:
+        return "seq2seq"
+    if not able and type(config).__module__.startswith("transformers."):
+        raise UsageError(
+            f"{model} is a {config.model_type} model, which neither translates nor generates text",
+            fix="choose a seq2seq or causal LM model",
+        )
+    return "causal-lm"
+
+
+def load_tokenizer(spec: TrainSpec) -> Any:
+    """The tokenizer of the model, or the one named by --tokenizer."""
+    name = spec.tokenizer or spec.model
+    if name is None:
+        raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
+    options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
+    with one_at_a_time(spec.trust_remote_code):
+        return _from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
+
+
+def build(spec: TrainSpec, config: Any, task: Task) -> Any:
+    """The model with its weights: loaded, or initialised under --from-scratch.
+
+    Under ZeRO-3 transformers builds it shard by shard, provided the DeepSpeed configuration is registered before.
+    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where
+    small updates are rounded away.
+    """
+    _put_code_in_place(spec, config, AUTO_CLASS[task])
+    options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
+    if spec.attn_implementation:
+        options["attn_implementation"] = spec.attn_implementation
+    dtype = DTYPES[spec.weights_dtype]
+    if spec.from_scratch or spec.model is None:
+        try:
+            model = AUTO_CLASS[task].from_config(
+                config, dtype=torch.float32 if dtype == "auto" else dtype, **options
+            )
+        except (ValueError, ImportError) as error:
+            name = spec.model or config.model_type
+            refused = _refused_attention(spec.attn_implementation, name, _first_line(error))
+            if refused:
+                raise refused from error
+            raise
+    else:
+        model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
+    model.config.use_cache = False
+    return model
+
+
+def _put_code_in_place(spec: TrainSpec, config: Any, auto_class: type) -> None:
+    """Load the model's own code, where it has any, before the model: under ZeRO-3 all ranks load that together, so that
+    none may wait for another then."""
+    reference = reference_in(config, auto_class)
+    if spec.trust_remote_code and reference:
+        name = config.name_or_path if spec.from_scratch else spec.model
+        with one_at_a_time(True):
+            _from_hub(OwnCode, name or config.name_or_path, "model", spec, reference=reference)
+
+
+def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
+    """Grow the embedding to the tokenizer where tokens were added; returns what was done."""
+    rows = model.config.get_text_config().vocab_size
+    if len(tokenizer) <= rows:
+        return None
+    model.resize_token_embeddings(len(tokenizer))
+    return (
+        f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
+    )
+
+
+def stretch_positions(model: Any, length: int | None) -> str | None:
+    """Give the model `length` positions (--resize-position-embeddings) where it has fewer; returns what was done.
+
+    Raises UsageError for architectures whose positions transformers cannot resize: all but the Pegasus family.
+    """
+    known = getattr(model.config, "max_position_embeddings", None)
+    if length is None or known is None or length <= known:
+        return None
+    try:
+        model.resize_position_embeddings(length)
+    except NotImplementedError as error:
+        raise UsageError(
+            f"--resize-position-embeddings: the positions of {model.config.model_type} models cannot be resized",
+            fix=f"--max-source-length {known}",
+        ) from error
+    return f"the model was stretched from {known:,} to {length:,} positions"
+
+
+def lora_targets(spec: TrainSpec) -> list[str] | str:
+    """The modules that get adapters; peft's word for every linear layer is one only where it stands for itself."""
+    return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
+
+
+def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
+    """Freeze the model and add LoRA adapters (Hu et al. 2021) of rank --lora."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    assert spec.lora is not None
+    config = LoraConfig(
+        r=spec.lora,
+        lora_alpha=spec.lora_alpha or 2 * spec.lora,
+        lora_dropout=spec.lora_dropout,
+        target_modules=lora_targets(spec),
+        task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
+    )
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        linear = sorted(
+            {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        )
+        raise UsageError(
+            f"--lora-targets {' '.join(spec.lora_targets)}: no such modules in this model",
+            fix=f"its linear layers are {', '.join(linear)}",
+        ) from error
+    # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
+    adapted.enable_input_require_grads()
+    return adapted
+
+
+def parameter_count(model: Any, *, trainable: bool = False) -> int:
+    """Parameters of the whole model, those that ZeRO-3 keeps elsewhere included."""
+    return sum(
+        getattr(p, "ds_numel", None) or p.numel()
+        for p in model.parameters()
+        if p.requires_grad or not trainable
+    )
+
+
+def set_languages(model: Any, tokenizer: Any, spec: TrainSpec) -> None:
+    """What multilingual seq2seq models generate first: --forced-bos-token, else the target language's token."""
+    language = spec.lang or spec.target_lang
+    codes = getattr(tokenizer, "lang_code_to_id", None) or {}
+    token = spec.forced_bos_token or (
+        language if language in codes or _is_language_token(tokenizer, language) else None
+    )
+    if token is None:
+        return
+    identity = tokenizer.convert_tokens_to_ids(token)
+    if identity is None or identity == tokenizer.unk_token_id:
+        raise UsageError(f"--forced-bos-token {token}: the tokenizer has no such token")
+    model.generation_config.forced_bos_token_id = identity
+    if model.config.decoder_start_token_id is None:
+        model.config.decoder_start_token_id = identity
+
+
+def _is_language_token(tokenizer: Any, language: str | None) -> bool:
+    """NLLB and mBART-50 keep language codes as special tokens and have a tgt_lang; T5 has neither."""
+    if language is None or not hasattr(tokenizer, "tgt_lang"):
+        return False
+    return tokenizer.convert_tokens_to_ids(language) not in (None, tokenizer.unk_token_id)
+
+
+def _override(config: Any, item: str) -> None:
+    key, _, value = item.partition("=")
+    key = key.strip()
+    if not hasattr(config, key):
+        raise UsageError(f"--model-config {item}: {config.model_type} has no setting {key!r}")
+    try:
+        config.update_from_string(f"{key}={value}")
+    except ValueError as error:
+        raise UsageError(f"--model-config {item}: {error}") from error
+
+
+def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any) -> Any:
+    """`loader.from_pretrained(name)`, with its many ways to fail as one line."""
+    common = {"cache_dir": spec.cache_dir, "revision": spec.model_revision, "token": spec.token}
+    try:
+        return loader.from_pretrained(name, **common, **options)
+    except (OSError, ValueError, KeyError) as error:
+        logger.exception("loading %s %s failed", what, name)
+        first = _first_line(error)
+        refused = _refused_attention(options.get("attn_implementation"), name, first)
+        if refused:
+            raise refused from error
+        if not is_path(name) and hub.is_unreachable(error):
+            raise hub.unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
+        raise UsageError(
+            f"{what} {name!r} could not be loaded: {first}",
+            fix="give a local folder or the name of a Hub repository",
+        ) from error
+    except ImportError as error:
+        raise MissingError(
+            f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+
+def _refused_attention(asked: str | None, name: str, first: str) -> UsageError | None:
+    """What to say where transformers' complaint `first` is about the attention kernel that was asked for."""
+    if not asked or not ("attn_implementation" in first or "Attention" in first):
+        return None
+    return UsageError(
+        f"--attn-implementation {asked}: {name!r} cannot use it: {first.partition('. ')[0]}",
+        fix="leave it out: the fastest that works is taken",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

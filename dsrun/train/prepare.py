@@ -1,0 +1,61 @@
+"""`python -m dsrun.train.prepare`: load and tokenise a run's data into the cache that training then finds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsrun.recipe.files import check_files
+from dsrun.recipe.resolve import resolve
+from dsrun.train.console import Console
+from dsrun.train.lifecycle import failure
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare the data; returns the exit code."""
+    console = Console(sys.stderr, terminal=sys.stderr.isatty())
+    try:
+        _prepare(argv, console)
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in argv:
+            raise
+        code, message = failure.explain(_interrupt_in(error) or error)
+        console.say(f"error: {message}", style="red")
+        return code
+    return 0
+
+
+def _interrupt_in(error: BaseException | None) -> BaseException | None:
+    """The Ctrl-C at the bottom of it: `Dataset.map` waits for its processes then, and raises TimeoutError."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _prepare(argv: Sequence[str], console: Console) -> None:
+    recipe = resolve(argv, Path.cwd())
+    for notice in recipe.notices:
+        console.notice(notice)
+    check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+    # Quiet before the imports, or transformers advertises its frameworks.
+    from transformers.utils import logging as transformers_logging
+
+    from dsrun.recipe.phases import phases
+    from dsrun.train.model import load as models
+    from dsrun.train.model.demos import fill_in
+    from dsrun.train.plan import data_request, prepare_and_say
+
+    transformers_logging.set_verbosity_error()
+    recipe, _ = fill_in(recipe, say=console.notice)
+    config = models.load_config(recipe.spec)
+    tokenizer = models.load_tokenizer(recipe.spec)
+    task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
+    data = prepare_and_say(
+        data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console
+    )
+    console.say(f"prepared {data.origin}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,270 @@
+"""Elastic resume: a checkpoint saved by another number of ranks, or under another ZeRO stage, made fit for this run.
+
+What does not depend on the layout needs no care: the global batch, the order of samples and the count of optimizer
+steps are the same on any number of ranks (batches.py). What does are the optimizer's partitions, and they go through
+DeepSpeed's universal checkpoint: made once, by one process, into `RUN/.universal/`, and never into the checkpoint,
+whose manifest would no longer be true.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from dsrun.errors import ToolError, UsageError
+from dsrun.runs.commit import CONVERTED
+from dsrun.runs.manifest import MANIFEST
+from dsrun.runs.records import write_json_atomic
+from dsrun.system.host import disk_free
+from dsrun.train.reshape import plain
+from dsrun.train.reshape.layout import Layout, layout_of
+from dsrun.train.reshape.shards import ZeroCheckpoint
+from dsrun.train.reshape.universal import Source, write_schedule, write_universal
+
+if TYPE_CHECKING:
+    from dsrun.train.plan import Plan
+    from dsrun.train.reshape.plain import Names
+
+NOTE = "source.json"
+VERSION = 1
+# Seconds between two signs of life of a rank that waits for another one's conversion.
+PATIENCE_SECONDS = 5.0
+# Files of a Trainer checkpoint that are the same for any number of ranks and any stage.
+SHARED = ("trainer_state.json", "scaler.pt")
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What this run resumes from. `source` is the checkpoint as the user knows it, `path` what the Trainer loads.
+
+    `deepspeed` are changes of DeepSpeed's configuration that the load needs; `reseed`: ranks that the checkpoint has no
+    random states for draw new ones; `converted`: the optimizer comes through a universal checkpoint.
+    """
+
+    path: Path
+    source: Path
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    reseed: bool = False
+    converted: bool = False
+
+    def configure(self, deepspeed: dict[str, Any] | None) -> dict[str, Any] | None:
+        """DeepSpeed's configuration with the changes; the one given is left as it is."""
+        if deepspeed is None or not self.deepspeed:
+            return deepspeed
+        changed = dict(deepspeed)
+        for block, values in self.deepspeed.items():
+            changed[block] = {**changed.get(block, {}), **values}
+        return changed
+
+
+def wanted(plan: Plan) -> Layout:
+    """The layout of a run."""
+    layout = Layout.wanted(plan.world.size, plan.deepspeed)
+    return replace(layout, fp16=plan.precision == "fp16")
+
+
+def adapt_or_none(checkpoint: Path | None, layout: Layout, **options: Any) -> Adapted | None:
+    """`adapt`, where there is a checkpoint."""
+    return None if checkpoint is None else adapt(checkpoint, layout, **options)
+
+
+def adapt(
+    checkpoint: Path,
+    layout: Layout,
+    *,
+    run: Path,
+    say: Callable[[str], None],
+    beat: Callable[[], None] = lambda: None,
+    names: Names | None = None,
+    built: bool = False,
+) -> Adapted:
+    """`checkpoint` as a run of `layout` can load it.
+
+    Call it on every rank: one works, the others wait at a file lock, not in a collective that would time out, and call
+    `beat`. `names` yields the order of parameters in the Trainer's own optimizer, needed between ZeRO and plain DDP.
+    `built`: the engine is there already, and its configuration can change no more. Raises UsageError where DeepSpeed
+    has no way, and for a damaged checkpoint.
+    """
+    saved = layout_of(checkpoint)
+    reseed = saved.world_size != layout.world_size
+    change = saved.change_to(layout)
+    if change == "none" or (change == "order" and not built):
+        order = (
+            {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
+        )
+        return Adapted(checkpoint, checkpoint, deepspeed=order, reseed=reseed)
+    _refuse_impossible(checkpoint, saved, layout)
+    if layout.stage and built and layout.round_robin:
+        raise ToolError(
+            f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on"
+        )
+    kind = "plain" if layout.stage == 0 else "universal"
+    folder = run / CONVERTED / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
+    note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
+    with _one_at_a_time(run / CONVERTED, beat):
+        if _note(folder) != note:
+            say(f"{checkpoint.name}: {saved.words} → {layout.words}")
+            _Conversion(
+                checkpoint=checkpoint,
+                saved=saved,
+                layout=layout,
+                folder=folder,
+                note=note,
+                names=names,
+                beat=beat,
+            ).carry_out()
+    changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
+    if layout.stage in (1, 2):
+        # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
+        # _link_all_hp_params), and would load other parameters' values.
+        changes["zero_optimization"] = {"round_robin_gradients": False}
+    return Adapted(folder, checkpoint, deepspeed=changes, reseed=True, converted=bool(layout.stage))
+
+
+def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
+    as_saved = saved.flags
+    if saved.nvme or layout.nvme:
+        which = "was saved with" if saved.nvme else "would be loaded into"
+        raise UsageError(
+            f"{checkpoint} {which} NVMe offload, and DeepSpeed cannot convert between {saved.words} and {layout.words}",
+            fix=f"resume with {as_saved}" if saved.nvme else f"use --offload cpu, or {as_saved}",
+        )
+    for each in (saved, layout):
+        if each.stage == 0 and each.engine:
+            raise UsageError(
+                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.words}",
+                fix=f"use {as_saved}",
+            )
+    if layout.own_scheduler != saved.own_scheduler:
+        who = "DeepSpeed's own" if saved.own_scheduler else "the Trainer's"
+        raise UsageError(
+            f"{checkpoint} was saved with {who} learning-rate schedule, and this run uses the other one",
+            fix="keep the scheduler block of the DeepSpeed configuration as it was",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Conversion:
+    """One conversion: of `checkpoint` into `folder`, for a run of `layout`."""
+
+    checkpoint: Path
+    saved: Layout
+    layout: Layout
+    folder: Path
+    note: dict[str, Any]
+    names: Names | None
+    beat: Callable[[], None]
+
+    def carry_out(self) -> None:
+        """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
+        work = self.folder.with_name(f"{self.folder.name}.partial")
+        for old in (work, self.folder):
+            shutil.rmtree(old, ignore_errors=True)
+        source = self._source()
+        _check_states(self.checkpoint, source, self.layout)
+        _check_room(source, self.folder.parent)
+        work.mkdir()
+        try:
+            self._write(source, work)
+            write_json_atomic(work / NOTE, self.note)
+            os.sync()
+            work.rename(self.folder)
+        except OSError as error:
+            raise UsageError(f"converting {self.checkpoint}: {error.strerror}: {error.filename}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _source(self) -> Source:
+        if self.saved.stage:
+            return ZeroCheckpoint(self.checkpoint)
+        return plain.PlainCheckpoint(self.checkpoint, self._order())
+
+    def _order(self) -> list[list[str]]:
+        return plain.need(self.names, self.checkpoint)
+
+    def _write(self, source: Source, work: Path) -> None:
+        for name in SHARED:
+            if (self.checkpoint / name).is_file():
+                shutil.copy2(self.checkpoint / name, work / name)
+        same = self.saved.groups_as(self.layout)
+        schedule = write_schedule(self.checkpoint, source, work, same_groups=same)
+        if self.layout.stage:
+            write_universal(source, work, schedule=schedule, fp16=self.layout.fp16, beat=self.beat)
+        else:
+            plain.write_plain(source, self.checkpoint, work, self._order(), beat=self.beat)
+
+
+def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
+    if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
+        raise UsageError(
+            f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
+            f" AdamW's states can be resumed under {layout.words}",
+            fix="use --zero 1 or 2, or the number of ranks and the stage of before",
+        )
+
+
+def _check_room(source: Source, folder: Path) -> None:
+    elements = sum(_elements(parameter.shape) for parameter in source.parameters.values())
+    needed = 4 * elements * (1 + len(source.states))
+    free = disk_free(folder)
+    if free < needed:
+        raise UsageError(
+            f"resuming on another number of ranks takes {needed / 2**30:.1f} GiB in {folder} for a converted"
+            f" checkpoint, and {free / 2**30:.1f} GiB are free",
+            fix="free some space, or resume with the ranks and the ZeRO stage it was saved with",
+        )
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+@contextmanager
+def _one_at_a_time(cache: Path, beat: Callable[[], None]) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache / ".lock")
+    while True:
+        try:
+            lock.acquire(timeout=PATIENCE_SECONDS)
+            break
+        except Timeout:
+            beat()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def fingerprint(checkpoint: Path) -> str:
+    """What tells this checkpoint apart from another one of the same name: its manifest, else its files' sizes and
+    times."""
+    manifest = checkpoint / MANIFEST
+    if manifest.is_file():
+        return hashlib.sha256(manifest.read_bytes()).hexdigest()
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    facts = [(str(p.relative_to(checkpoint)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _note(folder: Path) -> Any:
+    try:
+        return json.loads((folder / NOTE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def discard(run: Path) -> None:
+    """Remove what was converted for `run`."""
+    shutil.rmtree(run / CONVERTED, ignore_errors=True)

@@ -1,0 +1,113 @@
+"""How a checkpoint's state is laid out over files, and whether a run of another layout can load it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dsrun.errors import UsageError
+from dsrun.train.reshape.shards import ZeroCheckpoint, load, state_folder
+
+Change = Literal["none", "order", "convert"]
+
+ADAM = ("adam", "adamw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What decides whether DeepSpeed and the Trainer can load a checkpoint as it is.
+
+    `stage` is 0 for plain DDP, and `engine` says whether DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam,
+    with all parameters in one group, not torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters;
+    `own_scheduler`: the learning rate is DeepSpeed's business, not the Trainer's.
+    """
+
+    world_size: int
+    stage: int
+    engine: bool = True
+    own_adam: bool = False
+    round_robin: bool = False
+    own_scheduler: bool = False
+    nvme: bool = False
+    fp16: bool = False
+
+    @classmethod
+    def wanted(cls, world_size: int, deepspeed: Mapping[str, Any] | None) -> Layout:
+        """The layout of a run on `world_size` ranks with this DeepSpeed configuration, None for plain DDP."""
+        if deepspeed is None:
+            return cls(world_size=world_size, stage=0, engine=False)
+        optimizer = deepspeed.get("optimizer") or {}
+        torch_adam = (optimizer.get("params") or {}).get("torch_adam")
+        return cls(
+            world_size=world_size,
+            own_adam=str(optimizer.get("type", "")).lower() in ADAM and not torch_adam,
+            fp16=(deepspeed.get("fp16") or {}).get("enabled") is True,
+            **_of_config(deepspeed),
+        )
+
+    @property
+    def words(self) -> str:
+        """For the user: `ZeRO-2 on 4 ranks`."""
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
+
+    @property
+    def flags(self) -> str:
+        """The flags that make a run of this layout."""
+        return f"--nproc {self.world_size} --zero {self.stage}" + (" --offload nvme" if self.nvme else "")
+
+    @property
+    def _must_be_equal(self) -> tuple[object, ...]:
+        return (self.world_size, self.stage, self.engine, self.own_adam, self.nvme)
+
+    def groups_as(self, other: Layout) -> bool:
+        """Whether the optimizers of both have the same groups of parameters."""
+        return self.own_adam == other.own_adam and bool(self.stage) == bool(other.stage)
+
+    def change_to(self, other: Layout) -> Change:
+        """What a run of layout `other` must do to load this one: nothing, keep the saved order of parameters, or
+        convert it."""
+        if self.stage == other.stage == 0 and self.engine == other.engine:
+            return "none"
+        if self._must_be_equal != other._must_be_equal:
+            return "convert"
+        return "order" if self.stage in (1, 2) and self.round_robin != other.round_robin else "none"
+
+
+def layout_of(checkpoint: Path) -> Layout:
+    """The layout of a checkpoint, as its files show it. Raises UsageError where they are no checkpoint of a kind that
+    is known."""
+    folder = state_folder(checkpoint)
+    if folder is None:
+        ranks = len(list(checkpoint.glob("rng_state_*.pth")))
+        return Layout(world_size=max(1, ranks), stage=0, engine=False)
+    if not list(folder.glob("*_optim_states.pt")):
+        return _without_zero(folder)
+    zero = ZeroCheckpoint(checkpoint)
+    of_config = _of_config(zero.config)
+    if of_config["stage"] == 0:
+        return _without_zero(folder)
+    adam = "bias_correction" in zero.param_groups[0]
+    return Layout(world_size=zero.world_size, own_adam=adam, **(of_config | {"stage": zero.stage}))
+
+
+def _without_zero(folder: Path) -> Layout:
+    """DeepSpeed at stage 0: the whole state in one file, which any number of ranks can load."""
+    file = folder / "mp_rank_00_model_states.pt"
+    if not file.is_file():
+        raise UsageError(f"{folder}: neither optimizer states nor model states are there")
+    return Layout(world_size=int(load(file).get("dp_world_size", 1)), stage=0)
+
+
+def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
+    """What a DeepSpeed configuration says of the layout."""
+    zero = deepspeed.get("zero_optimization") or {}
+    devices = [(zero.get(block) or {}).get("device") for block in ("offload_optimizer", "offload_param")]
+    return {
+        "stage": int(zero.get("stage", 0)),
+        "round_robin": bool(zero.get("round_robin_gradients")),
+        "own_scheduler": bool(deepspeed.get("scheduler")),
+        "nvme": "nvme" in devices,
+    }

@@ -1,0 +1,204 @@
+"""Between ZeRO and plain DDP, where each rank has the whole optimizer: the Trainer's optimizer.pt.
+
+It knows parameters by their number only, in the order of the Trainer's two groups; `trainer_order` finds that order
+from the model's architecture, without its weights.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deepspeed
+import torch
+from safetensors import safe_open
+
+from dsrun.errors import UsageError
+from dsrun.train.export.write import Weight, write_file
+from dsrun.train.reshape.shards import load
+
+if TYPE_CHECKING:
+    from dsrun.train.plan import Plan
+
+Names = Callable[[], list[list[str]]]
+"""Names of the trainable parameters, group by group, in the order of the Trainer's own optimizer."""
+
+ADAPTER = "adapter_model.safetensors"
+ADAM_STATES = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Held:
+    """The shape of a parameter whose place follows from its name."""
+
+    shape: tuple[int, ...]
+
+
+def trainer_order(plan: Plan) -> list[list[str]]:
+    """The order of parameters in the optimizer that the Trainer makes for `plan`, its groups with and without weight
+    decay. The model is built without memory for its weights."""
+    from transformers import Trainer
+
+    from dsrun.train.model.load import AUTO_CLASS, add_lora
+
+    spec = plan.recipe.spec
+    with torch.device("meta"):
+        model = AUTO_CLASS[plan.task].from_config(plan.config, trust_remote_code=spec.trust_remote_code)
+        if spec.lora:
+            model = add_lora(model, spec, plan.task)
+    # The method looks at the model alone.
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [[n for n in trained if n in decayed], [n for n in trained if n not in decayed]]
+
+
+def need(names: Names | None, checkpoint: Path) -> list[list[str]]:
+    """The names, where there is a way to know them."""
+    if names is None:
+        raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
+    return names()
+
+
+class PlainCheckpoint:
+    """A checkpoint of plain DDP, read parameter by parameter as `reshape_shards.ZeroCheckpoint` is."""
+
+    def __init__(self, checkpoint: Path, groups: list[list[str]]) -> None:
+        self.checkpoint = checkpoint
+        if not (checkpoint / "optimizer.pt").is_file():
+            raise UsageError(f"{checkpoint}: it has no optimizer.pt, so nothing could go on from it")
+        saved = load(checkpoint / "optimizer.pt")
+        self._states: dict[int, dict[str, Any]] = saved["state"]
+        self.param_groups: list[dict[str, Any]] = saved["param_groups"]
+        counts = [len(group["params"]) for group in self.param_groups]
+        if counts != [len(group) for group in groups]:
+            raise UsageError(
+                f"{checkpoint}: its optimizer has groups of {counts} parameters, this model's of"
+                f" {[len(group) for group in groups]}",
+                fix="resume with --zero 0, as it was saved",
+            )
+        self._numbers = {name: i for i, name in enumerate(name for group in groups for name in group)}
+        for name, number in self._numbers.items():
+            # Another optimizer, or a parameter that no batch has reached yet.
+            if not self._states.get(number, {}).keys() >= set(ADAM_STATES):
+                raise UsageError(
+                    f"{checkpoint}: its optimizer has no Adam states for {name}, so it cannot be resumed under ZeRO",
+                    fix="resume with --zero 0, as it was saved",
+                )
+        self._files = {
+            name: file for file in sorted(checkpoint.glob("*.safetensors")) for name in _names_in(file)
+        }
+
+    @property
+    def parameters(self) -> dict[str, Held]:
+        return {name: Held(tuple(self._states[i]["exp_avg"].shape)) for name, i in self._numbers.items()}
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        first = self._states[0]
+        return tuple(name for name, value in first.items() if torch.is_tensor(value) and value.dim() > 0)
+
+    @property
+    def step(self) -> int:
+        return int(self._states[0]["step"])
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        return {
+            "global_steps": self.step,
+            "global_samples": 0,
+            "skipped_steps": 0,
+            "ds_version": deepspeed.__version__,
+        }
+
+    @property
+    def loss_scaler(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, name: str, state: str = "fp32") -> torch.Tensor:
+        """One parameter or one of its optimizer states, in fp32."""
+        if state != "fp32":
+            return self._states[self._numbers[name]][state].float().clone()
+        saved = in_adapter(name) if in_adapter(name) in self._files else name
+        if saved not in self._files:
+            raise UsageError(f"{self.checkpoint}: {name} is not in its weights", fix="resume with --zero 0")
+        with safe_open(self._files[saved], framework="pt") as weights:
+            return weights.get_tensor(saved).float()
+
+
+def in_adapter(name: str) -> str:
+    """The name that an adapter's weight has in its file: without that of the adapter (peft, save_pretrained)."""
+    return name.replace(".default.", ".") if ".lora_" in name or ".modules_to_save." in name else name
+
+
+def write_plain(
+    source: Any, checkpoint: Path, folder: Path, groups: list[list[str]], *, beat: Callable[[], None]
+) -> None:
+    """Write weights and optimizer.pt as a Trainer without DeepSpeed loads them. The weights are the fp32 ones that ZeRO
+    trained; each rank will hold the whole optimizer in memory, so it may be in memory here as well."""
+    lora = (checkpoint / ADAPTER).is_file()
+    weights = [
+        Weight(in_adapter(name) if lora else name, torch.float32, tuple(p.shape), _reader(source, name))
+        for name, p in source.parameters.items()
+    ]
+    known = {weight.name for weight in weights} | set(source.aliases)
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        weights += [weight for weight in stored_weights(file) if weight.name not in known]
+    write_file(folder / (ADAPTER if lora else "model.safetensors"), weights, beat=beat)
+    for name in ("config.json", "generation_config.json", "adapter_config.json"):
+        if (checkpoint / name).is_file():
+            shutil.copy2(checkpoint / name, folder / name)
+    torch.save(_optimizer(source, groups), folder / "optimizer.pt")
+
+
+def stored_weights(file: Path) -> list[Weight]:
+    """The tensors of a safetensors file as they are."""
+    with safe_open(file, framework="pt") as weights:
+        found = []
+        for name in list(weights.keys()):
+            part = weights.get_slice(name)
+            dtype = weights.get_tensor(name).dtype
+            found.append(Weight(name, dtype, tuple(part.get_shape()), _stored(file, name)))
+    return found
+
+
+def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:
+    missing = {name for group in groups for name in group} ^ set(source.parameters)
+    if missing:
+        raise UsageError(
+            f"{sorted(missing)[0]} is trained in one of the checkpoint and this run, and not in the other"
+        )
+    ordered = [name for group in groups for name in group]
+    step = torch.tensor(float(source.step))
+    state = {
+        number: {"step": step.clone(), **{each: source.read(name, each) for each in source.states}}
+        for number, name in enumerate(ordered)
+    }
+    hyper = source.param_groups
+    start = 0
+    saved = []
+    for index, group in enumerate(groups):
+        # DeepSpeed's Adam has one group; in the Trainer's, norms and biases do not decay.
+        base = hyper[index] if index < len(hyper) else {**hyper[0], "weight_decay": 0.0}
+        saved.append({**base, "params": list(range(start, start + len(group)))})
+        start += len(group)
+    return {"state": state, "param_groups": saved}
+
+
+def _reader(source: Any, name: str) -> Callable[[], torch.Tensor]:
+    return lambda: source.read(name)
+
+
+def _stored(file: Path, name: str) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        with safe_open(file, framework="pt") as weights:
+            return weights.get_tensor(name)
+
+    return read
+
+
+def _names_in(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as weights:
+        return list(weights.keys())

@@ -1,0 +1,265 @@
+"""The blocks of the configuration, each value with the reason for it.
+
+A flat mapping holds them: the key's path, blocks joined by dots, to a `Because`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dsrun.hardware.gpus import GpuModel
+from dsrun.zero.generate import presets
+from dsrun.zero.generate.options import ZERO
+from dsrun.zero.generate.presets import PRESETS, Preset
+from dsrun.zero.generate.spec import ZeroSpec
+
+AUTO = "auto"
+# What changed, and where: written out so that a file means the same under every release.
+MOVED = {
+    "gradient_clipping": "0 before DeepSpeed 0.19.3, 1.0 since",
+    "bf16.check_grad_overflow": "false before DeepSpeed 0.19.3, true since",
+    f"{ZERO}.offload_optimizer.pin_memory": "false before DeepSpeed 0.19.5, true since",
+    f"{ZERO}.offload_param.pin_memory": "false before DeepSpeed 0.19.5, true since",
+}
+# transformers/models: these overflow in fp16 (their feed-forward activations exceed 65504).
+NOT_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "byt5", "switch_transformers"})
+
+
+class Because(NamedTuple):
+    """A value and why it is this one."""
+
+    value: Any
+    why: str
+
+
+Flat = dict[str, Because]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known about the model and the GPU.
+
+    `hidden_size` is the model's width, `largest` its largest parameter, both in elements.
+    """
+
+    hidden_size: int | None = None
+    largest: int | None = None
+    model_type: str | None = None
+    gpu: GpuModel | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration to write."""
+
+    spec: ZeroSpec
+    facts: Facts
+
+    @property
+    def trainer(self) -> bool:
+        """Whether the Hugging Face Trainer will fill "auto"."""
+        return self.spec.target == "trainer"
+
+    @property
+    def preset(self) -> Preset:
+        """The spec's preset."""
+        return PRESETS[self.spec.preset]
+
+    def offloads(self, place: str) -> bool:
+        """Whether anything is offloaded to `place`."""
+        return place in (self.spec.offload_optimizer, self.spec.offload_param)
+
+
+def moved(path: str, why: str) -> str:
+    """The reason, with the history of a default that moved."""
+    return f"{why}; written out because the default was {MOVED[path]}"
+
+
+def precision_of(case: Case) -> Because:
+    """The format of weights and activations: auto only where the Trainer decides."""
+    spec, gpu = case.spec, case.facts.gpu
+    asked = _asked_precision(spec)
+    if asked is not None:
+        return asked
+    if gpu is not None:
+        return _precision_on(gpu, case.facts.model_type)
+    if case.trainer:
+        return Because(AUTO, "the Trainer fills it from --bf16 and --fp16")
+    return Because("bf16", "every GPU since Ampere computes in bf16, with the range of fp32")
+
+
+def _asked_precision(spec: ZeroSpec) -> Because | None:
+    if spec.precision != AUTO:
+        return Because(spec.precision, f"asked by --precision {spec.precision}")
+    if spec.torch_autocast != "none":
+        return Because("fp32", "--torch-autocast keeps the weights in fp32")
+    if spec.bf16_master_weights:
+        return Because("bf16", "--bf16-master-weights means bf16")
+    if spec.fp16_master_weights:
+        return Because("fp16", "--fp16-master-weights means fp16")
+    return None
+
+
+def _precision_on(gpu: GpuModel, model_type: str | None) -> Because:
+    capability = ".".join(map(str, gpu.capability))
+    if gpu.has_bf16:
+        return Because("bf16", f"{gpu.name} computes in bf16 (capability {capability})")
+    if model_type in NOT_IN_FP16:
+        return Because("fp32", f"{gpu.name} has no bf16, and {model_type} overflows in fp16")
+    return Because("fp16", f"{gpu.name} (capability {capability}) has fp16 but no bf16")
+
+
+def precision(case: Case) -> Flat:
+    """bf16, fp16 and torch_autocast."""
+    chosen, why = precision_of(case)
+    enabled = {each: AUTO if chosen == AUTO else chosen == each for each in ("bf16", "fp16")}
+    flat = {"bf16.enabled": Because(enabled["bf16"], why)}
+    if enabled["bf16"]:
+        overflow = "bf16.check_grad_overflow"
+        flat[overflow] = Because(True, moved(overflow, "an infinite gradient must not reach the weights"))
+    flat["fp16.enabled"] = Because(enabled["fp16"], why)
+    if enabled["fp16"]:
+        scaling = "DeepSpeed's own default, written out so that the file says what happens under --fp16"
+        flat |= {
+            "fp16.loss_scale": Because(0, f"0 is dynamic loss scaling; {scaling}"),
+            "fp16.initial_scale_power": Because(16, scaling),
+            "fp16.loss_scale_window": Because(1000, scaling),
+            "fp16.hysteresis": Because(2, scaling),
+            "fp16.min_loss_scale": Because(1, scaling),
+        }
+    if case.spec.torch_autocast != "none":
+        flat |= {
+            "torch_autocast.enabled": Because(True, "asked by --torch-autocast"),
+            "torch_autocast.dtype": Because(
+                {"bf16": "bfloat16", "fp16": "float16"}[case.spec.torch_autocast],
+                "asked by --torch-autocast; without it autocast would choose",
+            ),
+        }
+    return flat
+
+
+def zero(case: Case) -> Flat:
+    """The zero_optimization block."""
+    spec, preset = case.spec, case.preset
+    stage = spec.stage
+    flat = {f"{ZERO}.stage": Because(stage, f"asked by --zero {stage}")}
+    if stage == 0:
+        return flat
+    named = f"preset {spec.preset}"
+    overlap = "a second buffer hides the reduction behind the backward pass"
+    if not preset.overlap_comm:
+        overlap = "no second buffer"
+    muon3 = spec.optimizer == "muon" and stage == 3
+    flat |= {
+        f"{ZERO}.overlap_comm": Because(
+            preset.overlap_comm, f"{named}: {overlap}; DeepSpeed's own default depends on the stage"
+        ),
+        f"{ZERO}.contiguous_gradients": Because(True, "one buffer for gradients instead of many fragments"),
+        # deepspeed/runtime/zero/stage3.py raises "Muon and reduce scatter cannot be used together".
+        f"{ZERO}.reduce_scatter": Because(
+            not muon3, "Muon needs whole gradients under ZeRO-3" if muon3 else "a rank needs only its share"
+        ),
+    }
+    return flat | _sizes(case) | _offload(case)
+
+
+def _sizes(case: Case) -> Flat:
+    spec, facts, preset = case.spec, case.facts, case.preset
+    width = facts.hidden_size
+    basis = (
+        f"the model's width {width}" if width else f"a width of {presets.USUAL_WIDTH}, no --model was given"
+    )
+    if width is None and not case.trainer:
+        width = presets.USUAL_WIDTH
+    bucket = presets.reduce_bucket(preset, width or presets.USUAL_WIDTH, facts.gpu)
+    memory = f"{presets.memory_of(facts.gpu)} GiB of GPU memory"
+    sized = f"preset {spec.preset}, {basis}, {memory}"
+    filled = "the Trainer fills it from the model's hidden_size"
+    flat = {
+        f"{ZERO}.reduce_bucket_size": Because(bucket, sized) if width else Because(AUTO, filled),
+    }
+    if spec.stage < 3:
+        # DeepSpeed wants a number here, and the Trainer does not fill this key.
+        number = bucket if width else presets.LARGEST_BUCKET
+        why = sized if width else "the Trainer does not fill this key; 200 million elements suit most models"
+        flat[f"{ZERO}.allgather_bucket_size"] = Because(number, why)
+        offloaded = spec.offload_optimizer != "none"
+        flat[f"{ZERO}.round_robin_gradients"] = Because(
+            offloaded,
+            "spreads the copies of gradients to the host over the ranks"
+            if offloaded
+            else "it only helps when gradients are copied to the host",
+        )
+        return flat
+    return flat | _zero3_sizes(case, width, bucket, sized)
+
+
+def _zero3_sizes(case: Case, width: int | None, bucket: int, sized: str) -> Flat:
+    preset, named = case.preset, f"preset {case.spec.preset}"
+    filled = "the Trainer fills it from the model's hidden_size"
+    live = Because(
+        presets.live_parameters(preset, case.facts.gpu),
+        f"{named}: {preset.live_share:.1%} of {presets.memory_of(case.facts.gpu)} GiB of GPU memory, two bytes each",
+    )
+    prefetch, persistence = Because(AUTO, filled), Because(AUTO, filled)
+    if width:
+        prefetch = Because(
+            presets.prefetch_bucket(preset, bucket), f"{preset.prefetch:g} of a bucket; {sized}"
+        )
+        persistence = Because(
+            presets.persistence_threshold(preset, width), f"norms and biases stay whole; {sized}"
+        )
+    return {
+        f"{ZERO}.sub_group_size": Because(
+            preset.sub_group, f"{named}: a smaller slice needs less memory in the step"
+        ),
+        f"{ZERO}.stage3_prefetch_bucket_size": prefetch,
+        f"{ZERO}.stage3_param_persistence_threshold": persistence,
+        f"{ZERO}.stage3_max_live_parameters": live,
+        f"{ZERO}.stage3_max_reuse_distance": live,
+        f"{ZERO}.stage3_gather_16bit_weights_on_model_save": Because(
+            True, "without it a ZeRO-3 checkpoint holds no weights that from_pretrained can load"
+        ),
+    }
+
+
+def _offload(case: Case) -> Flat:
+    flat: Flat = {}
+    for name, place, buffers in (
+        ("offload_optimizer", case.spec.offload_optimizer, 4),
+        ("offload_param", case.spec.offload_param, 5),
+    ):
+        if place == "none":
+            continue
+        pinned = f"{ZERO}.{name}.pin_memory"
+        flat |= {
+            f"{ZERO}.{name}.device": Because(place, f"asked by --{name.replace('_', '-')} {place}"),
+            pinned: _pinned(case, pinned),
+        }
+        if place == "nvme":
+            flat |= {
+                f"{ZERO}.{name}.nvme_path": Because(case.spec.nvme_path, "asked by --nvme-path"),
+                f"{ZERO}.{name}.buffer_count": Because(
+                    buffers,
+                    "Adam keeps four tensors a parameter: weight, gradient and two moments"
+                    if name == "offload_optimizer"
+                    else "DeepSpeed's own default, written out",
+                ),
+            }
+    if case.spec.offload_param == "nvme" and case.facts.largest and case.spec.param_buffer_size is None:
+        size = presets.nvme_buffer(case.facts.largest, case.spec.gpus or 1)
+        if size > presets.NVME_PARAM_BUFFER:
+            why = "a rank's share of the model's largest parameter has to fit"
+            flat[f"{ZERO}.offload_param.buffer_size"] = Because(size, f"{why}; DeepSpeed's default is 1e8")
+    return flat
+
+
+def _pinned(case: Case, path: str) -> Because:
+    asked = case.spec.pin_memory
+    if asked is not None:
+        return Because(asked, "asked by --pin-memory" if asked else "asked by --no-pin-memory")
+    word = (
+        "copies overlap with computing" if case.preset.pin_memory else "the host may swap it out when it must"
+    )
+    return Because(case.preset.pin_memory, moved(path, f"preset {case.spec.preset}: {word}"))

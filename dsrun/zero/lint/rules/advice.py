@@ -1,0 +1,181 @@
+"""What runs, but not as it is meant: weights that are not saved, offloading that is ignored, memory that is wasted."""
+
+from __future__ import annotations
+
+from dsrun.zero.lint.coercion import shown
+from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.schema import blocks
+from dsrun.zero.lint.view import AUTO, MISSING, ZERO, View
+
+GIB = 2**30
+# DeepSpeed's default of 5e8 elements is the most that any of its examples uses; a bucket that is larger than what
+# one collective needs to reach the link's bandwidth (some tens of MB) only costs memory.
+LARGEST_BUCKET = 500_000_000
+SMALLEST_BUCKET = 1_000_000
+# JSON holds whole numbers that no float can, and dividing them fails.
+LARGEST_NUMBER = 2**63
+HALF_BYTES = 2
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+LARGEST_PERSISTENT = 10_000_000
+ONLY_STAGE_3 = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights")
+SUPER = "super_offload"
+QUOTED_AUTO = '"auto"'
+T5_TYPES = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "byt5", "udop", "pop2piano")
+# In memory, swept at boot, or on the network.
+ODD_FOLDERS = {
+    "/dev/shm": "host memory, not a disk",
+    "/tmp": "host memory on many clusters",
+    "/home": "a network disk on most clusters",
+    "/nfs": "a network disk",
+    "/mnt/nfs": "a network disk",
+}
+
+
+def check_advice(view: View, sheet: Sheet) -> None:
+    """Warnings and remarks."""
+    for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _defaults):
+        check(view, sheet)
+
+
+def _gather(view: View, sheet: Sheet) -> None:
+    gather = view.taken(ZERO, "stage3_gather_16bit_weights_on_model_save")
+    old = view.taken(ZERO, "stage3_gather_fp16_weights_on_model_save")
+    if view.stage == 3 and gather is not True and old is not True:
+        path = view.spelled(ZERO, "stage3_gather_16bit_weights_on_model_save")
+        sheet.warning(
+            "zero3_no_gather_on_save",
+            path,
+            "ZeRO-3 without gathering on save: the Trainer's checkpoints hold no weights that from_pretrained loads",
+            'add "stage3_gather_16bit_weights_on_model_save": true to zero_optimization',
+        )
+
+
+def _offload(view: View, sheet: Sheet) -> None:
+    stage = view.stage
+    optimizer, param = view.offload("offload_optimizer"), view.offload("offload_param")
+    if param in ("cpu", "nvme") and stage is not None and stage < 3:
+        message = f"offload_param needs stage 3; stage {stage} ignores it"
+        sheet.warning(
+            "offload_needs_stage", (ZERO, "offload_param"), message, 'write "stage": 3, or remove the block'
+        )
+    if optimizer in ("cpu", "nvme") and stage == 0:
+        message = "offload_optimizer needs stage 1, 2 or 3; stage 0 ignores it"
+        sheet.warning("offload_needs_stage", (ZERO, "offload_optimizer"), message, 'write "stage": 2')
+    if optimizer == "nvme" and stage in (1, 2):
+        message = f"stage {stage} takes every device for host memory: nothing goes to NVMe"
+        path = (ZERO, "offload_optimizer", "device")
+        sheet.warning("offload_needs_stage", path, message, 'write "stage": 3, or "device": "cpu"')
+    for what in ("offload_optimizer", "offload_param"):
+        if view.offload(what) in ("cpu", "nvme") and view.raw(ZERO, what, "pin_memory") is False:
+            message = "without pinned memory the copies between host and GPU wait for each other"
+            sheet.info("offload_slow", (ZERO, what, "pin_memory"), message, 'write "pin_memory": true')
+    untouched = view.raw("zero_force_ds_cpu_optimizer") is False
+    if optimizer in ("cpu", "nvme") and untouched and not view.has("optimizer"):
+        message = (
+            "zero_force_ds_cpu_optimizer: false keeps torch's own optimizer, several times slower on the host"
+        )
+        sheet.warning(
+            "offload_slow", ("zero_force_ds_cpu_optimizer",), message, 'add "optimizer": {"type": "AdamW", …}'
+        )
+
+
+def _nvme_paths(view: View, sheet: Sheet) -> None:
+    for what in ("offload_optimizer", "offload_param"):
+        path = view.raw(ZERO, what, "nvme_path")
+        if not isinstance(path, str) or view.offload(what) != "nvme" or path == AUTO:
+            continue
+        where = (ZERO, what, "nvme_path")
+        odd = next((why for folder, why in ODD_FOLDERS.items() if f"{path}/".startswith(f"{folder}/")), None)
+        if not path.startswith("/"):
+            sheet.warning("nvme_path_odd", where, f"{shown(path)} is not an absolute path", "begin it with /")
+        elif odd:
+            sheet.warning("nvme_path_odd", where, f"{path} is {odd}", "name a folder on a local NVMe disk")
+
+
+def _stage_3_only(view: View, sheet: Sheet) -> None:
+    zero = view.raw(ZERO)
+    if not isinstance(zero, dict) or view.stage in (3, None):
+        return
+    for key in zero:
+        name = blocks()[ZERO].spellings.get(key)
+        if name is None or "deprecated" in blocks()[ZERO].keys[name]:
+            continue
+        if name.startswith("stage3_"):
+            sheet.info(
+                "no_effect", (ZERO, key), f"{key} is for stage 3; stage {view.stage} has no use for it"
+            )
+        elif name in ONLY_STAGE_3 and view.taken(ZERO, name) not in (False, MISSING, 0, 1):
+            sheet.warning("needs_stage", (ZERO, key), f"{key} needs stage 3; stage {view.stage} ignores it")
+    if (
+        isinstance(zero.get("offload_optimizer"), dict)
+        and view.taken(f"{ZERO}.offload_optimizer", SUPER) is True
+    ):
+        message = f"{SUPER} needs stage 3; stage {view.stage} ignores it"
+        sheet.warning("needs_stage", (ZERO, "offload_optimizer", SUPER), message)
+
+
+def _buckets(view: View, sheet: Sheet) -> None:
+    if not isinstance(view.raw(ZERO), dict) or not view.stage:
+        return
+    for name in BUCKETS:
+        path = view.spelled(ZERO, name)
+        size = view.taken(ZERO, name)
+        if (
+            not view.has(*path)
+            or not isinstance(size, int)
+            or (name.startswith("stage3_") and view.stage != 3)
+        ):
+            continue
+        if size > LARGEST_BUCKET:
+            gib = min(size, LARGEST_NUMBER) * HALF_BYTES / GIB
+            holds = f"holds {gib:.1f} GiB (in 16 bit) on every GPU without a gain"
+            message = f"{path[-1]} of {_elements(size)} elements {holds}"
+            better = QUOTED_AUTO if name == BUCKETS[0] and view.for_trainer else "200000000"
+            fix = f'write "{path[-1]}": {better}'
+            sheet.warning("bucket_wastes_memory", path, message, fix)
+        elif 0 < size < SMALLEST_BUCKET:
+            message = f"{path[-1]} of {_elements(size)} elements: starting each transfer takes longer than the transfer"
+            sheet.warning("bucket_too_small", path, message, f'write "{path[-1]}": 50000000 or more')
+    path = view.spelled(ZERO, "stage3_param_persistence_threshold")
+    kept = view.taken(ZERO, "stage3_param_persistence_threshold")
+    if view.stage == 3 and isinstance(kept, int) and kept > LARGEST_PERSISTENT:
+        message = f"every parameter of up to {_elements(kept)} elements stays whole on every GPU"
+        message += ": hardly anything is sharded"
+        sheet.warning("bucket_wastes_memory", path, message, f'write "{path[-1]}": 100000')
+
+
+def _elements(number: int) -> str:
+    return f"{number:,}" if number < LARGEST_NUMBER else shown(number)
+
+
+def _half(view: View, sheet: Sheet) -> None:
+    if _is_on(view, "fp16") and view.model_type in T5_TYPES:
+        message = f"{view.model_type} in fp16: its activations overflow and the loss becomes NaN"
+        sheet.warning("t5_fp16", ("fp16", "enabled"), message, 'use "bf16": {"enabled": true}, or fp32')
+    if _is_on(view, "bf16") and view.gpu is not None and not view.gpu.has_bf16:
+        message = f"{view.gpu.name} has no bf16 arithmetic: it is emulated, or DeepSpeed refuses it"
+        sheet.warning("bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32")
+
+
+def _is_on(view: View, name: str) -> bool:
+    """Whether the file, or the flag behind its "auto" or missing block, switches the precision on."""
+    if view.flags is not None and (view.is_auto(name, "enabled") or not view.has(name)):
+        return bool(view.flags.values.get(name))
+    return bool(view.precision(name))
+
+
+def _defaults(view: View, sheet: Sheet) -> None:
+    """Defaults that moved: gradient_clipping and check_grad_overflow in 0.19.3, pin_memory in 0.19.5."""
+    if not view.has("gradient_clipping"):
+        message = "without gradient_clipping DeepSpeed clips at 1.0 since 0.19.3, and did not clip before"
+        message += "; --max_grad_norm does not reach it" if view.for_trainer else ""
+        fix = f'add "gradient_clipping": {QUOTED_AUTO if view.for_trainer else "1.0"}'
+        sheet.info("moved_default", ("gradient_clipping",), message, fix)
+    if view.precision("bf16") and view.raw("bf16", "check_grad_overflow") is MISSING:
+        message = "since 0.19.3 bf16 skips steps whose gradients overflow; before it did not look"
+        sheet.info("moved_default", ("bf16",), message, 'add "check_grad_overflow": true')
+    for what in ("offload_optimizer", "offload_param"):
+        block = view.raw(ZERO, what)
+        if isinstance(block, dict) and view.offload(what) in ("cpu", "nvme") and "pin_memory" not in block:
+            message = "pin_memory is true by default since 0.19.5, and was false before"
+            sheet.info("moved_default", (ZERO, what), message, 'add "pin_memory": true')

@@ -1,0 +1,220 @@
+"""The optimizer and scheduler blocks: names, parameters, and warm-ups that do not do what they seem to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsrun.findings import Level
+from dsrun.zero.lint.coercion import shown
+from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
+from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.rules.engine import LATE
+from dsrun.zero.lint.schema import (
+    nearest,
+    optimizer_params,
+    own_schedulers,
+    schedulers,
+    torch_optimizers,
+)
+from dsrun.zero.lint.view import AUTO, MISSING, View
+
+# deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.
+TESTED = ("adam", "adamw", "adagrad", "lion", "muon", "muadam", "muadamw")
+TESTED_OF_TORCH = ("Adam", "AdamW", "Adagrad")
+NEEDS_MUP = ("muadam", "muadamw", "musgd")
+RATES = ("lr", "eps", "weight_decay")
+PARAMS = ("optimizer", "params")
+AT = ("scheduler", "params")
+
+
+def check_optimizer(view: View, sheet: Sheet) -> None:
+    """Judge the optimizer block."""
+    block = view.raw("optimizer")
+    if not isinstance(block, dict):
+        return
+    name = block.get("type")
+    if name is None:
+        level = "error" if view.for_trainer else "warning"
+        message = "the optimizer block has no type: DeepSpeed builds no optimizer"
+        sheet.add(
+            "error" if level == "error" else "warning",
+            "optimizer_needs",
+            ("optimizer",),
+            message,
+            'add "type": "AdamW"',
+        )
+    elif isinstance(name, str) and not (view.for_trainer and name == AUTO):
+        _name(name, view, sheet)
+        params = block.get("params")
+        if isinstance(params, dict):
+            _params(name, params, view, sheet)
+
+
+def _name(name: str, view: View, sheet: Sheet) -> None:
+    path, own = ("optimizer", "type"), name.lower() in optimizer_params()
+    if not own and name not in torch_optimizers():
+        gone = REMOVED_OPTIMIZERS.get(name.lower())
+        match = nearest(name, ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()])
+        reason = f": {gone[0]}" if gone else ""
+        fix = f"use {gone[1]}" if gone else f"did you mean {match}?" if match else "use AdamW"
+        sheet.error("unknown_optimizer", path, f"DeepSpeed has no optimizer {name}{reason}; {LATE}", fix)
+        return
+    tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
+    if not tested and view.stage and view.raw("zero_allow_untested_optimizer") is not True:
+        message = f"ZeRO does not take {name} without being told to: {LATE}"
+        sheet.error(
+            "untested_optimizer", path, message, 'add "zero_allow_untested_optimizer": true, or use AdamW'
+        )
+    if name.lower() in NEEDS_MUP:
+        sheet.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
+
+
+def _params(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None:
+    own = name.lower() in optimizer_params()
+    known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
+    for key in params:
+        if known is not None and key not in known and key != "max_grad_norm":
+            match = nearest(key, known)
+            fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
+            # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
+            level: Level = "warning" if name.lower() == "muon" else "error"
+            then = ", and DeepSpeed ignores it in silence" if level == "warning" else f": {LATE}"
+            message = f"{name} has no parameter {key}{then}"
+            sheet.add(level, "optimizer_param", (*PARAMS, key), message, fix)
+    if "max_grad_norm" in params:
+        message = f"max_grad_norm is no parameter of an optimizer: {LATE}"
+        sheet.error(
+            "optimizer_param", (*PARAMS, "max_grad_norm"), message, 'use "gradient_clipping" at the top level'
+        )
+    for key in RATES:
+        value = params.get(key, MISSING)
+        if value is not MISSING and not _filled(value, view) and not isinstance(value, int | float):
+            if key == "eps" and isinstance(value, list):  # Adafactor takes a pair
+                continue
+            fix = f"write {float(value)!r} without quotes" if _is_float(value) else ""
+            sheet.error(
+                "optimizer_param", (*PARAMS, key), f"{key} is {shown(value)}, not a number: {LATE}", fix
+            )
+    betas = params.get("betas", MISSING)
+    if betas is not MISSING and not _filled(betas, view) and not _two_betas(betas):
+        message = f"betas is {shown(betas)}, not two numbers from 0 to below 1: {LATE}"
+        sheet.error("optimizer_param", (*PARAMS, "betas"), message, "write [0.9, 0.999]")
+
+
+def _filled(value: Any, view: View) -> bool:
+    """An "auto" is the Trainer's business, and a text without it."""
+    return view.for_trainer and bool(value == AUTO)
+
+
+def _two_betas(betas: Any) -> bool:
+    return (
+        isinstance(betas, list)
+        and len(betas) == 2
+        and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)
+    )
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def check_scheduler(view: View, sheet: Sheet) -> None:
+    """Judge the scheduler block."""
+    block = view.raw("scheduler")
+    if not isinstance(block, dict) or block.get("type") is None:
+        return
+    name, params = block["type"], block.get("params")
+    if view.for_trainer and name == AUTO:
+        return
+    known = schedulers().get(name) if isinstance(name, str) else None
+    if known is None:
+        match = nearest(str(name), schedulers())
+        fix = f"did you mean {match}?" if match else f"DeepSpeed has {', '.join(own_schedulers())}"
+        sheet.error(
+            "unknown_scheduler",
+            ("scheduler", "type"),
+            f"DeepSpeed has no scheduler {shown(name)}: {LATE}",
+            fix,
+        )
+        return
+    if name not in own_schedulers() and view.stage:
+        # torch's classes test isinstance(optimizer, Optimizer), which ZeRO's are not.
+        message = f"torch's schedulers do not take ZeRO's optimizer, so {name} fails: {LATE}"
+        sheet.error(
+            "unknown_scheduler", ("scheduler", "type"), message, "use WarmupDecayLR or WarmupCosineLR"
+        )
+        return
+    if not isinstance(params, dict):
+        sheet.error("scheduler_param", ("scheduler",), f"{name} has no params: {LATE}", 'add "params": {…}')
+        return
+    _scheduler_params(str(name), known, params, sheet)
+    if str(name).startswith("Warmup"):
+        _warmup(str(name), params, view, sheet)
+
+
+def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], sheet: Sheet) -> None:
+    for key in params:
+        if key not in known:
+            match = nearest(key, known)
+            fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
+            sheet.error("scheduler_param", (*AT, key), f"{name} has no parameter {key}: {LATE}", fix)
+    for key, required in known.items():
+        if required and key not in params:
+            sheet.error("scheduler_param", AT, f"{name} needs {key}: {LATE}", f'add "{key}": …')
+
+
+def _warmup(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None:
+    """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
+    steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
+    if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
+        message = f"warmup_num_steps is {shown(steps)}, not a whole number above 0: {LATE}"
+        sheet.error("scheduler_warmup", (*AT, "warmup_num_steps"), message, "write 1 for no warm-up")
+    for key in ("warmup_min_lr", "warmup_max_lr", "total_num_steps"):
+        value = params.get(key, 0)
+        allowed = (
+            isinstance(value, int | float | list)
+            or _filled(value, view)
+            or (key == "warmup_max_lr" and value is None)
+        )
+        if not allowed:
+            message = f"{key} is {shown(value)}, not a number: {LATE}"
+            sheet.error("scheduler_warmup", (*AT, key), message)
+    if isinstance(total, int | float) and isinstance(steps, int | float) and total < steps:
+        message = (
+            f"the warm-up takes {shown(steps)} of {shown(total)} steps: training ends before its peak rate"
+        )
+        path = (*AT, "warmup_num_steps") if "warmup_num_steps" in params else (*AT, "total_num_steps")
+        sheet.warning("scheduler_warmup", path, message, "write a smaller warmup_num_steps")
+    if params.get("warmup_type", "log") not in ("log", "linear"):
+        message = (
+            f"warmup_type is {shown(params['warmup_type'])}; DeepSpeed knows log and linear, and takes log"
+        )
+        sheet.warning("scheduler_warmup", (*AT, "warmup_type"), message, 'write "linear"')
+    _peak(name, params, view, sheet)
+
+
+def _peak(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None:
+    """WarmupLR and WarmupDecayLR write warmup_max_lr over the optimizer's lr; WarmupDecayLR's default is 0.001."""
+    if name == "WarmupCosineLR":
+        return
+    peak, lr = params.get("warmup_max_lr", MISSING), view.raw("optimizer", "params", "lr")
+    if peak is MISSING and name == "WarmupDecayLR":
+        message = "without warmup_max_lr WarmupDecayLR trains at its own default of 0.001, whatever the optimizer's lr"
+        rate = '"auto"' if view.for_trainer else shown(lr) if isinstance(lr, int | float) else "…"
+        sheet.warning("scheduler_warmup", AT, message, f'add "warmup_max_lr": {rate}')
+    if isinstance(peak, int | float) and isinstance(lr, int | float) and peak != lr:
+        message = f"warmup_max_lr is {shown(peak)} and the optimizer's lr {shown(lr)}; the scheduler's holds"
+        sheet.warning(
+            "scheduler_warmup", (*AT, "warmup_max_lr"), message, f'write "warmup_max_lr": {shown(lr)}'
+        )
+    if isinstance(peak, int | float) and lr == AUTO:
+        message = f"warmup_max_lr is {shown(peak)} while the optimizer's lr follows --learning_rate; the two must agree"
+        sheet.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, 'write "warmup_max_lr": "auto"')
+    low = params.get("warmup_min_lr", 0)
+    if isinstance(peak, int | float) and isinstance(low, int | float) and low > peak:
+        message = f"warmup_min_lr {shown(low)} is above warmup_max_lr {shown(peak)}: the rate goes down"
+        sheet.warning("scheduler_warmup", (*AT, "warmup_min_lr"), message)
