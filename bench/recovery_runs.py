@@ -27,7 +27,7 @@ VOCABULARY = 512
 SAVE = 60
 ENDLESS = 1_000_000
 PLAIN_STEPS = "steps.jsonl"
-HANDSHAKE_TIMEOUT_S = 180.0
+PATIENCE_S = 180.0
 
 
 class Run(ABC):
@@ -73,7 +73,7 @@ class Run(ABC):
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         """Until `condition()`; RuntimeError when the run ends or nothing happens."""
-        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name}: waiting for {what} in vain; see {self.log.name}")

@@ -58,7 +58,7 @@ class Meter:
         return report
 
 
-class RunEventWriter:
+class Ledger:
     """Sums the reports up; in the process that shows them."""
 
     def __init__(self, *, limited: bool) -> None:
@@ -98,4 +98,4 @@ class RunEventWriter:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Meter())
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(RunEventWriter(limited=config.getoption("--budget")))
+        config.pluginmanager.register(Ledger(limited=config.getoption("--budget")))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.launch.supervisor.policy import Remedy, shrink
+from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.records import write_json_atomic
@@ -21,20 +21,20 @@ SKIP_FILE = "skip-steps.json"
 MOST_SKIPPED_STEPS = 10
 
 
-def read_remedy(run: Path, recipe: Recipe) -> Remedy:
+def read_remedy(run: Path, recipe: Recipe) -> MemoryFallback:
     """The remedy in force for a start in `run`. Raises UsageError for a file that is not the supervisor's."""
     if recipe.spec.resume == "never" or not recipe.spec.remedy:
-        return Remedy()
+        return MemoryFallback()
     try:
         found = json.loads((run / REMEDY_FILE).read_text())
     except FileNotFoundError:
-        return Remedy()
+        return MemoryFallback()
     except ValueError:
         found = {}
-    return Remedy.from_dict(found if isinstance(found, dict) else {})
+    return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
 
 
-def remedied(recipe: Recipe, remedy: Remedy, *, stage: int) -> Recipe:
+def remedied(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
     """The recipe with recomputation and offloading as the remedy says; `stage` 0 cannot offload."""
     if remedy.recompute:
         recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
@@ -43,13 +43,13 @@ def remedied(recipe: Recipe, remedy: Remedy, *, stage: int) -> Recipe:
     return recipe
 
 
-def shrunk(batch: BatchPlan, remedy: Remedy) -> BatchPlan:
+def shrunk(batch: BatchPlan, remedy: MemoryFallback) -> BatchPlan:
     """The batch with a smaller micro batch and more accumulation steps; the global batch stays."""
     micro, accumulation = shrink(batch.micro_batch, batch.accumulation, remedy.halvings)
     return replace(batch, micro_batch=micro, accumulation=accumulation)
 
 
-def notice(before: BatchPlan, after: BatchPlan, remedy: Remedy) -> str | None:
+def notice(before: BatchPlan, after: BatchPlan, remedy: MemoryFallback) -> str | None:
     """What the remedy changes, in one line; None where nothing is."""
     changes = []
     if after != before:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.launch.supervisor.policy import Remedy
+from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.phases import evaluation_is_asked_for, phases
 from dsrun.recipe.resolve import Recipe
@@ -22,7 +22,7 @@ from dsrun.train.world import World
 from dsrun.train.zero_auto import settle
 
 DEFAULT_MICRO_BATCH = 8
-NO_REMEDY = Remedy()
+NO_REMEDY = MemoryFallback()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def decide_plan(
     world: World,
     *,
     say: Callable[[str], None],
-    remedy: Remedy = NO_REMEDY,
+    remedy: MemoryFallback = NO_REMEDY,
     saved_batch: int | None = None,
 ) -> Plan:
     """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory

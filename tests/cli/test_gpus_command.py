@@ -44,10 +44,10 @@ def test_gpus_json_fields(dsrun):
 
 
 def test_unknown_gpu_name_lists_candidates(dsrun):
-    ambiguous, mistyped, external = asked(dsrun, "rtx 4000", "b20", "MI300X")["gpus"]
+    ambiguous, mistyped, foreign = asked(dsrun, "rtx 4000", "b20", "MI300X")["gpus"]
     assert ambiguous["may_be"] == ["Quadro RTX 4000", "RTX 4000 Ada"]
     assert mistyped["may_be"][0] == "B200"
-    assert external["may_be"] == []
+    assert foreign["may_be"] == []
 
 
 def test_gres_json(dsrun):

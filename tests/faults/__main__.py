@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     bench = Bench(folder)
     bench.prepare()
     results = []
-    for result in _results(bench, options.only, options.force_quit):
+    for result in _results(bench, options.only, options.at_once):
         results.append(result)
         words = "; ".join(result.wrong) or "fine"
         print(f"{time.strftime('%H:%M:%S')} {result.name}: {words} ({result.seconds:.0f} s)", flush=True)
@@ -47,12 +47,12 @@ def main(argv: list[str]) -> int:
     return 1 if any(each.wrong for each in results) else 0
 
 
-def _results(bench: Bench, only: str, force_quit: int) -> Iterator[Result]:
+def _results(bench: Bench, only: str, at_once: int) -> Iterator[Result]:
     """The results as they come. What changes the model or mounts disks goes last and alone."""
     tasks: list[Callable[[], Result]] = [partial(bench.run, each) for each in cells() if only in each.name]
     if only in "damage":
         tasks += [partial(resume_after, bench, *each) for each in damages()]
-    with ThreadPoolExecutor(force_quit) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         for done in as_completed([pool.submit(_timed, task) for task in tasks]):
             yield done.result()
     if only in "surroundings":

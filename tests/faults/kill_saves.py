@@ -147,12 +147,12 @@ class Kills:
             if time.monotonic() > deadline:
                 return "nothing was saved in time"
             for rank, words in ranks.words(1.0):
-                trouble = self._read_answers(rank, words)
+                trouble = self._hear(rank, words)
                 if trouble:
                     return trouble
         return ""
 
-    def _read_answers(self, rank: int, words: list[str]) -> str:
+    def _hear(self, rank: int, words: list[str]) -> str:
         match words:
             case ["weights", step, digest]:
                 self.tally.steps_again += (rank, int(step)) in self._digests

@@ -38,7 +38,7 @@ _SUPERVISORS = (("dsrun", "train"), ("dsrun", "launch"), "tests.integration.supe
 _WARM = ["-u", "-m", "dsrun.launch.workers.zygote"]
 
 
-def exec_rank(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
+def become(request: Mapping[str, Any], streams: Sequence[int], parent: int) -> NoReturn:
     """Be the process that `request` asks for, to its end; `streams` become stdin, stdout and stderr."""
 
     def program() -> int:

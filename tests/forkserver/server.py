@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 
 from dsrun.system.tether import die_with_parent, name_thread
-from tests.forkserver.child import exec_rank
+from tests.forkserver.child import become
 
 PID = struct.Struct("!i")
 END = struct.Struct("!idd")
@@ -80,7 +80,7 @@ def _serve(requests: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                exec_rank(json.loads(message), fds[:3], parent)
+                become(json.loads(message), fds[:3], parent)
             for fd in fds[:3]:
                 os.close(fd)
             answers[pid] = socket.socket(fileno=fds[3])

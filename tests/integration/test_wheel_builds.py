@@ -24,7 +24,7 @@ from tests.processes import alive
 
 pytestmark = pytest.mark.train
 
-HANDSHAKE_TIMEOUT_S = 300
+PATIENCE_S = 300
 
 
 @pytest.fixture(scope="session")
@@ -190,7 +190,7 @@ def test_wheel_build_sigint_ends_compilers_and_cleans_up(builder, tree, tmp_path
     until(lambda: pids.exists() and pids.read_text().endswith("\n"), process)
     compilers = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=HANDSHAKE_TIMEOUT_S)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "error: interrupted"
     assert not [each for each in compilers if alive(each)]
@@ -199,7 +199,7 @@ def test_wheel_build_sigint_ends_compilers_and_cleans_up(builder, tree, tmp_path
 
 
 def until(condition, process):
-    deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

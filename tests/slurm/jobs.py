@@ -28,7 +28,7 @@ ENDED = {
     "BOOT_FAIL",
     "OUT_OF_MEMORY",
 }
-HANDSHAKE_TIMEOUT_S = 300
+PATIENCE_S = 300
 """Far more than anything takes here; two slow cores may start ten workers at once."""
 SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)\s*")
 # The ranks of one run folder: they are forked by a process whose environment names the folder, and call themselves so.
@@ -72,7 +72,7 @@ class Person:
             env=variables,
         )
         done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=HANDSHAKE_TIMEOUT_S,
+            argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
             **({"stdin": subprocess.DEVNULL} if input is None else {"input": input}),
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{shlex.join(map(str, words))}\n{done.stdout}{done.stderr}"
@@ -164,7 +164,7 @@ class Job:
     def update(self, **facts: object) -> None:
         self.control("update", f"JobId={self.name}", *(f"{key}={value}" for key, value in facts.items()))
 
-    def until(self, holds: Callable[[], object], what: str, *, seconds: float = HANDSHAKE_TIMEOUT_S) -> None:
+    def until(self, holds: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
         """Wait until `holds()`; fails the test with what is known of the job when it does not."""
         end = time.monotonic() + seconds
         while not holds():
@@ -172,7 +172,7 @@ class Job:
                 raise AssertionError(f"job {self.name}: never {what}\n{self.story()}")
             time.sleep(0.1)
 
-    def wait_for(self, state: str, *, seconds: float = HANDSHAKE_TIMEOUT_S) -> Job:
+    def wait_for(self, state: str, *, seconds: float = PATIENCE_S) -> Job:
         """Wait for a state. Fails the test at once when the job ends in another."""
 
         def reached() -> bool:

@@ -109,12 +109,12 @@ class Machine:
         children = _children(pid) if pid else []
         if not children:
             raise RuntimeError(f"{self.name} is off")
-        exec_rank = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
         variables = {"PATH": SYSTEM_PATH, **(env or {})}
         return [
             "nsenter", "--target", str(children[0]), "--net", "--uts", "--mount", "--root", "--ipc", "--pid",
             # A shell ignores Ctrl-C for what it starts in the background, `make test-slurm &` for one.
-            *exec_rank, "env", "-i", "--default-signal=INT", f"--chdir={cwd}",
+            *become, "env", "-i", "--default-signal=INT", f"--chdir={cwd}",
             *(f"{name}={value}" for name, value in variables.items()), *words,
         ]  # fmt: skip
 

@@ -74,7 +74,7 @@ def test_stage_removes_copies_of_gone_jobs_only(ada, place, cluster):
     waiting = ada.submit(
         "--nodes", 1, "--gpus-per-node", "0", "--begin", "now+1day", program=["true"], cwd=place
     )
-    gone, known, external = names = ["dsrun-20001-99999999", f"dsrun-20001-{waiting.id}", "dsrun-1-99999999"]
+    gone, known, foreign = names = ["dsrun-20001-99999999", f"dsrun-20001-{waiting.id}", "dsrun-1-99999999"]
     disks = list((cluster.root / "disk").glob("*/tmp"))
     assert disks
     for copy in (disk / name for disk in disks for name in names):
@@ -88,7 +88,7 @@ def test_stage_removes_copies_of_gone_jobs_only(ada, place, cluster):
     job.wait_for("COMPLETED")
     for node in job.machines():
         left = {each.name for each in (cluster.root / "disk" / node / "tmp").glob("dsrun-*-*")}
-        assert {known, external} <= left
+        assert {known, foreign} <= left
         assert gone not in left
     ada.run("scancel", waiting.id)
     for copy in (disk / name for disk in disks for name in names):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tests.budget import LIMIT_S, RunEventWriter
+from tests.budget import LIMIT_S, Ledger
 from tests.forkserver.client import HEAVY, LIGHT, Process
 from tests.processes import left_of
 
@@ -87,7 +87,7 @@ def report(test: str, own: float, *, free: bool = False) -> SimpleNamespace:
 
 def test_budget_names_expensive_tests_only():
     """Phases of a test add up; engines and exhaustive tests are free; what was left behind is no test's own."""
-    ledger = RunEventWriter(limited=True)
+    ledger = Ledger(limited=True)
     for each in (
         report("dear", LIMIT_S / 2),
         report("dear", LIMIT_S),

@@ -15,8 +15,8 @@ from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.mapping import map_rows, quiet
-from dsrun.train.data.request import Counts
 from dsrun.train.data.rows.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.rows.limits import check_sample_count
 from dsrun.train.data.rows.normal import normalise

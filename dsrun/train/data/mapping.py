@@ -15,7 +15,7 @@ import datasets
 from datasets import Dataset, Features
 
 from dsrun.system.tether import die_with_parent
-from dsrun.train.data.request import Counts
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.tokens.tokenise import RowEncoder
 
 BATCH = 1000

@@ -13,8 +13,9 @@ from dsrun.errors import UsageError
 from dsrun.train.data.build import Job, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.collate import Collator
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.mapping import quiet
-from dsrun.train.data.request import Counts, DataRequest, PreparedData, Rows
+from dsrun.train.data.request import DataRequest, PreparedData, Rows
 from dsrun.train.data.rows.languages import is_multilingual, set_languages
 from dsrun.train.data.rows.layouts import Hints
 from dsrun.train.data.rows.limits import (

@@ -10,7 +10,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs import submit
-from dsrun.slurm.jobs.follow import Tail, Watchdog, follow, interval
+from dsrun.slurm.jobs.follow import Tail, Watch, follow, interval
 from dsrun.slurm.jobs.status import JobView, from_history, read_jobs
 from tests.slurm_recordings import recorded, stand_in
 
@@ -218,7 +218,7 @@ def test_sacct_row_parsed():
 
 def test_follow_reports_state_changes_only():
     """Something is reported only when the job has changed."""
-    watch = Watchdog("7")
+    watch = Watch("7")
     waiting = JobView(label="7", state="PENDING", reason="Priority")
     assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
     assert watch.news([waiting]) == []

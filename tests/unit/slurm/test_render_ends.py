@@ -90,13 +90,13 @@ def test_repeated_signals_are_all_forwarded(shell):
     shell.worker = 'until [ -e "$STAND_INS/go" ]; do sleep 0.02; done; exit 6'
     process = begun(shell, other(shell, requeue="false"))
 
-    def forwarded_variables() -> int:
+    def passed_on() -> int:
         return (shell.tools / "record").read_bytes().count(b"\0scancel\0")
 
     for count, which in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1), 1):
         process.send_signal(which)
         # Two that wait for the shell at once are one to the kernel.
-        until(lambda count=count: forwarded_variables() == count, "it was not passed on")
+        until(lambda count=count: passed_on() == count, "it was not passed on")
     (shell.tools / "go").touch()
     done = shell.ended(process)
     assert done.code == 6

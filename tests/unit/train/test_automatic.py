@@ -27,14 +27,14 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def joined_run(*argv, config=EIGHT_B, world=GPU, precision="bf16"):
+def settled(*argv, config=EIGHT_B, world=GPU, precision="bf16"):
     recipe = resolve(["--model", "org/not-here", "--zero", "auto", *argv], None)
     task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
     return zero_auto.settle(recipe, config, task, precision, world)
 
 
 def test_zero_auto_shards_8b_model_on_four_gpus():
-    recipe, words = joined_run("--max-length", "1024")
+    recipe, words = settled("--max-length", "1024")
     assert recipe.spec.zero in ("2", "3")
     assert recipe.spec.micro_batch_size >= 1
     assert recipe.sources["zero"] == recipe.sources["micro_batch_size"] == "--zero auto"
@@ -44,36 +44,36 @@ def test_zero_auto_shards_8b_model_on_four_gpus():
 def test_zero_auto_without_stage_3_for_small_model():
     small = LlamaConfig(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
                         num_attention_heads=4)  # fmt: skip
-    assert joined_run(config=small)[0].spec.zero != "3"
+    assert settled(config=small)[0].spec.zero != "3"
 
 
 def test_zero_auto_keeps_given_flags():
-    recipe, _ = joined_run(
+    recipe, _ = settled(
         "--offload", "cpu", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "true"
     )
     assert recipe.spec.offload == "cpu"
     assert recipe.spec.micro_batch_size is None
     assert recipe.hf["per_device_train_batch_size"] == 2
     assert recipe.sources["offload"] == "command line"
-    recipe, _ = joined_run("--gradient_checkpointing", "false", "--max-length", "256")
+    recipe, _ = settled("--gradient_checkpointing", "false", "--max-length", "256")
     assert recipe.hf["gradient_checkpointing"] is False
 
 
 def test_zero_auto_micro_batch_shrinks_with_length():
     """Longer samples leave room for fewer in a micro batch."""
-    short, _ = joined_run("--max-length", "512", "--gradient_checkpointing", "true")
-    long, _ = joined_run("--max-length", "8192", "--gradient_checkpointing", "true")
+    short, _ = settled("--max-length", "512", "--gradient_checkpointing", "true")
+    long, _ = settled("--max-length", "8192", "--gradient_checkpointing", "true")
     assert long.spec.micro_batch_size < short.spec.micro_batch_size
     t5 = T5Config(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
-    narrow, _ = joined_run("--max-source-length", "128", config=t5)
-    wide, _ = joined_run("--max-source-length", "4096", config=t5)
+    narrow, _ = settled("--max-source-length", "128", config=t5)
+    wide, _ = settled("--max-source-length", "4096", config=t5)
     assert wide.spec.micro_batch_size < narrow.spec.micro_batch_size
 
 
 def test_zero_auto_rejects_what_fits_nowhere(monkeypatch):
     monkeypatch.setattr(zero_auto, "_cluster", lambda world: cluster("l4:1"))
     with pytest.raises(UsageError, match="nothing fits 1 × l4") as error:
-        joined_run("--offload", "none", "--max-length", "8192")
+        settled("--offload", "none", "--max-length", "8192")
     assert error.value.fix
 
 
@@ -81,10 +81,10 @@ def test_zero_auto_reads_shapes_off_unknown_family():
     """Seven billion weights, of a model that is built for it without storage."""
     falcon = AutoConfig.for_model("falcon")
     assert falcon.model_type not in FAMILIES
-    recipe, words = joined_run("--max-length", "1024", config=falcon)
+    recipe, words = settled("--max-length", "1024", config=falcon)
     assert words.endswith("(`dsrun plan` says why)")
     assert recipe.spec.micro_batch_size >= 1
-    small, _ = joined_run(
+    small, _ = settled(
         "--max-length",
         "1024",
         config=AutoConfig.for_model("falcon", hidden_size=256, num_hidden_layers=2, num_attention_heads=4),
@@ -95,10 +95,10 @@ def test_zero_auto_reads_shapes_off_unknown_family():
 
 def test_zero_auto_falls_back_to_stage_2():
     """Without GPUs, and for models that cannot be counted, it is stage 2."""
-    recipe, words = joined_run(world=CPU)
+    recipe, words = settled(world=CPU)
     assert (recipe.spec.zero, recipe.spec.micro_batch_size) == ("2", None)
     assert "no GPU" in words
-    recipe, words = joined_run(config=AutoConfig.for_model("xlm"))
+    recipe, words = settled(config=AutoConfig.for_model("xlm"))
     assert recipe.spec.zero == "2"
     assert words == "--zero auto: ZeRO-2, as xlm models cannot be counted without their weights"
 

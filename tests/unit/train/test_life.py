@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 from dsrun.runs.heartbeat import Heart, read_beats
-from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, Beats, RunEventWriter
+from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, Beats, Ledger
 from dsrun.train.lifecycle.preemption import stopping_from
 from dsrun.train.lifecycle.rank_context import Life, is_supervised
 from tests.forkserver.client import HEAVY
@@ -60,7 +60,7 @@ def test_progress_event_once_a_minute():
         training=lambda step: written.append(("training", step)),
         event=lambda kind, step: written.append((kind, step)),
     )
-    ledger = RunEventWriter(records, clock=lambda: now[0])
+    ledger = Ledger(records, clock=lambda: now[0])
     ledger.on_train_begin(None, SimpleNamespace(global_step=7), None)
     for step in range(8, 21):
         now[0] += PROGRESS_SECONDS / 4

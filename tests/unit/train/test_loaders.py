@@ -83,8 +83,8 @@ def test_micro_batches_know_sample_ids_and_epoch(workers):
 def test_sample_order_from_data_seed_or_seed():
     """The order follows from the seed of the data, or else from the seed."""
 
-    def order(**preforked):
-        loader = training_loader(arguments(**preforked), Counted(50), Split(2, 0, 1), COLLATE)
+    def order(**seeds):
+        loader = training_loader(arguments(**seeds), Counted(50), Split(2, 0, 1), COLLATE)
         return [sample for batch in loader.batch_sampler for sample in batch]
 
     assert order(seed=7, data_seed=0) == order(seed=0) != order(seed=7)

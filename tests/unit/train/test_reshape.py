@@ -268,10 +268,10 @@ def test_conversion_from_plain_ddp_needs_adam_states(optimizer, trained, stage, 
 
 def test_seed_of_joining_rank():
     """A joining rank has a seed of its own that is the same each time."""
-    preforked = [seed_of(42, step, rank) for step in (4, 8) for rank in range(4)]
-    assert len(set(preforked)) == 8
-    assert seed_of(42, 4, 1) == preforked[1]
-    assert all(0 <= seed < 2**32 for seed in preforked)
+    seeds = [seed_of(42, step, rank) for step in (4, 8) for rank in range(4)]
+    assert len(set(seeds)) == 8
+    assert seed_of(42, 4, 1) == seeds[1]
+    assert all(0 <= seed < 2**32 for seed in seeds)
 
 
 def test_converted_checkpoint_discarded(tmp_path):

@@ -211,17 +211,17 @@ def test_run_folder_reusable_after_early_death(run):
 
 def test_resume_from_foreign_checkpoint(run, tmp_path):
     """A checkpoint that dsrun did not write is accepted with a notice."""
-    external = checkpoint(RunFolder(tmp_path / "other"), 5, complete=False)
+    foreign = checkpoint(RunFolder(tmp_path / "other"), 5, complete=False)
     said = []
-    assert find(run, str(external), said=said) == external
+    assert find(run, str(foreign), said=said) == foreign
     assert "cannot be verified" in said[0]
-    (external / "latest").write_text("global_step7")
+    (foreign / "latest").write_text("global_step7")
     with pytest.raises(UsageError, match="`latest` names 'global_step7'"):
-        find(run, str(external))
+        find(run, str(foreign))
     for name in ("config.json", "trainer_state.json"):
-        (external / name).write_text('{"global_')
+        (foreign / name).write_text('{"global_')
         with pytest.raises(UsageError, match=rf"{name} is damaged"):
-            find(run, str(external))
+            find(run, str(foreign))
 
 
 def test_resume_with_other_world_size_or_zero_stage(run):

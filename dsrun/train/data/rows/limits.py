@@ -7,7 +7,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.request import Counts
+from dsrun.train.data.counts import Counts
 
 DEFAULT_LENGTH = 1024
 """Cap of a source or block nobody chose, as in the Transformers example scripts."""

@@ -54,13 +54,9 @@ def test_zero_auto_keeps_given_offload():
 def test_zero_auto_sets_train_options():
     recipe = resolve(["--model", "m"], None)
     chosen = Chosen(stage=3, offload="cpu", micro_batch=4, checkpointing=True)
-    joined_run = with_defaults(recipe, settings(chosen), "--zero auto")
-    assert (joined_run.spec.zero, joined_run.spec.offload, joined_run.spec.micro_batch_size) == (
-        "3",
-        "cpu",
-        4,
-    )
-    assert joined_run.hf["gradient_checkpointing"] is True
+    settled = with_defaults(recipe, settings(chosen), "--zero auto")
+    assert (settled.spec.zero, settled.spec.offload, settled.spec.micro_batch_size) == ("3", "cpu", 4)
+    assert settled.hf["gradient_checkpointing"] is True
     assert "ZeRO-3 with states on the host, micro batch 4, recomputing" in words(chosen)
     plain = Chosen(stage=0, offload="none", micro_batch=2, checkpointing=False)
     assert settings(plain) == {"zero": "0", "micro_batch_size": 2}
