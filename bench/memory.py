@@ -24,7 +24,7 @@ from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.model.shapes import describe
-from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.resident import resident
 from dsrun.zero.memory.strategy import Strategy, gpu
 
@@ -91,7 +91,7 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
 
 def predict(case: Case, world: int, gpu_name: str | None) -> int:
     """dsrun's bytes for one rank."""
-    question = Question(
+    question = PlanRequest(
         model=describe(case.config, from_scratch=True),
         cluster=cluster(f"{gpu_name or 'none'}:{world}", memory=80),
         length=case.length,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.system.tether import tethered
+from dsrun.system.pdeathsig import tethered
 
 ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 2

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dsrun.zero.memory.gpus_arg import Cluster
     from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.plan import Plan
-    from dsrun.zero.memory.strategy import Row
+    from dsrun.zero.memory.strategy import Candidate
 
 STEPS = 2
 SECONDS = 3600.0
@@ -74,7 +74,7 @@ def is_another(gpu: Gpu, planned: Cluster) -> bool:
     return size < (1 - SAME_SIZE) * planned.memory
 
 
-def _on_cpu(made: Plan, row: Row) -> tuple[Plan, Row]:
+def _on_cpu(made: Plan, row: Candidate) -> tuple[Plan, Candidate]:
     """The same strategy on as many ranks as there are cores, with a micro batch a CPU gets through."""
     from dsrun.system.host import cores
 
@@ -86,7 +86,7 @@ def _on_cpu(made: Plan, row: Row) -> tuple[Plan, Row]:
 
 
 def training_argv(
-    made: Plan, row: Row, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
+    made: Plan, row: Candidate, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
     from dsrun.zero.memory.commands import Wording, train_argv
@@ -112,7 +112,7 @@ def training_argv(
 
 def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     from dsrun.runs.records import read_records
-    from dsrun.system.answer import ask
+    from dsrun.system.capture import ask
 
     done = ask([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
     if done.exit_code:
@@ -122,7 +122,7 @@ def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
 
 
 def compare(
-    made: Plan, row: Row, found: Found, records: list[dict[str, Any]], *, on_gpu: bool
+    made: Plan, row: Candidate, found: Found, records: list[dict[str, Any]], *, on_gpu: bool
 ) -> Calibration:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy

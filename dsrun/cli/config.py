@@ -18,7 +18,7 @@ from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
-    from dsrun.zero.generate.blocks import Facts
+    from dsrun.zero.generate.blocks import HardwareFacts
 
 # name -> (module, one line for --help)
 COMMANDS = {
@@ -161,13 +161,13 @@ def _plain(name: str, value: Any) -> Any:
     return options()[name].default if value is None else value
 
 
-def _json(spec: ZeroSpec, facts: Facts) -> str:
+def _json(spec: ZeroSpec, facts: HardwareFacts) -> str:
     from dsrun.zero.generate.config import generate, render
 
     return render(generate(spec, facts=facts))
 
 
-def _explanation(spec: ZeroSpec, facts: Facts, form: str) -> str:
+def _explanation(spec: ZeroSpec, facts: HardwareFacts, form: str) -> str:
     from dsrun.zero.generate.explain import as_json, as_text, explain
 
     rows = explain(spec, facts)
@@ -208,9 +208,9 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
     )
 
 
-def find_facts(spec: ZeroSpec) -> Facts:
+def find_facts(spec: ZeroSpec) -> HardwareFacts:
     """What this machine knows about the spec's model and GPU. Raises UsageError for a GPU nobody knows."""
-    from dsrun.zero.generate.blocks import Facts
+    from dsrun.zero.generate.blocks import HardwareFacts
     from dsrun.zero.memory.model.reading import Settings
 
     gpu = _gpu(spec.gpu) if spec.gpu is not None else None
@@ -221,7 +221,7 @@ def find_facts(spec: ZeroSpec) -> Facts:
     width = Settings(config).optional(*names) or Settings(inner).optional(*names)
     if spec.model and config and not width:
         remark(f"the config.json of {spec.model} names no width: sizes as without --model")
-    return Facts(
+    return HardwareFacts(
         hidden_size=width,
         largest=_largest(config) if spec.offload_param == "nvme" else None,
         model_type=config.get("model_type"),

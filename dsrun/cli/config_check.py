@@ -16,7 +16,7 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 if TYPE_CHECKING:
     from dsrun.findings import Finding
     from dsrun.hardware.gpus import GpuModel
-    from dsrun.recipe.given import Given
+    from dsrun.recipe.parsed_value import ParsedValue
     from dsrun.zero.lint.view import Flags
 
 STDIN = "-"
@@ -132,7 +132,7 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     return Flags(own | trainer_values(given, workers), frozenset(places), places)
 
 
-def _value(given: dict[str, Given], name: str) -> Any:
+def _value(given: dict[str, ParsedValue], name: str) -> Any:
     return given[name].value if name in given else None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.model.count import Counted
     from dsrun.zero.memory.plan import Plan
-    from dsrun.zero.memory.request import Question
+    from dsrun.zero.memory.request import PlanRequest
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,9 +116,9 @@ def _model_folder(name: str) -> str:
     return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
 
 
-def _question(counted: Counted, given: dict[str, Any]) -> Question:
+def _question(counted: Counted, given: dict[str, Any]) -> PlanRequest:
     from dsrun.zero.memory.model.shapes import check_length
-    from dsrun.zero.memory.request import USUAL_LENGTH, Question, default_precision
+    from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, default_precision
 
     cluster = _cluster(given)
     model = counted.architecture
@@ -126,7 +126,7 @@ def _question(counted: Counted, given: dict[str, Any]) -> Question:
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     target = given["max_target_length"] if model.seq2seq else None
     question = replace(
-        Question(model=model, cluster=cluster),
+        PlanRequest(model=model, cluster=cluster),
         length=_first(target, both, usual),
         source_length=_first(given["max_source_length"], both, usual),
         global_batch=given["global_batch_size"],
@@ -194,7 +194,7 @@ def _wording(given: dict[str, Any]) -> Wording:
     )
 
 
-def _correction(found: Found, question: Question) -> float:
+def _correction(found: Found, question: PlanRequest) -> float:
     from dsrun.zero.memory.calibration import remembered
 
     return remembered(found.config, question)

@@ -16,7 +16,7 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 if TYPE_CHECKING:
     from dsrun.wheel.verify.check import Verification
     from dsrun.wheel.verify.machine import Gpu
-    from dsrun.wheel.verify.nodes import Visit
+    from dsrun.wheel.verify.nodes import NodeReport
 
 FORMAT_VERSION = 1
 
@@ -104,7 +104,7 @@ def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
     return EXIT_FINDINGS if done.failed else 0
 
 
-def _say(done: Verification, visits: list[Visit], form: str) -> None:
+def _say(done: Verification, visits: list[NodeReport], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(as_json(done, visits), indent=2, ensure_ascii=False))
         return
@@ -114,7 +114,7 @@ def _say(done: Verification, visits: list[Visit], form: str) -> None:
         click.echo(line)
 
 
-def as_json(done: Verification, visits: list[Visit]) -> dict[str, Any]:
+def as_json(done: Verification, visits: list[NodeReport]) -> dict[str, Any]:
     """The content of `--format json`; docs/wheels.md describes it."""
     from dsrun.wheel.verify.check import report_dict
 

@@ -14,7 +14,7 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from dsrun.findings import Finding
-    from dsrun.wheel.verify.nodes import Visit
+    from dsrun.wheel.verify.nodes import NodeReport
 
 FORMAT_VERSION = 1
 
@@ -67,7 +67,7 @@ def push_command(
     """
     del debug
     from dsrun.wheel.verify.check import examine
-    from dsrun.wheel.verify.nodes import Errand, default_folder
+    from dsrun.wheel.verify.nodes import NodeTask, default_folder
     from dsrun.wheel.verify.push import differences, nodes_meant, push
 
     report, findings = examine(file)
@@ -75,7 +75,7 @@ def push_command(
     if any(each.level == "error" for each in findings):
         _say([], findings, form, file.name)  # a damaged wheel is not sent anywhere
         return EXIT_FINDINGS
-    errand = Errand(report=report, python=python or sys.executable, folder=folder or default_folder())
+    errand = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder())
     visits = push(meant, errand, at_once=at_once)
     findings += differences(visits)
     _say(visits, findings, form, file.name)
@@ -83,7 +83,7 @@ def push_command(
     return EXIT_FINDINGS if wrong else 0
 
 
-def _say(visits: list[Visit], findings: list[Finding], form: str, name: str) -> None:
+def _say(visits: list[NodeReport], findings: list[Finding], form: str, name: str) -> None:
     if form == "json":
         click.echo(json.dumps(as_json(visits, findings), indent=2, ensure_ascii=False))
         return
@@ -98,7 +98,7 @@ def _say(visits: list[Visit], findings: list[Finding], form: str, name: str) -> 
         click.echo(line)
 
 
-def as_json(visits: list[Visit], findings: list[Finding]) -> dict[str, Any]:
+def as_json(visits: list[NodeReport], findings: list[Finding]) -> dict[str, Any]:
     """The content of `--format json`; docs/wheels.md describes it. `findings` are about the wheel or all nodes."""
     return {
         "version": FORMAT_VERSION,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.flags import hf_flags
-from dsrun.recipe.given import Given
+from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.removed import translate
 
@@ -17,7 +17,7 @@ DEFAULT_MICRO_BATCH = 8
 SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def flags_in_force(argv: Sequence[str], run_file: str | None, cwd: Path) -> dict[str, Given]:
+def flags_in_force(argv: Sequence[str], run_file: str | None, cwd: Path) -> dict[str, ParsedValue]:
     """Every given flag by canonical name: `argv` over an args.json in it, that over the run.yaml (which `argv` may name
     with --config), removed flags translated.
 
@@ -35,14 +35,14 @@ def flags_in_force(argv: Sequence[str], run_file: str | None, cwd: Path) -> dict
     return found
 
 
-def _translated(given: Iterable[Given]) -> dict[str, Given]:
+def _translated(given: Iterable[ParsedValue]) -> dict[str, ParsedValue]:
     given = list(given)
     present = {each.name for each in given}
     today = (translate(each, present)[0] for each in given)
     return {each.name: each for each in today if each is not None}
 
 
-def trainer_values(given: dict[str, Given], world_size: int | None) -> dict[str, Any]:
+def trainer_values(given: dict[str, ParsedValue], world_size: int | None) -> dict[str, Any]:
     """The training arguments as the Trainer will see them, defaults included; what cannot be known is left out.
 
     `world_size` counts ranks. With a global batch size the accumulation steps follow from it, and

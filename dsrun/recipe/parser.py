@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from dsrun.errors import UsageError
 from dsrun.recipe.convert import describe
 from dsrun.recipe.flags import Flag, nearest, normalise
-from dsrun.recipe.given import COMMAND_LINE, Given, from_data, from_words
+from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
 HELP = "`dsrun train --help` lists all flags"
@@ -28,7 +28,7 @@ NARGS: dict[str, str] = {"bool": "?", "bool|str": "?", "list": "+", "list|str": 
 class Parsed:
     """What a command line gives: its flags in order, and the JSON file of flags that it names, if any."""
 
-    given: tuple[Given, ...]
+    given: tuple[ParsedValue, ...]
     json_file: str | None
 
 
@@ -106,7 +106,7 @@ def _takes_one_value(word: str) -> bool:
     return flag is not None and flag.kind not in ("list", "list|str")
 
 
-def _read(option: str, const: str | None, words: list[str], *, typed: dict[str, str]) -> Given:
+def _read(option: str, const: str | None, words: list[str], *, typed: dict[str, str]) -> ParsedValue:
     """One flag with its words; a bare switch means true, `--no_x` false."""
     spelling = option.removeprefix("--")
     flag = vocabulary().get(spelling) or vocabulary()[spelling.removeprefix("no_")]
@@ -158,7 +158,7 @@ def shown_like(typed: str, spelling: str) -> str:
     )
 
 
-def read_json(path: Path, shown: str) -> tuple[Given, ...]:
+def read_json(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     """The flags in a JSON file, as the example scripts read `script.py args.json`.
 
     `shown` is the path as the user wrote it. Raises UsageError for a file that cannot be read, is not a JSON
@@ -175,7 +175,7 @@ def read_json(path: Path, shown: str) -> tuple[Given, ...]:
     return tuple(_from_json(shown, key, value) for key, value in content.items() if value is not None)
 
 
-def _from_json(shown: str, key: str, value: Any) -> Given:
+def _from_json(shown: str, key: str, value: Any) -> ParsedValue:
     flag = vocabulary().get(normalise(key))
     where = f"{shown}: {key}"
     if flag is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.recipe.flags import all_flags
-from dsrun.recipe.given import COMMAND_LINE
+from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.spec import TrainSpec
 
 DEFAULT = "default"

@@ -15,7 +15,7 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.recipe.convert import Rejected, check_choice
 from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling
-from dsrun.recipe.given import Given, shown_value
+from dsrun.recipe.parsed_value import ParsedValue, shown_value
 
 SAME = object()
 
@@ -246,7 +246,7 @@ def vocabulary() -> dict[str, Flag]:
     return old | by_spelling()
 
 
-def translate(given: Given, present: Collection[str]) -> tuple[Given | None, str | None]:
+def translate(given: ParsedValue, present: Collection[str]) -> tuple[ParsedValue | None, str | None]:
     """What a given value means today, and the notice that says so.
 
     `present` names the flags given beside it. A flag of today comes back as it is. Raises UsageError for a
@@ -267,7 +267,7 @@ def translate(given: Given, present: Collection[str]) -> tuple[Given | None, str
     return _taken_over(given, flag, outcome, opening)
 
 
-def _taken_over(given: Given, flag: Flag, outcome: Becomes, opening: str) -> tuple[Given, str]:
+def _taken_over(given: ParsedValue, flag: Flag, outcome: Becomes, opening: str) -> tuple[ParsedValue, str]:
     value = given.value if outcome.value is SAME else outcome.value
     shown = "" if flag.name in SECRETS else f" {shown_value(flag.name, value)}"
     if flag.choices is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.recipe.defaults import CHOSEN, FIXED
 from dsrun.recipe.flags import SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
-from dsrun.recipe.given import HIDDEN, Given
+from dsrun.recipe.parsed_value import HIDDEN, ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.removed import translate
@@ -63,11 +63,11 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     return replace(recipe, notices=(*recipe.notices, *validate(recipe)))
 
 
-def _layer(given: Iterable[Given], notices: list[str]) -> dict[str, Given]:
+def _layer(given: Iterable[ParsedValue], notices: list[str]) -> dict[str, ParsedValue]:
     """The values of one place by canonical name, removed flags translated and contradictions refused."""
     given = list(given)
     present = {each.name for each in given}
-    layer: dict[str, Given] = {}
+    layer: dict[str, ParsedValue] = {}
     for each in given:
         current, notice = translate(each, present)
         if notice is not None and notice not in notices:
@@ -78,7 +78,7 @@ def _layer(given: Iterable[Given], notices: list[str]) -> dict[str, Given]:
     return layer
 
 
-def _both(first: Given, second: Given) -> Given:
+def _both(first: ParsedValue, second: ParsedValue) -> ParsedValue:
     """One flag given twice in one place: our lists add up, else the last one holds if spelled alike."""
     flag = all_flags()[first.name]
     if flag.owner == "dsrun" and flag.kind == "list":
@@ -90,9 +90,9 @@ def _both(first: Given, second: Given) -> Given:
     return second
 
 
-def _merge(layers: Sequence[Mapping[str, Given]], notices: list[str]) -> dict[str, Given]:
+def _merge(layers: Sequence[Mapping[str, ParsedValue]], notices: list[str]) -> dict[str, ParsedValue]:
     """All places as one, the strongest first in `layers`."""
-    merged: dict[str, Given] = {}
+    merged: dict[str, ParsedValue] = {}
     for layer in layers:
         aside = _displaced((each.name, each.value) for each in merged.values())
         for name, each in layer.items():
@@ -105,7 +105,7 @@ def _merge(layers: Sequence[Mapping[str, Given]], notices: list[str]) -> dict[st
     return merged
 
 
-def _with_implied(given: Mapping[str, Given]) -> dict[str, Given]:
+def _with_implied(given: Mapping[str, ParsedValue]) -> dict[str, ParsedValue]:
     """With what a flag says without words: the Trainer would evaluate at no step at all for --eval-steps alone."""
     every = given.get("eval_steps")
     if every is None or every.value is None or "eval_strategy" in given:
@@ -123,7 +123,7 @@ def _displaced(stronger: Iterable[tuple[str, Any]]) -> dict[str, str]:
     }
 
 
-def _recipe(given: Mapping[str, Given], notices: Sequence[str]) -> Recipe:
+def _recipe(given: Mapping[str, ParsedValue], notices: Sequence[str]) -> Recipe:
     own = own_flags()
     spec = TrainSpec(**{name: each.value for name, each in given.items() if name in own})
     hf = {hf_flags()[name].key: each.value for name, each in given.items() if name not in own}

@@ -17,7 +17,7 @@ import yaml
 from dsrun.errors import UsageError
 from dsrun.recipe.convert import YAML_FLOAT
 from dsrun.recipe.flags import Flag, nearest, normalise
-from dsrun.recipe.given import Given, from_data, from_words
+from dsrun.recipe.parsed_value import ParsedValue, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
 NULL_TAG = "tag:yaml.org,2002:null"
@@ -49,7 +49,7 @@ def sections() -> dict[str, Mapping[str, Flag]]:
     return {"train": known, "zero": zero, "launch": launch, "slurm": {}}
 
 
-def read_run_file(path: Path, shown: str) -> tuple[Given, ...]:
+def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     """Every value in run.yaml, in order. `shown` is the path as the user wrote it.
 
     Raises UsageError, with file and line, for text that is not YAML, an unknown or doubled key, and a value
@@ -125,7 +125,7 @@ def _open(path: Path, shown: str) -> _Loader:
         raise UsageError(f"{shown}: not a text file", fix="give a run.yaml") from None
 
 
-def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[Given]:
+def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[ParsedValue]:
     if root is None or root.tag == NULL_TAG:
         return
     for key, node in _pairs(root, shown, "the file"):
@@ -169,7 +169,7 @@ def _unknown_section(key: yaml.ScalarNode, shown: str) -> NoReturn:
 
 def _from_pair(
     loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: str, shown: str
-) -> Given | None:
+) -> ParsedValue | None:
     """One line of a section. An empty value leaves the flag as it is."""
     name = normalise(key.value)
     source = f"{shown}:{_line(key)}"

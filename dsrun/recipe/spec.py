@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsrun.recipe.option import option
-from dsrun.recipe.survival import Survival
+from dsrun.recipe.resilience import ResilienceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSpec(Survival):
+class TrainSpec(ResilienceOptions):
     """What a training run needs, apart from the Transformers training arguments."""
 
     # model

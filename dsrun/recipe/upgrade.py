@@ -11,7 +11,7 @@ import yaml
 
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import normalise
-from dsrun.recipe.given import Given
+from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.removed import SAME, Becomes, table, translate
 from dsrun.recipe.runfile import read_run_file
 
@@ -74,7 +74,9 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     return []
 
 
-def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: Given, present: Collection[str]) -> _Edit:
+def _edit(
+    text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]
+) -> _Edit:
     outcome = table()[given.name].outcome(given.value)
     if not isinstance(outcome, Becomes) or outcome.flag in present:
         return _without(text, key, value)

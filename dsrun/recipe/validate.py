@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.errors import UsageError
 from dsrun.recipe.defaults import ZERO_STAGE
-from dsrun.recipe.given import shown_value
+from dsrun.recipe.parsed_value import shown_value
 from dsrun.recipe.phases import phases
 from dsrun.recipe.recipe import Recipe
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.fsync_pool import ChecksumPool, sum_of, threads
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
 from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
-from dsrun.runs.sealing import Sealer, sum_of, threads
 
 MANIFEST = "manifest.json"
 # Of the Trainer, in every checkpoint.
@@ -47,7 +47,7 @@ def write_manifest(
     """
     files = dict(sealed or {})
     names = list(_files(checkpoint))
-    rest = Sealer(checkpoint)
+    rest = ChecksumPool(checkpoint)
     try:
         if durable:
             rest.add(*(checkpoint / name for name in names if name not in files))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
-from dsrun.system.tether import tethered
+from dsrun.system.pdeathsig import tethered
 
 if TYPE_CHECKING:
     import psutil

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 
 _PATIENCE_S = 30  # a busy controller takes several seconds
 # Node, features, GRES; -O would cut its columns, %G is never cut.

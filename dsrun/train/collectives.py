@@ -26,7 +26,7 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def everyone(mine: T) -> list[T]:
+def all_gather_object(mine: T) -> list[T]:
     """What every rank says, by rank. Values travel as pickles, so keep them small."""
     if ranks() == 1:
         return [mine]
@@ -35,7 +35,7 @@ def everyone(mine: T) -> list[T]:
     return said
 
 
-def by_main(work: Callable[[], T]) -> T:
+def rank0_first(work: Callable[[], T]) -> T:
     """What `work` returns on rank 0, which alone does it. A DsrunError or OSError it raises is raised on all ranks."""
     answer: list[Any] = [None, None]
     if my_rank() == 0:
@@ -50,9 +50,9 @@ def by_main(work: Callable[[], T]) -> T:
     return answer[0]
 
 
-def refuse_differences(what: str, mine: str) -> None:
+def assert_same_on_all_ranks(what: str, mine: str) -> None:
     """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
-    said = everyone(mine)
+    said = all_gather_object(mine)
     other = next((rank for rank, words in enumerate(said) if words != said[0]), None)
     if other is not None:
         raise ToolError(

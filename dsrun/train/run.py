@@ -21,15 +21,15 @@ from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.fingerprint import checkpoint_facts, saved_global_batch
 from dsrun.train.checkpoint.resume import find_checkpoint
-from dsrun.train.collectives import refuse_differences
+from dsrun.train.collectives import assert_same_on_all_ranks
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.lifecycle import failure
 from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError
-from dsrun.train.lifecycle.rank_context import Life, is_supervised
+from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import NanGuard
-from dsrun.train.loop.setup import equip, guard_against_nan
+from dsrun.train.loop.setup import build_callbacks, guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import load as models
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
@@ -47,13 +47,13 @@ def run(
     folder: RunFolder,
     console: Console,
     *,
-    life: Life | None = None,
+    life: RankContext | None = None,
 ) -> None:
     """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
 
     Returns early, with a checkpoint and without a model, when `life.stopping` says so.
     """
-    life = life or Life.alone()
+    life = life or RankContext.alone()
     life.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice(
@@ -86,7 +86,7 @@ class _Run:
     folder: RunFolder
     console: Console
     records: RunRecords
-    life: Life
+    life: RankContext
 
     def carry_out(self, tokenizer: Any) -> None:
         try:
@@ -115,7 +115,7 @@ class _Run:
             again=earlier_signatures(os.environ),
         )
         # It follows from files of the run folder, which each rank has read by itself.
-        refuse_differences("batch", plan.batch.sentence("rank"))
+        assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
         return elastic.adapt_or_none(
             checkpoint,
             elastic.wanted(plan),
@@ -203,7 +203,7 @@ class _Run:
         if training:
             self._check_room(trainer, parameters, trainable)
         self.records.start(plan, parameters=parameters, resumed_from=start.source if start else None)
-        equip(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
+        build_callbacks(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
         began = time.monotonic()
         seconds = 0.0
         if training:

@@ -21,12 +21,12 @@ from dsrun.runs.folder import RunFolder, default_name
 from dsrun.runs.heartbeat import Heart
 from dsrun.system.env import worker_from_env
 from dsrun.system.net import reachable
-from dsrun.system.tether import die_with_parent
+from dsrun.system.pdeathsig import die_with_parent
 from dsrun.train import memory_fallbacks
 from dsrun.train.console import Console
 from dsrun.train.lifecycle import failure
 from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import Life, show_stacks_in
+from dsrun.train.lifecycle.rank_context import RankContext, show_stacks_in
 from dsrun.train.lifecycle.streams import open_console, send_output_to
 from dsrun.train.records import earlier_signatures, is_another
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         _console(0).say(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
-    life = Life(Heart.from_environment(os.environ, rank, answers=True), stopping)
+    life = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
     console = _console(rank)
     log: Path | None = None
     try:
@@ -106,7 +106,7 @@ def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
     return set_earlier_run_aside(folder, datetime.now(), discard=False)
 
 
-def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: Life) -> None:
+def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: RankContext) -> None:
     if rank == 0:
         console.record_in(folder.console)
     from dsrun.train.model.demos import fill_in

@@ -183,14 +183,14 @@ def test_killed_worker_ends_run_and_leaves_no_processes(tiny, pairs, tmp_path):
     with HEAVY.popen(argv, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for(lambda: len(records_or_nothing(tmp_path / "run")) > 2)
-            everyone = by_name(process.pid)
-            everyone["rank-1"].kill()
+            all_gather_object = by_name(process.pid)
+            all_gather_object["rank-1"].kill()
             err = process.communicate(timeout=300)[1]
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGKILL
     assert "SIGKILL" in err.splitlines()[-2] + err.splitlines()[-1]
-    assert not [name for name, process in everyone.items() if alive(process)]
+    assert not [name for name, process in all_gather_object.items() if alive(process)]
 
 
 def records_or_nothing(folder: Path) -> list[float]:

@@ -1,7 +1,7 @@
-"""Why an attempt failed: from what failed workers left behind, how they ended, and what stands in their logs.
+"""Why an attempt failed: from the failure records of its workers, their exit codes, and their logs.
 
-A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.lifecycle.failure`); of any other program only the end of the
-process and its output are known.
+A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.lifecycle.failure`); for any other program only the
+exit code and the output are known.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Protocol
 
-from dsrun.system.tether import tethered
+from dsrun.system.pdeathsig import tethered
 
 CONSOLE_VARIABLE = "DSRUN_CONSOLE"
 TERMINAL_VARIABLE = "DSRUN_TERMINAL"

@@ -18,7 +18,7 @@ from types import FrameType
 
 from dsrun.launch.workers.agent import STOP_FILE_VARIABLE
 from dsrun.launch.workers.spawn import RANKS_VARIABLE, Recorder, prefork, start_with
-from dsrun.system.tether import name_thread
+from dsrun.system.pdeathsig import name_thread
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 # For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dsrun.system.ending import end
-from dsrun.system.tether import die_with_parent, name_thread, tethered
+from dsrun.system.pdeathsig import die_with_parent, name_thread, tethered
 
 RANKS_VARIABLE = "DSRUN_RANKS"
 """The file into which the agent writes which ranks it started and how they ended."""

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from dsrun.launch.workers import agent_process
 from dsrun.launch.workers.spawn import replace_environment
 from dsrun.system.ending import end
-from dsrun.system.tether import die_with_parent, name_thread
+from dsrun.system.pdeathsig import die_with_parent, name_thread
 
 DRIVER = "libcuda.so"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.last import Progress, progress
+from dsrun.runs.progress_tail import Progress, progress
 from dsrun.slurm.cluster import query
 from dsrun.slurm.jobs.output_folder import job_variables, run_folder
 from dsrun.slurm.jobs.status import FINAL

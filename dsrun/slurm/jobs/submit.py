@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError
 from dsrun.slurm.cluster import query
-from dsrun.system.answer import Answer
+from dsrun.system.capture import Answer
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
 _WOULD = re.compile(

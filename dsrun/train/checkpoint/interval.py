@@ -14,7 +14,7 @@ FIRST_SAVE_SECONDS = 60.0
 WORTH_A_WORD = 2.0
 
 
-class SaveOften(TrainerCallback):
+class AdaptiveSaveInterval(TrainerCallback):
     """Saves when the interval is over.
 
     The clock of the one that `leads`, rank 0, decides: its wish travels in the sum that all ranks form before the next

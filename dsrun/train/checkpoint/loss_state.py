@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 
-class Carried(TrainerCallback, ExportableState):
+class LossState(TrainerCallback, ExportableState):
     """Keeps in the checkpoint what the Trainer's log lines are made of.
 
     The stock loop begins a new sum of losses at a resume, so the first line after it would be the mean of other steps

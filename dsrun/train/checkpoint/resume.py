@@ -19,7 +19,7 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
 from dsrun.system.host import hostname
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
-from dsrun.train.collectives import by_main, everyone, ranks
+from dsrun.train.collectives import all_gather_object, rank0_first, ranks
 from dsrun.train.records import bears
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
@@ -56,7 +56,7 @@ def find_checkpoint(
     UsageError where the nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though
     asked for by name, or is another model's or tokenizer's.
     """
-    for words in by_main(lambda: tidy(folder)):
+    for words in rank0_first(lambda: tidy(folder)):
         say(words)
     _see_the_same_folder(folder, force=force, say=say)
     found: Path | None
@@ -69,9 +69,9 @@ def find_checkpoint(
     else:
         found = _given(Path(resume), trust=trust, say=say, beat=beat)
     if found:
-        for words in by_main(lambda: _compare(found, facts, force=force)):
+        for words in rank0_first(lambda: _compare(found, facts, force=force)):
             say(words)
-    for words in by_main(lambda: _out_of_the_way(folder, found)):
+    for words in rank0_first(lambda: _out_of_the_way(folder, found)):
         say(words)
     if found:
         say(f"resuming from {found}")
@@ -111,7 +111,7 @@ def holds_another_run(folder: RunFolder, signed: Collection[str]) -> bool:
 
 def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
     found = _newest(folder, trust=trust, say=say, beat=beat)
-    if found is None and by_main(folder.checkpoints):
+    if found is None and rank0_first(folder.checkpoints):
         say("no checkpoint of this run is whole: starting at step 0")
     return found
 
@@ -121,7 +121,7 @@ def _own_or_given(
 ) -> Path:
     """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one. An earlier
     attempt may have died before it set another course's checkpoints aside."""
-    start = by_main(lambda: _step(given))
+    start = rank0_first(lambda: _step(given))
     beyond = -1 if start is None else start
     own = _newest(
         folder, lambda step, path: step > beyond and _is_signed(path, signed), trust=trust, say=say, beat=beat
@@ -142,7 +142,7 @@ def _newest(
     say: Say,
     beat: Beat,
 ) -> Path | None:
-    for _, path in by_main(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
+    for _, path in rank0_first(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
         findings = read_through(path, trust=trust, beat=beat)
         if not findings:
             return path
@@ -152,10 +152,10 @@ def _newest(
 
 
 def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
-    if not by_main((path / STATE_FILE).is_file):
+    if not rank0_first((path / STATE_FILE).is_file):
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
     path = path.absolute()
-    if by_main((path / MANIFEST).exists):
+    if rank0_first((path / MANIFEST).exists):
         findings = read_through(path, trust=trust, beat=beat)
         if findings:
             raise UsageError(
@@ -163,7 +163,7 @@ def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
                 fix="choose another one; --resume auto takes the newest whole one of the run folder",
             )
         return path
-    by_main(lambda: check_foreign(path, trust=trust))
+    rank0_first(lambda: check_foreign(path, trust=trust))
     say(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
     return path
 
@@ -253,9 +253,9 @@ def _see_the_same_folder(folder: RunFolder, *, force: bool, say: Say) -> None:
     checkpoint of which no node has all files."""
     if ranks() == 1:
         return
-    token = by_main(lambda: _leave_token(folder))
-    seen = everyone((hostname(), _appears(folder.path / HIDDEN / token)))
-    by_main(lambda: shutil.rmtree(folder.path / HIDDEN, ignore_errors=True))
+    token = rank0_first(lambda: _leave_token(folder))
+    seen = all_gather_object((hostname(), _appears(folder.path / HIDDEN / token)))
+    rank0_first(lambda: shutil.rmtree(folder.path / HIDDEN, ignore_errors=True))
     blind = sorted({host for host, sees in seen if not sees})
     if not blind:
         return

@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.fsync_pool import ChecksumPool
 from dsrun.runs.manifest import complete_checkpoints, write_manifest
 from dsrun.runs.schema import ManifestFile
-from dsrun.runs.sealing import Sealer
 from dsrun.system.host import hostname
-from dsrun.train.collectives import by_main, everyone, my_rank
+from dsrun.train.collectives import all_gather_object, my_rank, rank0_first
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class Save:
         self.beat = beat
         self.fault: Fault | None = None
         try:
-            self.folder = by_main(lambda: commit.begin(run, step))
+            self.folder = rank0_first(lambda: commit.begin(run, step))
         except OSError as error:
             raise self.failed(f"{error.strerror} on {run.path}") from error
         share = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._sealer = Sealer(self.folder, share=share)
+        self._sealer = ChecksumPool(self.folder, share=share)
 
     def write(self, work: Callable[[], Any], *files: Path) -> None:
         """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed.
@@ -97,14 +97,14 @@ class Save:
 
         Raises SaveFailed on all ranks where any of them failed, with nothing left of it but the older checkpoints.
         """
-        reports = everyone((self._seal(), self.fault))
+        reports = all_gather_object((self._seal(), self.fault))
         fault = next((fault for _, fault in reports if fault), None)
         if fault:
             if my_rank() == 0:
                 commit.discard(self.run, self.step)
             raise self.failed(f"rank {fault.rank} on {fault.host}: {fault.why}", disk=fault.disk)
         sums = {name: entry for part, _ in reports for name, entry in part.items()}
-        by_main(lambda: self._show(sums, facts))
+        rank0_first(lambda: self._show(sums, facts))
         return sum(entry["size"] for entry in sums.values())
 
     def _seal(self) -> Sums:

@@ -9,8 +9,8 @@ from pathlib import Path
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, verify, within
-from dsrun.runs.trust import refuse_untrusted
-from dsrun.train.collectives import by_main, everyone, my_rank, ranks
+from dsrun.runs.ownership import refuse_untrusted
+from dsrun.train.collectives import all_gather_object, my_rank, rank0_first, ranks
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")
@@ -24,12 +24,12 @@ def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
 
     Raises UsageError, on all ranks, where it is not to be trusted.
     """
-    findings = by_main(lambda: missing_or_wrong_size(path))
+    findings = rank0_first(lambda: missing_or_wrong_size(path))
     if findings:
         return findings
     if not trust:
-        by_main(lambda: refuse_untrusted(path))
-    found = everyone(verify(path, part=my_rank(), parts=ranks(), beat=beat))
+        rank0_first(lambda: refuse_untrusted(path))
+    found = all_gather_object(verify(path, part=my_rank(), parts=ranks(), beat=beat))
     return list({finding.where: finding for part in found for finding in part}.values())
 
 
@@ -57,8 +57,8 @@ def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
 
     It was written long ago, and nothing has looked at it since: a run resumes from the newest one.
     """
-    if by_main(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
-        by_main(lambda: check_foreign(path, trust=trust))
+    if rank0_first(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
+        rank0_first(lambda: check_foreign(path, trust=trust))
         return
     findings = read_through(path, trust=trust, beat=beat)
     if findings:

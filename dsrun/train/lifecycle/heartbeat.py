@@ -9,17 +9,17 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from dsrun.train.lifecycle.rank_context import Life
+from dsrun.train.lifecycle.rank_context import RankContext
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.records import RunRecords, step_of
 
 PROGRESS_SECONDS = 60.0
 
 
-class Beats(TrainerCallback):
+class HeartbeatCallback(TrainerCallback):
     """A sign of life at every optimizer step, and how many steps are done."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: RankContext) -> None:
         self.life = life
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -31,7 +31,7 @@ class Beats(TrainerCallback):
         self.life.heart.step(state.global_step)
 
 
-class Ledger(TrainerCallback):
+class EventCallback(TrainerCallback):
     """The events of training that are no save. Rank 0 only."""
 
     def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,7 +55,7 @@ class Ledger(TrainerCallback):
         self.records.evaluated(state.global_step, metrics)
 
 
-class SaveWatch:
+class SaveTimer:
     """What goes with a save, on all ranks: no NaN is saved, the heart says so, the ledger has it.
 
     `saved` (step, seconds) is told how long training waited.
@@ -63,7 +63,7 @@ class SaveWatch:
 
     def __init__(
         self,
-        life: Life,
+        life: RankContext,
         records: RunRecords,
         guard: NanGuard,
         model: Any,

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 2.0
 SAME_WISH_SECONDS = 1.0
 
 
-class Stopping:
+class PreemptionHandler:
     """What this rank knows of a wish to stop. Ranks agree on it in the sum that they form before every step."""
 
     def __init__(
@@ -150,7 +150,7 @@ class Stopping:
             os._exit(0)
 
 
-def stopping_from(environ: Mapping[str, str]) -> Stopping:
+def stopping_from(environ: Mapping[str, str]) -> PreemptionHandler:
     """What the environment asks for. Raises UsageError for a name that is no signal."""
     names = [f"SIG{name.strip()}" for name in environ.get(SIGNALS_VARIABLE, "").split(",") if name.strip()]
     for name in names:
@@ -159,7 +159,7 @@ def stopping_from(environ: Mapping[str, str]) -> Stopping:
                 f"{SIGNALS_VARIABLE}: {name} is no signal", fix="name signals without SIG, such as USR1,TERM"
             )
     file = environ.get(FILE_VARIABLE)
-    return Stopping(
+    return PreemptionHandler(
         tuple(signal.Signals[name] for name in names),
         Path(file) if file else None,
         is_supervised=heartbeat.FOLDER_VARIABLE in environ,

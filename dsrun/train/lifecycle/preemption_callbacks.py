@@ -9,7 +9,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from dsrun.train.lifecycle.preemption import Stopping
+from dsrun.train.lifecycle.preemption import PreemptionHandler
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
@@ -19,13 +19,13 @@ class EvaluationLeftError(Exception):
     """The ranks left an evaluation, all before the same batch, because one of them was told to stop."""
 
 
-class Vote:
+class StopVote:
     """Whether any rank was told to stop, asked again and again by all ranks together.
 
     On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far.
     """
 
-    def __init__(self, stopping: Stopping, *, world_size: int, device: torch.device) -> None:
+    def __init__(self, stopping: PreemptionHandler, *, world_size: int, device: torch.device) -> None:
         self.stopping = stopping
         self.world_size = world_size
         self.device = device
@@ -50,7 +50,7 @@ class Vote:
         return votes
 
 
-class LeaveWhenTold(TrainerCallback):
+class PreemptionCallback(TrainerCallback):
     """Saves after the step in which the ranks learnt of the wish, and ends training when that is done.
 
     `should_training_stop` is set after the save, not before: the Trainer stores it in the checkpoint, and the resumed
@@ -58,7 +58,7 @@ class LeaveWhenTold(TrainerCallback):
     before its first step: the checkpoint says so.
     """
 
-    def __init__(self, trainer: Any, stopping: Stopping) -> None:
+    def __init__(self, trainer: Any, stopping: PreemptionHandler) -> None:
         self.trainer = trainer
         self.stopping = stopping
 
@@ -85,7 +85,7 @@ class LeaveWhenTold(TrainerCallback):
             control.should_training_stop = True
 
 
-class EvaluateFirst(TrainerCallback):
+class PendingEvaluationCallback(TrainerCallback):
     """Makes the evaluation that an earlier attempt had no time for. The last callback to be added: all others are
     ready for an evaluation then."""
 

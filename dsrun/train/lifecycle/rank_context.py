@@ -11,15 +11,15 @@ from typing import IO, Self
 
 from dsrun.runs.heartbeat import FOLDER_VARIABLE, Heart
 from dsrun.train.lifecycle.failure import Progress
-from dsrun.train.lifecycle.preemption import Stopping, stopping_from
+from dsrun.train.lifecycle.preemption import PreemptionHandler, stopping_from
 
 
 @dataclass
-class Life:
+class RankContext:
     """One rank's ties to the outside, from its first line to its last."""
 
     heart: Heart
-    stopping: Stopping
+    stopping: PreemptionHandler
     progress: Progress = field(default_factory=Progress)
 
     @classmethod

@@ -9,10 +9,10 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.interval import mean_time_between_failures, save_interval
 from dsrun.train import memory_fallbacks, report
 from dsrun.train.batching.samples import SampleLedger
-from dsrun.train.checkpoint.interval import SaveOften
+from dsrun.train.checkpoint.interval import AdaptiveSaveInterval
 from dsrun.train.console import Console
-from dsrun.train.lifecycle.heartbeat import Beats, Ledger, SaveWatch
-from dsrun.train.lifecycle.preemption_callbacks import EvaluateFirst, LeaveWhenTold
+from dsrun.train.lifecycle.heartbeat import EventCallback, HeartbeatCallback, SaveTimer
+from dsrun.train.lifecycle.preemption_callbacks import PendingEvaluationCallback, PreemptionCallback
 from dsrun.train.loop.callbacks import LogLastStep, Profiler, ProveEngine, Recorder, SpikeWatch, StopEarly
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.trainer import RunTrainer
@@ -20,7 +20,7 @@ from dsrun.train.plan import Plan
 from dsrun.train.records import RunRecords
 
 
-def equip(
+def build_callbacks(
     trainer: RunTrainer,
     plan: Plan,
     folder: RunFolder,
@@ -37,8 +37,8 @@ def equip(
     if often:
         trainer.add_callback(often)
     saved = often.saved if often else lambda _step, _seconds: None
-    trainer.on_checkpoint = SaveWatch(life, records, trainer.nan_guard, trainer.model, saved)
-    trainer.add_callback(LeaveWhenTold(trainer, life.stopping))
+    trainer.on_checkpoint = SaveTimer(life, records, trainer.nan_guard, trainer.model, saved)
+    trainer.add_callback(PreemptionCallback(trainer, life.stopping))
     trainer.add_callback(ProveEngine(trainer))
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:
@@ -48,8 +48,8 @@ def equip(
     if spec.profile:
         profile = folder.path / "profile"
         trainer.add_callback(Profiler(spec.profile, profile, console, rank=plan.world.rank))
-    trainer.add_callback(Beats(life))
-    trainer.add_callback(EvaluateFirst(trainer))
+    trainer.add_callback(HeartbeatCallback(life))
+    trainer.add_callback(PendingEvaluationCallback(trainer))
 
 
 def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Console, parameters: int) -> None:
@@ -61,7 +61,7 @@ def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Conso
 
     peak = report.peak_flops(plan.precision) if plan.world.device == "cuda" else None
     trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
-    trainer.add_callback(Ledger(records))
+    trainer.add_callback(EventCallback(records))
     trainer.add_callback(SpikeWatch(spiked))
 
 
@@ -84,7 +84,7 @@ def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Conso
     )
 
 
-def save_often(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> SaveOften:
+def save_often(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
     """--save-every auto."""
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 
@@ -92,4 +92,6 @@ def save_often(trainer: Any, plan: Plan, records: RunRecords, console: Console) 
         records.event("interval", step=step, seconds=seconds, steps=steps, message=words)
         console.say(f"note: {words}", style="yellow")
 
-    return SaveOften(trainer, lambda seconds: save_interval(seconds, mtbf), tell, leads=plan.world.is_main)
+    return AdaptiveSaveInterval(
+        trainer, lambda seconds: save_interval(seconds, mtbf), tell, leads=plan.world.is_main
+    )

@@ -16,9 +16,9 @@ from dsrun.train.batching.batches import Split
 from dsrun.train.batching.loaders import MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.batching.samples import DataPlace
 from dsrun.train.checkpoint.checkpointing import Checkpointing
-from dsrun.train.checkpoint.loss_state import Carried
-from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError, Vote, remember_evaluation
-from dsrun.train.lifecycle.rank_context import Life
+from dsrun.train.checkpoint.loss_state import LossState
+from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.lifecycle.rank_context import RankContext
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator
 from dsrun.train.loop.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
@@ -41,7 +41,7 @@ class RunTrainer(Checkpointing):
         split: Split,
         ds_config: dict[str, Any] | None,
         eval_progress: Callable[[int, int], None],
-        life: Life,
+        life: RankContext,
         nan_guard: NanGuard,
         **kwargs: Any,
     ) -> None:
@@ -68,7 +68,7 @@ class RunTrainer(Checkpointing):
         self.last_evaluation: Evaluation | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
         self.add_callback(DataPlace(self))
-        self.carried = Carried(self)
+        self.carried = LossState(self)
         self.add_callback(self.carried)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -115,7 +115,7 @@ class RunTrainer(Checkpointing):
 
     def any_rank_is_told(self) -> bool:
         """Whether any rank has been told to stop by now; called on all ranks."""
-        return Vote(self.life.stopping, world_size=self.split.world_size, device=self.args.device).now()
+        return StopVote(self.life.stopping, world_size=self.split.world_size, device=self.args.device).now()
 
     @property
     def tokens_seen(self) -> int:
@@ -215,7 +215,7 @@ class RunTrainer(Checkpointing):
 
     def _evaluated(self) -> Callable[[int, int], None]:
         """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is told to."""
-        vote = Vote(self.life.stopping, world_size=self.split.world_size, device=self.args.device)
+        vote = StopVote(self.life.stopping, world_size=self.split.world_size, device=self.args.device)
 
         def after_batch(done: int, total: int) -> None:
             self.life.heart.beat()

@@ -1,7 +1,7 @@
-"""`python -m dsrun.train.model.meta_count FOLDER`: count a model's parameters on the meta device, where they take no memory.
+"""`python -m dsrun.train.model.meta_count FOLDER`: count a model's parameters on the meta device, without memory.
 
 Prints one JSON object: `tensors`, a list of [name, shape, kind] in the model's own order, tied tensors once, with the
-kinds of `dsrun.zero.memory.model.architecture`; `config`, the settings that the model was built with, defaults included; and
+kinds of `dsrun.zero.memory.model.architecture`; `config`, the settings of the model, defaults included; and
 `transformers`, the version that built it.
 """
 

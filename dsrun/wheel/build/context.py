@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.datafiles import data_folder
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.hardware.gres import cluster_gpus
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.slurm import cluster_nodes
 from dsrun.wheel.build.environment import without_flags
@@ -104,7 +104,7 @@ class Flags:
 
 
 @dataclass
-class Notes:
+class Diagnostics:
     """Collects notices; the first error among findings is raised, with the others in front of it."""
 
     said: list[str] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Notes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class BuildContext:
     """What a build stands on."""
 
     python: Path
@@ -128,7 +128,7 @@ class Ground:
     level: str
 
 
-def find_ground(flags: Flags, environ: Mapping[str, str], notes: Notes) -> Ground:
+def detect_build_context(flags: Flags, environ: Mapping[str, str], notes: Diagnostics) -> BuildContext:
     """The environment, the target and the tools, when they go together. Raises UsageError, MissingError, ToolError."""
     python = _interpreter(flags.python, environ)
     torch = _torch(python)
@@ -156,7 +156,7 @@ def find_ground(flags: Flags, environ: Mapping[str, str], notes: Notes) -> Groun
         notes.take([finding for finding in found if finding.code != _BF16])
     level = flags.cpu or _default_level(flags.partition, notes)
     resolve_level(cxx, level)
-    return Ground(python=python, torch=torch, target=target, cxx=cxx, nvcc=nvcc, level=level)
+    return BuildContext(python=python, torch=torch, target=target, cxx=cxx, nvcc=nvcc, level=level)
 
 
 def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
@@ -199,7 +199,7 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
         raise MissingError("there is no ninja to run compilers with", fix=f"{python} -m pip install ninja")
 
 
-def _default_level(partition: str | None, notes: Notes) -> str:
+def _default_level(partition: str | None, notes: Diagnostics) -> str:
     """What all nodes of the cluster have, as far as their features tell, else what this machine and most have."""
     try:
         nodes = cluster_nodes(partition) or ()

@@ -14,7 +14,7 @@ from dsrun.errors import UsageError
 from dsrun.system import host
 from dsrun.system.cache import cache_root
 from dsrun.wheel.build.checks import expected_code
-from dsrun.wheel.build.context import Flags, Ground, Notes, find_ground
+from dsrun.wheel.build.context import BuildContext, Diagnostics, Flags, detect_build_context
 from dsrun.wheel.build.environment import search_paths, unused_flags, without_flags
 from dsrun.wheel.build.request import Request
 from dsrun.wheel.build.run import Job
@@ -71,9 +71,9 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
 
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
-    notes = Notes()
+    notes = Diagnostics()
     clean = without_flags(environ)
-    ground = find_ground(flags, environ, notes)
+    ground = detect_build_context(flags, environ, notes)
     with _identified(flags.deepspeed) as source, _probe(ground, clean) as probe:
         ops, said = choose_ops(
             flags.ops,
@@ -125,7 +125,7 @@ def _identified(text: str | None) -> Iterator[Identity]:
 
 
 @contextmanager
-def _probe(ground: Ground, environ: Mapping[str, str]) -> Iterator[Probe]:
+def _probe(ground: BuildContext, environ: Mapping[str, str]) -> Iterator[Probe]:
     """Looks for headers and libraries with what the build will use."""
     with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
         home = None
@@ -139,7 +139,9 @@ def _with_code(op: Op, archs: Archs) -> bool:
     return not archs or op.lowest is None or bool(expected_code(env_value(archs), op.lowest)[0])
 
 
-def _without_too_new(ops: Sequence[Op], archs: Archs, named: Collection[str], notes: Notes) -> tuple[Op, ...]:
+def _without_too_new(
+    ops: Sequence[Op], archs: Archs, named: Collection[str], notes: Diagnostics
+) -> tuple[Op, ...]:
     """`ops` without those for newer GPUs than all of `archs`, which only a group may have brought."""
     for op in ops:
         if _with_code(op, archs):
@@ -155,7 +157,7 @@ def _without_too_new(ops: Sequence[Op], archs: Archs, named: Collection[str], no
     return tuple(op for op in ops if _with_code(op, archs))
 
 
-def _of_part(ops: Sequence[Op], archs: Archs, notes: Notes) -> tuple[Op, ...]:
+def _of_part(ops: Sequence[Op], archs: Archs, notes: Diagnostics) -> tuple[Op, ...]:
     """Those of `ops` that the wheel for `archs`, one of two, holds."""
     kept = tuple(op for op in ops if _with_code(op, archs))
     if not kept:
@@ -170,7 +172,7 @@ def _of_part(ops: Sequence[Op], archs: Archs, notes: Notes) -> tuple[Op, ...]:
     return kept
 
 
-def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], ground: Ground) -> list[str]:
+def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], ground: BuildContext) -> list[str]:
     said = []
     unused = unused_flags(environ)
     if unused:
@@ -196,7 +198,7 @@ def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], ground
 
 def _request(
     source: Identity,
-    ground: Ground,
+    ground: BuildContext,
     *,
     archs: Archs,
     ops: Sequence[Op],

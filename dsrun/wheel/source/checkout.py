@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.answer import Answer, ask
+from dsrun.system.capture import Answer, ask
 
 _LOCAL_S = 120.0
 _NETWORK_S = 1800.0

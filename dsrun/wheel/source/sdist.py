@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.wheel.build.failure import FULL
 
 _FETCH_S = 1800.0

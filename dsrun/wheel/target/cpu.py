@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.wheel.toolchain.cxx import Cxx, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.system.packages import install_command, package_manager
 
 _ASK_S = 60.0

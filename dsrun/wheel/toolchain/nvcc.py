@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.wheel.toolchain.cxx import Cxx, has_function
 
 _ASK_S = 60.0

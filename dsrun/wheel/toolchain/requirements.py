@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.datafiles import data_folder
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.system.packages import install_command, package_manager
 from dsrun.wheel.toolchain.cxx import Cxx, has_function, has_header
 

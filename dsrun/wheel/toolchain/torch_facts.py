@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 
 _ASK_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
-from dsrun.system.answer import Answer, ask
+from dsrun.system.capture import Answer, ask
 from dsrun.wheel.inspect.archive import check_archive, open_wheel
 from dsrun.wheel.inspect.contents import WheelReport, read_archive
 from dsrun.wheel.target.ops import all_ops

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError
-from dsrun.system.answer import Answer, ask
+from dsrun.system.capture import Answer, ask
 from dsrun.wheel.inspect.fatbin import sm
 from dsrun.wheel.target.cuda import Capability
 from dsrun.wheel.verify import probe

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dsrun.errors import DsrunError, MissingError, ToolError
 from dsrun.findings import Finding
-from dsrun.system.answer import Answer, ask
+from dsrun.system.capture import Answer, ask
 from dsrun.wheel.inspect.contents import WheelReport
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import INSTALL_SECONDS, PROVE_SECONDS, gpu_ops, needed_libraries, reason
@@ -80,7 +80,7 @@ _MAKE_FOLDER = 'umask 077; mkdir -p "$1"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
+class NodeReport:
     """What came of one node. `installed`: "installed", "already there", or None when it did not come to that."""
 
     node: str
@@ -106,7 +106,7 @@ class Visit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errand:
+class NodeTask:
     """What to do on every node.
 
     `folder` is where the wheel goes, `python` the interpreter there; `target` is the folder to install into instead
@@ -131,13 +131,15 @@ def default_folder() -> str:
     return f"/tmp/dsrun-wheels-{getpass.getuser()}"
 
 
-def passing_errand(report: WheelReport, python: str) -> Errand:
+def passing_errand(report: WheelReport, python: str) -> NodeTask:
     """To verify on a node and leave nothing there: wheel and installation in one folder that `clear` removes."""
     folder = f"/tmp/dsrun-verify-{uuid.uuid4().hex}"
-    return Errand(report=report, python=python, folder=folder, target=f"{folder}/site")
+    return NodeTask(report=report, python=python, folder=folder, target=f"{folder}/site")
 
 
-def visit_all(nodes: Sequence[Node], call: Callable[[Node], Visit], *, at_once: int = AT_ONCE) -> list[Visit]:
+def visit_all(
+    nodes: Sequence[Node], call: Callable[[Node], NodeReport], *, at_once: int = AT_ONCE
+) -> list[NodeReport]:
     """`call` each node, `at_once` at a time; the answers in the order of `nodes`."""
     pool = ThreadPoolExecutor(max_workers=max(1, min(at_once, len(nodes))))
     try:
@@ -146,9 +148,9 @@ def visit_all(nodes: Sequence[Node], call: Callable[[Node], Visit], *, at_once: 
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def visit(node: Node, errand: Errand) -> Visit:
+def visit(node: Node, errand: NodeTask) -> NodeReport:
     """Copy, install, compare and prove on one node. Whatever fails is a finding of that node, never an exception."""
-    done = Visit(node=node.name)
+    done = NodeReport(node=node.name)
     try:
         if not errand.broadcast:
             copy(node, errand)
@@ -166,7 +168,7 @@ def visit(node: Node, errand: Errand) -> Visit:
         return replace(done, findings=(*done.findings, fault))
 
 
-def copy(node: Node, errand: Errand) -> None:
+def copy(node: Node, errand: NodeTask) -> None:
     """Stream the wheel to the node under its passing name. Raises ToolError."""
     command = ["sh", "-c", _RECEIVE, "sh", errand.folder, errand.part]
     answer = node.run(command, seconds=_COPY_SECONDS, feed=errand.report.path)
@@ -183,7 +185,7 @@ def make_folder(node: Node, folder: str) -> str | None:
     return reason(answer) if answer.exit_code else None
 
 
-def clear(node: Node, errand: Errand) -> None:
+def clear(node: Node, errand: NodeTask) -> None:
     """Remove the folder of a passing errand; a node that is gone keeps it."""
     try:
         node.run(["rm", "-rf", "--", errand.folder], seconds=_SHORT_SECONDS)
@@ -191,7 +193,7 @@ def clear(node: Node, errand: Errand) -> None:
         return
 
 
-def visit_in_passing(node: Node, errand: Errand) -> Visit:
+def visit_in_passing(node: Node, errand: NodeTask) -> NodeReport:
     """`visit`, and leave nothing behind."""
     try:
         return visit(node, errand)
@@ -199,13 +201,13 @@ def visit_in_passing(node: Node, errand: Errand) -> Visit:
         clear(node, errand)
 
 
-def _run(node: Node, errand: Errand, program: Path, words: Sequence[str], seconds: float) -> dict[str, Any]:
+def _run(node: Node, errand: NodeTask, program: Path, words: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run one of dsrun's programs there, sent through stdin to the interpreter that is asked about."""
     answer = node.run([errand.python, "-", *words], seconds=seconds, feed=program)
     return last_object(answer, errand.python)
 
 
-def _install(node: Node, errand: Errand) -> str:
+def _install(node: Node, errand: NodeTask) -> str:
     wanted = {
         "part": f"{errand.folder}/{errand.part}",
         "wheel": errand.wheel,
@@ -219,12 +221,12 @@ def _install(node: Node, errand: Errand) -> str:
     return str(told["how"])
 
 
-def _look(node: Node, errand: Errand) -> Machine:
+def _look(node: Node, errand: NodeTask) -> Machine:
     told = _run(node, errand, PROBE, needed_libraries(errand.report), _SHORT_SECONDS)
     return machine_from(told, node.name)
 
 
-def _prove(node: Node, errand: Errand, done: Visit) -> Visit:
+def _prove(node: Node, errand: NodeTask, done: NodeReport) -> NodeReport:
     told = _run(node, errand, PROVE, arguments(errand.report, errand.target), PROVE_SECONDS)
     proofs = proofs_from(told)
     return replace(done, proofs=proofs, findings=(*done.findings, *judge(told, proofs, node.name)))

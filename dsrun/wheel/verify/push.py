@@ -15,9 +15,9 @@ from dsrun.system.hostlist import expand_hosts, read_hostfile
 from dsrun.wheel.verify.machine import Machine
 from dsrun.wheel.verify.nodes import (
     AT_ONCE,
-    Errand,
     Node,
-    Visit,
+    NodeReport,
+    NodeTask,
     Way,
     broadcast,
     make_folder,
@@ -51,7 +51,7 @@ def nodes_meant(
     return tuple(Node(name, there) for name in names)
 
 
-def push(nodes: Sequence[Node], errand: Errand, *, at_once: int = AT_ONCE) -> list[Visit]:
+def push(nodes: Sequence[Node], errand: NodeTask, *, at_once: int = AT_ONCE) -> list[NodeReport]:
     """Copy the wheel to every node, install it there and prove it; the answers in the order of `nodes`.
 
     A node that fails has a finding and does not keep the others waiting. In a SLURM allocation sbcast copies, when
@@ -61,7 +61,7 @@ def push(nodes: Sequence[Node], errand: Errand, *, at_once: int = AT_ONCE) -> li
     return visit_all(nodes, partial(visit, errand=errand), at_once=at_once)
 
 
-def _broadcast(nodes: Sequence[Node], errand: Errand, at_once: int) -> bool:
+def _broadcast(nodes: Sequence[Node], errand: NodeTask, at_once: int) -> bool:
     """Whether the wheel is on all nodes now: sbcast goes to the whole allocation, and needs the folder there."""
     if len(nodes) < 2 or any(node.way != "srun" for node in nodes):
         return False
@@ -75,13 +75,13 @@ def _broadcast(nodes: Sequence[Node], errand: Errand, at_once: int) -> bool:
     return answer.exit_code == 0
 
 
-def _made(node: Node, folder: str) -> Visit:
+def _made(node: Node, folder: str) -> NodeReport:
     problem = make_folder(node, folder)
     fault = (Finding(level="error", code="node_failed", message=problem),) if problem else ()
-    return Visit(node=node.name, findings=fault)
+    return NodeReport(node=node.name, findings=fault)
 
 
-def differences(visits: Sequence[Visit]) -> list[Finding]:
+def differences(visits: Sequence[NodeReport]) -> list[Finding]:
     """What the nodes that answered do not have in common: an error each, as one run will span them."""
     machines = [each.machine for each in visits if each.machine]
     found = []
@@ -122,13 +122,13 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def rows(visits: Sequence[Visit]) -> list[tuple[str, ...]]:
+def rows(visits: Sequence[NodeReport]) -> list[tuple[str, ...]]:
     """The table of `dsrun wheel push`: one row a node, under a heading."""
     head = ("node", "Python", "torch", "driver", "GPU", "result")
     return [head, *(_row(each) for each in visits)]
 
 
-def _row(done: Visit) -> tuple[str, ...]:
+def _row(done: NodeReport) -> tuple[str, ...]:
     machine = done.machine
     facts: tuple[str | None, ...] = (None,) * 4
     if machine:
@@ -136,7 +136,7 @@ def _row(done: Visit) -> tuple[str, ...]:
     return done.node, *(fact or "-" for fact in facts), _result(done)
 
 
-def _result(done: Visit) -> str:
+def _result(done: NodeReport) -> str:
     errors = [each for each in done.findings if each.level == "error"]
     if errors:
         return f"failed: {errors[0].message}" + (f" (and {len(errors) - 1} more)" if errors[1:] else "")

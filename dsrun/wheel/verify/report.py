@@ -11,7 +11,7 @@ from dsrun.wheel.inspect.contents import Library, WheelReport
 
 if TYPE_CHECKING:
     from dsrun.wheel.verify.check import Verification
-    from dsrun.wheel.verify.nodes import Visit
+    from dsrun.wheel.verify.nodes import NodeReport
 
 _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
@@ -19,7 +19,7 @@ _PLURAL = {"error": "errors", "warning": "warnings", "info": "remarks"}
 _SINGULAR = {"error": "error", "warning": "warning", "info": "remark"}
 
 
-def report_lines(done: Verification, visits: Sequence[Visit]) -> Iterator[str]:
+def report_lines(done: Verification, visits: Sequence[NodeReport]) -> Iterator[str]:
     """The whole answer of verify-wheel."""
     yield from _heading(done.report)
     yield ""

@@ -1,6 +1,6 @@
 """The blocks of the configuration, each value with the reason for it.
 
-A flat mapping holds them: the key's path, blocks joined by dots, to a `Because`.
+A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MOVED = {
 NOT_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "byt5", "switch_transformers"})
 
 
-class Because(NamedTuple):
+class ReasonedValue(NamedTuple):
     """A value and why it is this one."""
 
     value: Any
     why: str
 
 
-Flat = dict[str, Because]
+FlatConfig = dict[str, ReasonedValue]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class HardwareFacts:
     """What is known about the model and the GPU.
 
     `hidden_size` is the model's width, `largest` its largest parameter, both in elements.
@@ -50,11 +50,11 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ConfigContext:
     """One configuration to write."""
 
     spec: ZeroSpec
-    facts: Facts
+    facts: HardwareFacts
 
     @property
     def trainer(self) -> bool:
@@ -76,7 +76,7 @@ def moved(path: str, why: str) -> str:
     return f"{why}; written out because the default was {MOVED[path]}"
 
 
-def precision_of(case: Case) -> Because:
+def precision_of(case: ConfigContext) -> ReasonedValue:
     """The format of weights and activations: auto only where the Trainer decides."""
     spec, gpu = case.spec, case.facts.gpu
     asked = _asked_precision(spec)
@@ -85,53 +85,55 @@ def precision_of(case: Case) -> Because:
     if gpu is not None:
         return _precision_on(gpu, case.facts.model_type)
     if case.trainer:
-        return Because(AUTO, "the Trainer fills it from --bf16 and --fp16")
-    return Because("bf16", "every GPU since Ampere computes in bf16, with the range of fp32")
+        return ReasonedValue(AUTO, "the Trainer fills it from --bf16 and --fp16")
+    return ReasonedValue("bf16", "every GPU since Ampere computes in bf16, with the range of fp32")
 
 
-def _asked_precision(spec: ZeroSpec) -> Because | None:
+def _asked_precision(spec: ZeroSpec) -> ReasonedValue | None:
     if spec.precision != AUTO:
-        return Because(spec.precision, f"asked by --precision {spec.precision}")
+        return ReasonedValue(spec.precision, f"asked by --precision {spec.precision}")
     if spec.torch_autocast != "none":
-        return Because("fp32", "--torch-autocast keeps the weights in fp32")
+        return ReasonedValue("fp32", "--torch-autocast keeps the weights in fp32")
     if spec.bf16_master_weights:
-        return Because("bf16", "--bf16-master-weights means bf16")
+        return ReasonedValue("bf16", "--bf16-master-weights means bf16")
     if spec.fp16_master_weights:
-        return Because("fp16", "--fp16-master-weights means fp16")
+        return ReasonedValue("fp16", "--fp16-master-weights means fp16")
     return None
 
 
-def _precision_on(gpu: GpuModel, model_type: str | None) -> Because:
+def _precision_on(gpu: GpuModel, model_type: str | None) -> ReasonedValue:
     capability = ".".join(map(str, gpu.capability))
     if gpu.has_bf16:
-        return Because("bf16", f"{gpu.name} computes in bf16 (capability {capability})")
+        return ReasonedValue("bf16", f"{gpu.name} computes in bf16 (capability {capability})")
     if model_type in NOT_IN_FP16:
-        return Because("fp32", f"{gpu.name} has no bf16, and {model_type} overflows in fp16")
-    return Because("fp16", f"{gpu.name} (capability {capability}) has fp16 but no bf16")
+        return ReasonedValue("fp32", f"{gpu.name} has no bf16, and {model_type} overflows in fp16")
+    return ReasonedValue("fp16", f"{gpu.name} (capability {capability}) has fp16 but no bf16")
 
 
-def precision(case: Case) -> Flat:
+def precision(case: ConfigContext) -> FlatConfig:
     """bf16, fp16 and torch_autocast."""
     chosen, why = precision_of(case)
     enabled = {each: AUTO if chosen == AUTO else chosen == each for each in ("bf16", "fp16")}
-    flat = {"bf16.enabled": Because(enabled["bf16"], why)}
+    flat = {"bf16.enabled": ReasonedValue(enabled["bf16"], why)}
     if enabled["bf16"]:
         overflow = "bf16.check_grad_overflow"
-        flat[overflow] = Because(True, moved(overflow, "an infinite gradient must not reach the weights"))
-    flat["fp16.enabled"] = Because(enabled["fp16"], why)
+        flat[overflow] = ReasonedValue(
+            True, moved(overflow, "an infinite gradient must not reach the weights")
+        )
+    flat["fp16.enabled"] = ReasonedValue(enabled["fp16"], why)
     if enabled["fp16"]:
         scaling = "DeepSpeed's own default, written out so that the file says what happens under --fp16"
         flat |= {
-            "fp16.loss_scale": Because(0, f"0 is dynamic loss scaling; {scaling}"),
-            "fp16.initial_scale_power": Because(16, scaling),
-            "fp16.loss_scale_window": Because(1000, scaling),
-            "fp16.hysteresis": Because(2, scaling),
-            "fp16.min_loss_scale": Because(1, scaling),
+            "fp16.loss_scale": ReasonedValue(0, f"0 is dynamic loss scaling; {scaling}"),
+            "fp16.initial_scale_power": ReasonedValue(16, scaling),
+            "fp16.loss_scale_window": ReasonedValue(1000, scaling),
+            "fp16.hysteresis": ReasonedValue(2, scaling),
+            "fp16.min_loss_scale": ReasonedValue(1, scaling),
         }
     if case.spec.torch_autocast != "none":
         flat |= {
-            "torch_autocast.enabled": Because(True, "asked by --torch-autocast"),
-            "torch_autocast.dtype": Because(
+            "torch_autocast.enabled": ReasonedValue(True, "asked by --torch-autocast"),
+            "torch_autocast.dtype": ReasonedValue(
                 {"bf16": "bfloat16", "fp16": "float16"}[case.spec.torch_autocast],
                 "asked by --torch-autocast; without it autocast would choose",
             ),
@@ -139,11 +141,11 @@ def precision(case: Case) -> Flat:
     return flat
 
 
-def zero(case: Case) -> Flat:
+def zero(case: ConfigContext) -> FlatConfig:
     """The zero_optimization block."""
     spec, preset = case.spec, case.preset
     stage = spec.stage
-    flat = {f"{ZERO}.stage": Because(stage, f"asked by --zero {stage}")}
+    flat = {f"{ZERO}.stage": ReasonedValue(stage, f"asked by --zero {stage}")}
     if stage == 0:
         return flat
     named = f"preset {spec.preset}"
@@ -152,19 +154,21 @@ def zero(case: Case) -> Flat:
         overlap = "no second buffer"
     muon3 = spec.optimizer == "muon" and stage == 3
     flat |= {
-        f"{ZERO}.overlap_comm": Because(
+        f"{ZERO}.overlap_comm": ReasonedValue(
             preset.overlap_comm, f"{named}: {overlap}; DeepSpeed's own default depends on the stage"
         ),
-        f"{ZERO}.contiguous_gradients": Because(True, "one buffer for gradients instead of many fragments"),
+        f"{ZERO}.contiguous_gradients": ReasonedValue(
+            True, "one buffer for gradients instead of many fragments"
+        ),
         # deepspeed/runtime/zero/stage3.py raises "Muon and reduce scatter cannot be used together".
-        f"{ZERO}.reduce_scatter": Because(
+        f"{ZERO}.reduce_scatter": ReasonedValue(
             not muon3, "Muon needs whole gradients under ZeRO-3" if muon3 else "a rank needs only its share"
         ),
     }
     return flat | _sizes(case) | _offload(case)
 
 
-def _sizes(case: Case) -> Flat:
+def _sizes(case: ConfigContext) -> FlatConfig:
     spec, facts, preset = case.spec, case.facts, case.preset
     width = facts.hidden_size
     basis = (
@@ -177,15 +181,15 @@ def _sizes(case: Case) -> Flat:
     sized = f"preset {spec.preset}, {basis}, {memory}"
     filled = "the Trainer fills it from the model's hidden_size"
     flat = {
-        f"{ZERO}.reduce_bucket_size": Because(bucket, sized) if width else Because(AUTO, filled),
+        f"{ZERO}.reduce_bucket_size": ReasonedValue(bucket, sized) if width else ReasonedValue(AUTO, filled),
     }
     if spec.stage < 3:
         # DeepSpeed wants a number here, and the Trainer does not fill this key.
         number = bucket if width else presets.LARGEST_BUCKET
         why = sized if width else "the Trainer does not fill this key; 200 million elements suit most models"
-        flat[f"{ZERO}.allgather_bucket_size"] = Because(number, why)
+        flat[f"{ZERO}.allgather_bucket_size"] = ReasonedValue(number, why)
         offloaded = spec.offload_optimizer != "none"
-        flat[f"{ZERO}.round_robin_gradients"] = Because(
+        flat[f"{ZERO}.round_robin_gradients"] = ReasonedValue(
             offloaded,
             "spreads the copies of gradients to the host over the ranks"
             if offloaded
@@ -195,37 +199,37 @@ def _sizes(case: Case) -> Flat:
     return flat | _zero3_sizes(case, width, bucket, sized)
 
 
-def _zero3_sizes(case: Case, width: int | None, bucket: int, sized: str) -> Flat:
+def _zero3_sizes(case: ConfigContext, width: int | None, bucket: int, sized: str) -> FlatConfig:
     preset, named = case.preset, f"preset {case.spec.preset}"
     filled = "the Trainer fills it from the model's hidden_size"
-    live = Because(
+    live = ReasonedValue(
         presets.live_parameters(preset, case.facts.gpu),
         f"{named}: {preset.live_share:.1%} of {presets.memory_of(case.facts.gpu)} GiB of GPU memory, two bytes each",
     )
-    prefetch, persistence = Because(AUTO, filled), Because(AUTO, filled)
+    prefetch, persistence = ReasonedValue(AUTO, filled), ReasonedValue(AUTO, filled)
     if width:
-        prefetch = Because(
+        prefetch = ReasonedValue(
             presets.prefetch_bucket(preset, bucket), f"{preset.prefetch:g} of a bucket; {sized}"
         )
-        persistence = Because(
+        persistence = ReasonedValue(
             presets.persistence_threshold(preset, width), f"norms and biases stay whole; {sized}"
         )
     return {
-        f"{ZERO}.sub_group_size": Because(
+        f"{ZERO}.sub_group_size": ReasonedValue(
             preset.sub_group, f"{named}: a smaller slice needs less memory in the step"
         ),
         f"{ZERO}.stage3_prefetch_bucket_size": prefetch,
         f"{ZERO}.stage3_param_persistence_threshold": persistence,
         f"{ZERO}.stage3_max_live_parameters": live,
         f"{ZERO}.stage3_max_reuse_distance": live,
-        f"{ZERO}.stage3_gather_16bit_weights_on_model_save": Because(
+        f"{ZERO}.stage3_gather_16bit_weights_on_model_save": ReasonedValue(
             True, "without it a ZeRO-3 checkpoint holds no weights that from_pretrained can load"
         ),
     }
 
 
-def _offload(case: Case) -> Flat:
-    flat: Flat = {}
+def _offload(case: ConfigContext) -> FlatConfig:
+    flat: FlatConfig = {}
     for name, place, buffers in (
         ("offload_optimizer", case.spec.offload_optimizer, 4),
         ("offload_param", case.spec.offload_param, 5),
@@ -234,13 +238,13 @@ def _offload(case: Case) -> Flat:
             continue
         pinned = f"{ZERO}.{name}.pin_memory"
         flat |= {
-            f"{ZERO}.{name}.device": Because(place, f"asked by --{name.replace('_', '-')} {place}"),
+            f"{ZERO}.{name}.device": ReasonedValue(place, f"asked by --{name.replace('_', '-')} {place}"),
             pinned: _pinned(case, pinned),
         }
         if place == "nvme":
             flat |= {
-                f"{ZERO}.{name}.nvme_path": Because(case.spec.nvme_path, "asked by --nvme-path"),
-                f"{ZERO}.{name}.buffer_count": Because(
+                f"{ZERO}.{name}.nvme_path": ReasonedValue(case.spec.nvme_path, "asked by --nvme-path"),
+                f"{ZERO}.{name}.buffer_count": ReasonedValue(
                     buffers,
                     "Adam keeps four tensors a parameter: weight, gradient and two moments"
                     if name == "offload_optimizer"
@@ -251,15 +255,17 @@ def _offload(case: Case) -> Flat:
         size = presets.nvme_buffer(case.facts.largest, case.spec.gpus or 1)
         if size > presets.NVME_PARAM_BUFFER:
             why = "a rank's share of the model's largest parameter has to fit"
-            flat[f"{ZERO}.offload_param.buffer_size"] = Because(size, f"{why}; DeepSpeed's default is 1e8")
+            flat[f"{ZERO}.offload_param.buffer_size"] = ReasonedValue(
+                size, f"{why}; DeepSpeed's default is 1e8"
+            )
     return flat
 
 
-def _pinned(case: Case, path: str) -> Because:
+def _pinned(case: ConfigContext, path: str) -> ReasonedValue:
     asked = case.spec.pin_memory
     if asked is not None:
-        return Because(asked, "asked by --pin-memory" if asked else "asked by --no-pin-memory")
+        return ReasonedValue(asked, "asked by --pin-memory" if asked else "asked by --no-pin-memory")
     word = (
         "copies overlap with computing" if case.preset.pin_memory else "the host may swap it out when it must"
     )
-    return Because(case.preset.pin_memory, moved(path, f"preset {case.spec.preset}: {word}"))
+    return ReasonedValue(case.preset.pin_memory, moved(path, f"preset {case.spec.preset}: {word}"))

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from dsrun.zero.generate import blocks, training_blocks
-from dsrun.zero.generate.blocks import Because, Case, Facts, Flat
+from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue
 from dsrun.zero.generate.presets import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, given
 from dsrun.zero.rules.check import check
@@ -18,7 +18,7 @@ from dsrun.zero.rules.check import check
 __all__ = [
     "LARGEST_BUCKET",
     "SMALLEST_BUCKET",
-    "Facts",
+    "HardwareFacts",
     "bucket_elements",
     "build",
     "generate",
@@ -38,7 +38,9 @@ WRITERS = (
 )
 
 
-def generate(spec: ZeroSpec, *, hidden_size: int | None = None, facts: Facts | None = None) -> dict[str, Any]:
+def generate(
+    spec: ZeroSpec, *, hidden_size: int | None = None, facts: HardwareFacts | None = None
+) -> dict[str, Any]:
     """DeepSpeed's configuration for `spec`.
 
     With `hidden_size` (the model's width, in elements) the bucket sizes are numbers; without it they are "auto"
@@ -46,7 +48,7 @@ def generate(spec: ZeroSpec, *, hidden_size: int | None = None, facts: Facts | N
     Raises UsageError for what DeepSpeed does not have and for options that do not go together.
     """
     config: dict[str, Any] = {}
-    for path, because in build(spec, facts or Facts(hidden_size=hidden_size)).items():
+    for path, because in build(spec, facts or HardwareFacts(hidden_size=hidden_size)).items():
         *parents, key = path.split(".")
         block = config
         for parent in parents:
@@ -55,26 +57,26 @@ def generate(spec: ZeroSpec, *, hidden_size: int | None = None, facts: Facts | N
     return config
 
 
-def build(spec: ZeroSpec, facts: Facts) -> Flat:
+def build(spec: ZeroSpec, facts: HardwareFacts) -> FlatConfig:
     """Every key of the configuration by its path, with the reason for its value. Raises as `generate` does."""
-    case = Case(spec=spec, facts=facts)
+    case = ConfigContext(spec=spec, facts=facts)
     check(spec, blocks.precision_of(case).value, facts.gpu)
-    flat: Flat = {}
+    flat: FlatConfig = {}
     for writer in WRITERS:
         flat |= writer(case)
     return flat | _given(spec)
 
 
-def _given(spec: ZeroSpec) -> Flat:
+def _given(spec: ZeroSpec) -> FlatConfig:
     """What options ask for that have a key of their own; they win over every preset."""
-    flat: Flat = {}
+    flat: FlatConfig = {}
     for each, value in given(spec):
         path = each.metadata["sets"]
         if path is None:
             continue
         asked = f"asked by {_asked(each.name, value)}"
-        flat |= {also: Because(fixed, asked) for also, fixed in each.metadata["along"].items()}
-        flat[path] = Because(list(value) if isinstance(value, tuple) else value, asked)
+        flat |= {also: ReasonedValue(fixed, asked) for also, fixed in each.metadata["along"].items()}
+        flat[path] = ReasonedValue(list(value) if isinstance(value, tuple) else value, asked)
     return flat
 
 

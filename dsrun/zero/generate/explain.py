@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from dsrun.zero.generate.blocks import Facts
+from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import build
 from dsrun.zero.generate.options import ZERO
 from dsrun.zero.generate.spec import ZeroSpec, options
@@ -86,7 +86,7 @@ def meanings() -> dict[str, str]:
     return DOES | {path: help for path, help in by_option.items() if path}
 
 
-def explain(spec: ZeroSpec, facts: Facts) -> list[Explained]:
+def explain(spec: ZeroSpec, facts: HardwareFacts) -> list[Explained]:
     """Every key of `generate(spec, facts=facts)` in its order. Raises UsageError as that does."""
     return [
         Explained(key=path, value=because.value, does=meanings()[path], why=because.why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dsrun.zero.generate.blocks import NOT_IN_FP16, Case, Facts, precision_of
+from dsrun.zero.generate.blocks import NOT_IN_FP16, ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import optimizer_of
 
@@ -23,9 +23,9 @@ MUST_AGREE = {
 }
 
 
-def notices(spec: ZeroSpec, facts: Facts) -> list[str]:
+def notices(spec: ZeroSpec, facts: HardwareFacts) -> list[str]:
     """What is worth saying beside the file, for the Trainer and for the machine."""
-    case = Case(spec=spec, facts=facts)
+    case = ConfigContext(spec=spec, facts=facts)
     chosen = precision_of(case).value
     said = [line for holds, line in _of_the_machine(case, chosen) if holds]
     if case.trainer:
@@ -36,7 +36,7 @@ def notices(spec: ZeroSpec, facts: Facts) -> list[str]:
     return said
 
 
-def _of_the_machine(case: Case, chosen: str) -> list[tuple[bool, str]]:
+def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
     spec, facts = case.spec, case.facts
     compiled = {
         "qwz": "--qwz",
@@ -69,7 +69,7 @@ _TP_BATCH = (
 )
 
 
-def _of_the_trainer(case: Case, chosen: str) -> list[tuple[bool, str]]:
+def _of_the_trainer(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
     spec = case.spec
     shared: Callable[[str], str] = "start the Trainer with {}, or it refuses the file".format
     return [

@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Any
 
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.blocks import AUTO, MOVED, Because, Case, Flat, moved
+from dsrun.zero.generate.blocks import AUTO, MOVED, ConfigContext, FlatConfig, ReasonedValue, moved
 from dsrun.zero.generate.options import ZERO
 
 # DeepSpeed's name and the settings it takes (deepspeed/runtime/engine.py, _configure_basic_optimizer).
@@ -40,7 +40,7 @@ ZENFLOW_UPDATE = 4
 ZENFLOW_SELECT = 64
 
 
-def batch(case: Case) -> Flat:
+def batch(case: ConfigContext) -> FlatConfig:
     """The three batch sizes: auto, given, or as many as DeepSpeed needs to work out the rest."""
     spec = case.spec
     micro, steps = spec.micro_batch_size, spec.accumulation
@@ -52,8 +52,8 @@ def batch(case: Case) -> Flat:
             "gradient_accumulation_steps": steps or AUTO,
         }
         filled = {name: f"the Trainer fills it from {source}" for name, source in FILLED.items()}
-        return {n: Because(v, filled[n] if v == AUTO else "asked for") for n, v in sizes.items()}
-    flat: Flat = {}
+        return {n: ReasonedValue(v, filled[n] if v == AUTO else "asked for") for n, v in sizes.items()}
+    flat: FlatConfig = {}
     if total is not None:
         # DeepSpeed counts every rank, those of one tensor-parallel group too (runtime/config.py, world_size).
         ranks = (
@@ -61,27 +61,27 @@ def batch(case: Case) -> Flat:
             if spec.autotp > 1
             else ""
         )
-        flat["train_batch_size"] = Because(total * spec.autotp, f"samples per optimizer step{ranks}")
+        flat["train_batch_size"] = ReasonedValue(total * spec.autotp, f"samples per optimizer step{ranks}")
     if micro is not None or total is None or steps is None:
         why = "asked for" if micro else "one sample always fits; give --micro-batch-size"
-        flat["train_micro_batch_size_per_gpu"] = Because(micro or 1, why)
+        flat["train_micro_batch_size_per_gpu"] = ReasonedValue(micro or 1, why)
     if steps is not None or total is None:
         why = "asked for" if steps else "no accumulation was asked for"
-        flat["gradient_accumulation_steps"] = Because(steps or 1, why)
+        flat["gradient_accumulation_steps"] = ReasonedValue(steps or 1, why)
     return flat
 
 
-def clipping(case: Case) -> Flat:
+def clipping(case: ConfigContext) -> FlatConfig:
     """gradient_clipping."""
     norm, path = case.spec.gradient_clipping, "gradient_clipping"
     if norm is not None:
-        return {path: Because(norm, f"asked by --gradient-clipping {norm:g}")}
+        return {path: ReasonedValue(norm, f"asked by --gradient-clipping {norm:g}")}
     if case.trainer:
-        return {path: Because(AUTO, f"the Trainer fills it from {FILLED[path]}; {MOVED[path]}")}
-    return {path: Because(1.0, moved(path, "what the training arguments have, too"))}
+        return {path: ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}; {MOVED[path]}")}
+    return {path: ReasonedValue(1.0, moved(path, "what the training arguments have, too"))}
 
 
-def optimizer_of(case: Case) -> str | None:
+def optimizer_of(case: ConfigContext) -> str | None:
     """The optimizer that the file names, or None for the program's own."""
     spec = case.spec
     if spec.optimizer == "client":
@@ -91,7 +91,7 @@ def optimizer_of(case: Case) -> str | None:
     return spec.optimizer or "adamw"
 
 
-def optimizer(case: Case) -> Flat:
+def optimizer(case: ConfigContext) -> FlatConfig:
     """The optimizer block and what belongs to it."""
     spec, kind = case.spec, optimizer_of(case)
     offloaded = spec.offload_optimizer != "none"
@@ -99,16 +99,16 @@ def optimizer(case: Case) -> Flat:
         if not offloaded:
             return {}
         why = "the program's own optimizer steps on the host, which DeepSpeed otherwise refuses"
-        return {"zero_force_ds_cpu_optimizer": Because(False, why)}
+        return {"zero_force_ds_cpu_optimizer": ReasonedValue(False, why)}
     name, takes = OPTIMIZERS[kind]
     why = f"asked by --optimizer {kind}" if spec.optimizer else "the usual choice"
     if offloaded and spec.optimizer is None:
         why = "DeepSpeed's vectorised CPU Adam, for states in host memory"
-    flat = {"optimizer.type": Because(name, why)}
+    flat = {"optimizer.type": ReasonedValue(name, why)}
     for key in takes:
         flat[f"optimizer.params.{key}"] = _setting(case, kind, key)
     if kind == "adam":
-        flat["optimizer.params.adam_w_mode"] = Because(
+        flat["optimizer.params.adam_w_mode"] = ReasonedValue(
             False, 'DeepSpeed\'s "Adam" is AdamW unless told otherwise'
         )
     if kind in ADAM | {"muon"} and not offloaded:
@@ -117,19 +117,19 @@ def optimizer(case: Case) -> Flat:
         flat |= _muon(case)
     if kind in UNTESTED and spec.stage:
         why = f"DeepSpeed has not tested {name} under ZeRO and wants this said"
-        flat["zero_allow_untested_optimizer"] = Because(True, why)
+        flat["zero_allow_untested_optimizer"] = ReasonedValue(True, why)
     return flat
 
 
-def _setting(case: Case, kind: str, key: str) -> Because:
+def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
     value = getattr(case.spec, key)
     if value is not None:
         value = list(value) if isinstance(value, tuple) else value
-        return Because(value, f"asked by --{key.replace('_', '-')}")
+        return ReasonedValue(value, f"asked by --{key.replace('_', '-')}")
     path = f"optimizer.params.{key}"
     if case.trainer:
-        return Because(AUTO, f"the Trainer fills it from {FILLED[path]}")
-    return Because(usual(kind, key), "the optimizer's usual value")
+        return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
+    return ReasonedValue(usual(kind, key), "the optimizer's usual value")
 
 
 def usual(kind: str | None, key: str) -> Any:
@@ -137,21 +137,21 @@ def usual(kind: str | None, key: str) -> Any:
     return OF_ITS_OWN.get(kind or "", {}).get(key, DEFAULTS[key])
 
 
-def _torch_adam(asked: bool | None) -> Flat:
+def _torch_adam(asked: bool | None) -> FlatConfig:
     """torch_adam: written whenever Adam runs on the GPU."""
     path = "optimizer.params.torch_adam"
     if asked is False:
-        return {path: Because(False, "asked by --no-torch-adam: FusedAdam, compiled at first use")}
+        return {path: ReasonedValue(False, "asked by --no-torch-adam: FusedAdam, compiled at first use")}
     why = (
         "PyTorch's AdamW needs no compiler; DeepSpeed's FusedAdam is compiled at first use (--no-torch-adam)"
     )
-    return {path: Because(True, why)}
+    return {path: ReasonedValue(True, why)}
 
 
-def _muon(case: Case) -> Flat:
+def _muon(case: ConfigContext) -> FlatConfig:
     spec = case.spec
     momentum = MUON_MOMENTUM if spec.muon_momentum is None else spec.muon_momentum
-    flat = {"optimizer.params.momentum": Because(momentum, "Muon's usual momentum, of all its groups")}
+    flat = {"optimizer.params.momentum": ReasonedValue(momentum, "Muon's usual momentum, of all its groups")}
     rate = spec.muon_lr
     why = "asked by --muon-lr"
     if rate is None and not case.trainer:
@@ -161,11 +161,11 @@ def _muon(case: Case) -> Flat:
             f"0.2 · sqrt({width}) times the learning rate: Muon's updates then move weights as far as Adam's"
         )
     if rate is not None:
-        flat["optimizer.params.muon_lr"] = Because(rate, why)
+        flat["optimizer.params.muon_lr"] = ReasonedValue(rate, why)
     return flat
 
 
-def scheduler(case: Case) -> Flat:
+def scheduler(case: ConfigContext) -> FlatConfig:
     """The scheduler block."""
     spec = case.spec
     kind = spec.scheduler
@@ -174,9 +174,11 @@ def scheduler(case: Case) -> Flat:
     if kind in (None, "none") or spec.optimizer == "client":
         return {}
     name = "scheduler.params."
-    flat: Flat = {"scheduler.type": Because(SCHEDULERS[kind or ""], f"asked by --scheduler {kind}")}
+    flat: FlatConfig = {
+        "scheduler.type": ReasonedValue(SCHEDULERS[kind or ""], f"asked by --scheduler {kind}")
+    }
     if spec.scheduler is None:
-        flat["scheduler.type"] = Because(
+        flat["scheduler.type"] = ReasonedValue(
             SCHEDULERS[kind or ""], "what follows from --total-steps, given or not"
         )
     if kind != "warmup":
@@ -187,44 +189,44 @@ def scheduler(case: Case) -> Flat:
     flat[name + "warmup_num_steps"] = _filled(case, "warmup_num_steps", steps)
     if kind == "cosine":
         lowest = 0.0 if spec.min_lr_ratio is None else spec.min_lr_ratio
-        flat[name + "warmup_min_ratio"] = Because(0.0, "the warm-up begins at 0")
-        flat[name + "cos_min_ratio"] = Because(
+        flat[name + "warmup_min_ratio"] = ReasonedValue(0.0, "the warm-up begins at 0")
+        flat[name + "cos_min_ratio"] = ReasonedValue(
             lowest, "where the cosine ends; DeepSpeed's own default is 0.0001"
         )
     else:
-        flat[name + "warmup_min_lr"] = Because(0, "the warm-up begins at 0")
+        flat[name + "warmup_min_lr"] = ReasonedValue(0, "the warm-up begins at 0")
         flat[name + "warmup_max_lr"] = _top_rate(case)
-    flat[name + "warmup_type"] = Because(
+    flat[name + "warmup_type"] = ReasonedValue(
         spec.warmup_type, "a straight line, as everywhere else; DeepSpeed's own default is logarithmic"
     )
     return flat
 
 
-def _filled(case: Case, key: str, value: int | None) -> Because:
+def _filled(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
     path = f"scheduler.params.{key}"
     if value is None and case.trainer:
-        return Because(AUTO, f"the Trainer fills it from {FILLED[path]}")
-    return Because(value, "asked for, or 3% of --total-steps, or 100")
+        return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
+    return ReasonedValue(value, "asked for, or 3% of --total-steps, or 100")
 
 
-def _top_rate(case: Case) -> Because:
+def _top_rate(case: ConfigContext) -> ReasonedValue:
     path, spec = "scheduler.params.warmup_max_lr", case.spec
     if spec.optimizer == "muon" and (spec.muon_lr is not None or not case.trainer):
-        return Because(
+        return ReasonedValue(
             None, "null keeps each group's own rate: a number would make Muon's and Adam's the same"
         )
     if spec.lr is None and case.trainer:
-        return Because(AUTO, f"the Trainer fills it from {FILLED[path]}")
+        return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
     rate = usual(spec.optimizer, "lr") if spec.lr is None else spec.lr
-    return Because(rate, "the learning rate")
+    return ReasonedValue(rate, "the learning rate")
 
 
-def parallel(case: Case) -> Flat:
+def parallel(case: ConfigContext) -> FlatConfig:
     """What --sequence-parallel brings along."""
     spec = case.spec
     if spec.sequence_parallel == 1:
         return {}
-    reduced = Because(
+    reduced = ReasonedValue(
         "fp32", "sums over long sequences want fp32; written out because it depends on the release"
     )
     flat = {"seq_parallel_communication_data_type": reduced}
@@ -232,52 +234,54 @@ def parallel(case: Case) -> Flat:
     # sequence_parallel_size would make zero.Init count fewer ranks than the Trainer's batch arithmetic
     # (deepspeed/runtime/config.py, DeepSpeedConfig.__init__).
     if not case.trainer and spec.gpus:
-        flat["sequence_parallel_size"] = Because(spec.sequence_parallel, "asked by --sequence-parallel")
-        flat["data_parallel_size"] = Because(
+        flat["sequence_parallel_size"] = ReasonedValue(spec.sequence_parallel, "asked by --sequence-parallel")
+        flat["data_parallel_size"] = ReasonedValue(
             spec.gpus // spec.sequence_parallel, "--gpus divided by --sequence-parallel"
         )
     return flat
 
 
-def extras(case: Case) -> Flat:
+def extras(case: ConfigContext) -> FlatConfig:
     """Blocks that other switches bring along."""
-    spec, flat = case.spec, Flat()
+    spec, flat = case.spec, FlatConfig()
     if spec.zenflow:
         flat |= _zenflow(case)
     if case.offloads("nvme"):
         why = "DeepSpeed's own default, written out; `ds_io` measures what suits a drive"
         numbers = {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1}
         flags = {"single_submit": False, "overlap_events": True}
-        flat |= {f"aio.{key}": Because(value, why) for key, value in (numbers | flags).items()}
+        flat |= {f"aio.{key}": ReasonedValue(value, why) for key, value in (numbers | flags).items()}
     asked = spec.activation_checkpointing
     if asked or (asked is None and case.preset.activation_checkpointing and not case.trainer):
         why = "asked for" if asked else f"preset {spec.preset}, for models that call deepspeed.checkpointing"
         for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
-            flat[f"activation_checkpointing.{key}"] = Because(False, f"{why}; off unless asked for")
+            flat[f"activation_checkpointing.{key}"] = ReasonedValue(False, f"{why}; off unless asked for")
     for block, folder in (("tensorboard", spec.tensorboard), ("csv_monitor", spec.csv)):
         if folder:
-            flat[f"{block}.job_name"] = Because(spec.job_name or "train", "the folder below, --job-name")
+            flat[f"{block}.job_name"] = ReasonedValue(
+                spec.job_name or "train", "the folder below, --job-name"
+            )
     if spec.flops_brief:
-        flat["flops_profiler.detailed"] = Because(False, "asked by --flops-brief")
+        flat["flops_profiler.detailed"] = ReasonedValue(False, "asked by --flops-brief")
     return flat
 
 
-def _zenflow(case: Case) -> Flat:
+def _zenflow(case: ConfigContext) -> FlatConfig:
     spec = case.spec
     strategy = spec.zenflow_select_strategy or "step"
     every = {"auto": AUTO, "step": ZENFLOW_SELECT, "epoch": 1}[strategy]
     usual = "DeepSpeed's own default, written out"
     return {
-        f"{ZERO}.zenflow.topk_ratio": Because(0.1, usual),
-        f"{ZERO}.zenflow.select_strategy": Because(
+        f"{ZERO}.zenflow.topk_ratio": ReasonedValue(0.1, usual),
+        f"{ZERO}.zenflow.select_strategy": ReasonedValue(
             strategy, "counts steps: DeepSpeed counts epochs only with a data loader of its own"
         ),
-        f"{ZERO}.zenflow.select_interval": Because(every, "the important columns change slowly"),
-        f"{ZERO}.zenflow.update_interval": Because(
+        f"{ZERO}.zenflow.select_interval": ReasonedValue(every, "the important columns change slowly"),
+        f"{ZERO}.zenflow.update_interval": ReasonedValue(
             ZENFLOW_UPDATE, "the CPU applies the rest every fourth step; takes the place of accumulation"
         ),
-        f"{ZERO}.zenflow.full_warm_up_rounds": Because(0, usual),
-        f"{ZERO}.zenflow.overlap_step": Because(False, usual),
+        f"{ZERO}.zenflow.full_warm_up_rounds": ReasonedValue(0, usual),
+        f"{ZERO}.zenflow.overlap_step": ReasonedValue(False, usual),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.rules.advice import check_advice
 from dsrun.zero.lint.rules.arguments import check_against
 from dsrun.zero.lint.rules.auto import check_auto
@@ -16,9 +16,9 @@ from dsrun.zero.lint.rules.engine import check_engine
 from dsrun.zero.lint.rules.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.rules.reading import check_reading
 from dsrun.zero.lint.rules.trainer import check_trainer
-from dsrun.zero.lint.source import NotJsonError, Slip, Source, dotted, read
+from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
-from dsrun.zero.lint.view import Flags, Target, View, find_target
+from dsrun.zero.lint.view import ConfigView, Flags, Target, find_target
 
 RULES = (
     check_structure,
@@ -70,15 +70,15 @@ def check(
     try:
         source = read(text)
     except NotJsonError as error:
-        sheet = Sheet(Source(None), file)
+        sheet = Reporter(Source(None), file)
         sheet.at(error.spot, "error", "not_json", f"not JSON: {error.message}", error.fix)
         return sheet.findings()
-    sheet = Sheet(source, file)
+    sheet = Reporter(source, file)
     _check_text(source, target, sheet)
     if not isinstance(source.value, dict):
         sheet.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
         return sheet.findings()
-    view = View(
+    view = ConfigView(
         source.value,
         find_target(source.value, target),
         target is not None,
@@ -96,7 +96,7 @@ def _noun(value: Any) -> str:
     return "a list" if isinstance(value, list) else shown(value)
 
 
-def _check_text(source: Source, target: Target | None, sheet: Sheet) -> None:
+def _check_text(source: Source, target: Target | None, sheet: Reporter) -> None:
     for slip in source.slips:
         message, fix = SLIPS[slip.kind]
         tolerated = slip.kind == "number_word" or (target == "deepspeed" and slip.kind in HJSON)
@@ -118,7 +118,7 @@ def _check_text(source: Source, target: Target | None, sheet: Sheet) -> None:
         )
 
 
-def _cut(slip: Slip) -> str:
+def _cut(slip: SyntaxIssue) -> str:
     if slip.kind != "comment":
         return ""
     first = slip.text.splitlines()[0]

@@ -41,7 +41,7 @@ NOUNS = {
 class Fitted:
     """How a value fits a key, and what DeepSpeed takes it for."""
 
-    fit: Fit
+    coerce: Fit
     value: Any = None
 
 
@@ -58,16 +58,16 @@ def json_type(value: Any) -> str:
     return "dict"
 
 
-def fit(value: Any, entry: Mapping[str, Any]) -> Fitted:
+def coerce(value: Any, entry: Mapping[str, Any]) -> Fitted:
     """Fit a value to a key of a model: `types`, `null`, `choices` and `items` of the schema. Bounds come after."""
     if value is None and entry.get("null"):
         return Fitted("exact", None)
     best = REFUSED
     for word in entry["types"]:
         found = _as_word(word, value, entry)
-        if found.fit == "exact":
+        if found.coerce == "exact":
             return found
-        if best.fit == "refused":
+        if best.coerce == "refused":
             best = found
     return best
 
@@ -123,14 +123,14 @@ def _as_choice(word: str, value: Any, choices: list[Any]) -> Fitted:
             return Fitted("exact", choice)
     if word == "enum" and isinstance(choices[0], int):
         number = _as_int(value)
-        if number.fit != "refused" and number.value in choices:
+        if number.coerce != "refused" and number.value in choices:
             return Fitted("converted", int(number.value))
     return REFUSED
 
 
 def _as_items(value: list[Any], items: Mapping[str, Any] | None) -> Fitted:
-    fits = [fit(each, items) for each in value] if items else [Fitted("exact", each) for each in value]
-    kinds = {each.fit for each in fits}
+    fits = [coerce(each, items) for each in value] if items else [Fitted("exact", each) for each in value]
+    kinds = {each.coerce for each in fits}
     if "refused" in kinds:
         return REFUSED
     return Fitted("converted" if "converted" in kinds else "exact", [each.value for each in fits])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dsrun.findings import Finding, Level
 from dsrun.zero.lint.codes import CODES
-from dsrun.zero.lint.source import Path, Source, Spot, dotted
+from dsrun.zero.lint.source import Path, Position, Source, dotted
 
 
 def printable(text: str) -> str:
@@ -15,12 +15,12 @@ def printable(text: str) -> str:
 
 
 @dataclass
-class Sheet:
+class Reporter:
     """Findings about one file, each at a path in it. `file` is its name as the user wrote it."""
 
     source: Source
     file: str
-    rows: list[tuple[Spot, Finding]] = field(default_factory=list)
+    rows: list[tuple[Position, Finding]] = field(default_factory=list)
 
     def error(self, code: str, path: Path, message: str, fix: str = "") -> None:
         """DeepSpeed, or the Trainer before it, does not run with this."""
@@ -38,7 +38,9 @@ class Sheet:
         """Raises ValueError for a code or level that the table of codes does not have."""
         self.at(self.source.spot(path), level, code, message, fix, name=dotted(path))
 
-    def at(self, spot: Spot, level: Level, code: str, message: str, fix: str = "", *, name: str = "") -> None:
+    def at(
+        self, spot: Position, level: Level, code: str, message: str, fix: str = "", *, name: str = ""
+    ) -> None:
         """A finding at a place in the text; `name` is the key's path, if it has one."""
         if level not in CODES[code].levels:
             raise ValueError(f"{code} is never of level {level}")

@@ -45,7 +45,7 @@ class Decimal(float):
 
 
 @dataclass(frozen=True)
-class Spot:
+class Position:
     """A place in the text; both count from 1."""
 
     line: int
@@ -56,21 +56,21 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Slip:
+class SyntaxIssue:
     """Something that json.load refuses and that can be read all the same; `text` is what stands there."""
 
     kind: SlipKind
-    spot: Spot
+    spot: Position
     text: str
 
 
 @dataclass(frozen=True)
-class Double:
+class DuplicateKey:
     """A key that an object holds twice."""
 
     path: Path
-    spot: Spot
-    first: Spot
+    spot: Position
+    first: Position
 
 
 @dataclass
@@ -78,21 +78,21 @@ class Source:
     """What a JSON text holds. `spots` has the place of every key and of every element of a list."""
 
     value: Any
-    spots: dict[Path, Spot] = field(default_factory=dict)
-    slips: list[Slip] = field(default_factory=list)
-    doubles: list[Double] = field(default_factory=list)
+    spots: dict[Path, Position] = field(default_factory=dict)
+    slips: list[SyntaxIssue] = field(default_factory=list)
+    doubles: list[DuplicateKey] = field(default_factory=list)
 
-    def spot(self, path: Path) -> Spot:
+    def spot(self, path: Path) -> Position:
         """Where the key stands, or the nearest enclosing one that does; the top of the file else."""
         while path and path not in self.spots:
             path = path[:-1]
-        return self.spots.get(path, Spot(1, 1))
+        return self.spots.get(path, Position(1, 1))
 
 
 class NotJsonError(Exception):
     """Text that cannot be read on."""
 
-    def __init__(self, message: str, spot: Spot, fix: str = "") -> None:
+    def __init__(self, message: str, spot: Position, fix: str = "") -> None:
         super().__init__(message)
         self.message, self.spot, self.fix = message, spot, fix
 
@@ -101,7 +101,7 @@ def read(text: str) -> Source:
     """The value in a JSON text, with places, slips and doubled keys. Raises NotJsonError."""
     source = _Reader(text.removeprefix(MARK)).read()
     if text.startswith(MARK):
-        source.slips.insert(0, Slip("mark", Spot(1, 1), MARK))
+        source.slips.insert(0, SyntaxIssue("mark", Position(1, 1), MARK))
     return source
 
 
@@ -120,12 +120,12 @@ class _Reader:
             raise self._error("more text after the end of the JSON", "one file holds one object")
         return self.source
 
-    def _spot(self, at: int | None = None) -> Spot:
+    def _spot(self, at: int | None = None) -> Position:
         from bisect import bisect_right
 
         at = self.at if at is None else at
         line = bisect_right(self.starts, at)
-        return Spot(line, at - self.starts[line - 1] + 1)
+        return Position(line, at - self.starts[line - 1] + 1)
 
     def _error(self, message: str, fix: str = "", at: int | None = None) -> NotJsonError:
         return NotJsonError(message, self._spot(at), fix)
@@ -150,7 +150,7 @@ class _Reader:
 
     def _comment(self, end: int) -> None:
         end = len(self.text) if end < 0 else end
-        self.source.slips.append(Slip("comment", self._spot(), self.text[self.at : end].strip()))
+        self.source.slips.append(SyntaxIssue("comment", self._spot(), self.text[self.at : end].strip()))
         self.at = end
 
     def _value(self, path: Path, depth: int) -> Any:
@@ -187,7 +187,7 @@ class _Reader:
         if word in WORDS or word in NUMBER_WORDS or word in PYTHON_WORDS:
             if word not in WORDS:
                 kind: SlipKind = "python_word" if word in PYTHON_WORDS else "number_word"
-                self.source.slips.append(Slip(kind, self._spot(), word))
+                self.source.slips.append(SyntaxIssue(kind, self._spot(), word))
             self.at += len(word)
             return (WORDS | NUMBER_WORDS | PYTHON_WORDS)[word]
         if not word:
@@ -200,7 +200,7 @@ class _Reader:
             match = SINGLE_QUOTED.match(self.text, start)
             if match is None:
                 raise self._error("a text without its closing '", at=start)
-            self.source.slips.append(Slip("single_quotes", self._spot(), match.group()))
+            self.source.slips.append(SyntaxIssue("single_quotes", self._spot(), match.group()))
             self.at = match.end()
             return self._single_quoted(match)
         try:
@@ -234,7 +234,7 @@ class _Reader:
                 self.at += 1
                 self._skip()
                 if self._peek() == closing:
-                    self.source.slips.append(Slip("trailing_comma", self._spot(at), ","))
+                    self.source.slips.append(SyntaxIssue("trailing_comma", self._spot(at), ","))
             elif self._peek() != closing:
                 self._no_comma(opening, closing)
         self.at += 1
@@ -255,7 +255,7 @@ class _Reader:
             key = self._string()
             here = (*path, key)
             if key in found:
-                self.source.doubles.append(Double(here, spot, self.source.spots[here]))
+                self.source.doubles.append(DuplicateKey(here, spot, self.source.spots[here]))
                 self._forget(here)
             self.source.spots[here] = spot
             self._skip()

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.zero.lint.coercion import expected, fit, json_type, outside, python_float, shown
+from dsrun.zero.lint.coercion import coerce, expected, json_type, outside, python_float, shown
 from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import Block, Entry, blocks, homes, nearest, removed
 from dsrun.zero.lint.source import Path, dotted
-from dsrun.zero.lint.view import AUTO, View
+from dsrun.zero.lint.view import AUTO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
@@ -22,12 +22,14 @@ OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
 SWALLOWED = "strict"
 
 
-def check_structure(view: View, sheet: Sheet) -> None:
+def check_structure(view: ConfigView, sheet: Reporter) -> None:
     """Judge every key that the file holds."""
     _check_block(blocks()[""], (), view.config, view, sheet)
 
 
-def _check_block(block: Block, path: Path, content: dict[str, Any], view: View, sheet: Sheet) -> None:
+def _check_block(
+    block: Block, path: Path, content: dict[str, Any], view: ConfigView, sheet: Reporter
+) -> None:
     spellings = block.spellings
     for name in content:
         here = (*path, name)
@@ -47,7 +49,7 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: View, 
             )
 
 
-def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet: Sheet) -> None:
+def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet: Reporter) -> None:
     if block.style == "read" and block.path.startswith(OPEN):
         return
     # A model drops an "auto" before it looks at the key.
@@ -76,7 +78,7 @@ def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
     return f"did you mean {match}?" if match else "remove it"
 
 
-def _check_key(block: Block, path: Path, key: str, *, view: View, sheet: Sheet) -> None:
+def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, sheet: Reporter) -> None:
     entry, value = block.keys[key], view.raw(*path)
     _legacy(block, path, entry, sheet)
     if path == ("bfloat16",) and view.for_trainer:
@@ -91,7 +93,7 @@ def _check_key(block: Block, path: Path, key: str, *, view: View, sheet: Sheet) 
         _check_read_value(path, entry, value, sheet)
 
 
-def _legacy(block: Block, path: Path, entry: Entry, sheet: Sheet) -> None:
+def _legacy(block: Block, path: Path, entry: Entry, sheet: Reporter) -> None:
     advice = LEGACY.get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
         sheet.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
@@ -104,12 +106,14 @@ def _legacy(block: Block, path: Path, entry: Entry, sheet: Sheet) -> None:
         )
 
 
-def _auto_is_handled(block: Block, path: Path, view: View) -> bool:
+def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
     """Whether dsrun.zero.lint.rules.auto judges this "auto": the Trainer fills or refuses it, or a model drops it."""
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 
-def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: View, sheet: Sheet) -> None:
+def _check_value_of_block(
+    block: Block, path: Path, entry: Entry, *, view: ConfigView, sheet: Reporter
+) -> None:
     value = view.raw(*path)
     if isinstance(value, dict):
         _check_block(block, path, value, view, sheet)
@@ -144,15 +148,15 @@ def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
     return False
 
 
-def check_model_value(path: Path, entry: Entry, value: Any, sheet: Sheet) -> None:
+def check_model_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> None:
     """Judge a value as pydantic does: converted where it can be, then held against the bounds."""
     if path[-2:-1] == ("leaf_module",) and isinstance(value, str):
         return  # DeepSpeedZeroLeafModuleConfig makes a list of one of it
     name = path[-1]
-    found = fit(value, entry)
-    if path == ("fp16", "loss_scale") and isinstance(value, str) and found.fit == "refused":
+    found = coerce(value, entry)
+    if path == ("fp16", "loss_scale") and isinstance(value, str) and found.coerce == "refused":
         found = python_float(value)
-    if found.fit == "refused":
+    if found.coerce == "refused":
         code = (
             "not_a_choice"
             if "choices" in entry and json_type(value) not in ("list", "dict")
@@ -165,7 +169,7 @@ def check_model_value(path: Path, entry: Entry, value: Any, sheet: Sheet) -> Non
     limits = outside(found.value, entry)
     if limits:
         sheet.error("out_of_range", path, f"{name} is {shown(value)}, not {limits}: {EAGER}")
-    elif found.fit == "converted":
+    elif found.coerce == "converted":
         sheet.warning(
             "wrong_type",
             path,
@@ -189,7 +193,7 @@ def _repair(value: Any, entry: Entry) -> str:
     return ""
 
 
-def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Sheet) -> None:
+def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> None:
     """Judge a value that DeepSpeed takes as it is: only some of them make it stop."""
     name, kind = path[-1], json_type(value)
     if (value is None and entry.get("null")) or (entry.get("falsy") and not value):
@@ -211,7 +215,7 @@ def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Sheet) -> Non
             _repair(value, words),
         )
         return
-    if fit(value, _typed(entry) | {"choices": []}).fit != "exact":
+    if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":
         sheet.warning(
             "wrong_type",
             path,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.lint.coercion import fit, shown
+from dsrun.zero.lint.coercion import coerce, shown
 from dsrun.zero.lint.legacy import (
     OLD_COMPILE,
     REMOVED,
@@ -110,12 +110,12 @@ def _offload(config: Config, log: Log) -> None:
     zero = config.get(ZERO)
     if not isinstance(zero, dict):
         return
-    pin = fit(zero.get(OLD_PIN), BOOL).value
+    pin = coerce(zero.get(OLD_PIN), BOOL).value
     for old, new in OFFLOADS.items():
         if old not in zero:
             continue
-        found = fit(zero[old], BOOL)
-        if found.fit == "refused" and zero[old] != AUTO:
+        found = coerce(zero[old], BOOL)
+        if found.coerce == "refused" and zero[old] != AUTO:
             continue  # `dsrun config check` says what is the matter with it
         known = zero.get(new)
         if not found.value or isinstance(known, dict):
@@ -131,8 +131,8 @@ def _offload(config: Config, log: Log) -> None:
 
 
 def _pin(zero: Config, log: Log) -> None:
-    found = fit(zero[OLD_PIN], BOOL)
-    if found.fit == "refused" and zero[OLD_PIN] != AUTO:
+    found = coerce(zero[OLD_PIN], BOOL)
+    if found.coerce == "refused" and zero[OLD_PIN] != AUTO:
         return
     moved = []
     for name in ("offload_optimizer", "offload_param"):

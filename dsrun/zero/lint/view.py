@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.lint.coercion import Fitted, fit
+from dsrun.zero.lint.coercion import Fitted, coerce
 from dsrun.zero.lint.schema import blocks
 from dsrun.zero.lint.source import Path
 
@@ -71,7 +71,7 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class View:
+class ConfigView:
     """A config, and what is known about the run it is for.
 
     `target` says who reads it; `asked` whether the user said so. `world_size` is the number of ranks.
@@ -126,8 +126,8 @@ class View:
             value = MISSING
         if value is MISSING:
             return entry.get("default")
-        found: Fitted = fit(value, entry)
-        return MISSING if found.fit == "refused" else found.value
+        found: Fitted = coerce(value, entry)
+        return MISSING if found.coerce == "refused" else found.value
 
     @property
     def stage(self) -> int | None:
@@ -166,5 +166,5 @@ def find_target(config: Any, asked: Target | None) -> Target:
     """Who a config is for: who the user says, else the Trainer if there is an "auto" that only it fills."""
     if asked is not None:
         return asked
-    view = View(config if isinstance(config, dict) else {}, "trainer")
+    view = ConfigView(config if isinstance(config, dict) else {}, "trainer")
     return "trainer" if any(view.is_auto(*path) for path in TRAINER_FILLS) else "deepspeed"

@@ -10,7 +10,7 @@ from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.gpus_arg import Cluster
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.plan import Chosen, choose
-from dsrun.zero.memory.request import USUAL_LENGTH, Question, Switch
+from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, Switch
 
 
 def decide(
@@ -42,7 +42,7 @@ def decide(
         raise UsageError(
             f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs"
         )
-    question = Question(
+    question = PlanRequest(
         model=model,
         cluster=cluster,
         length=length or usual,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.system.cache import cache_root
-from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.request import PlanRequest
 
 SANE = (0.5, 2.0)
 """A correction outside is no correction: the plan or the measurement is wrong, and applying it would hide that."""
@@ -42,7 +42,7 @@ class Calibration:
         )
 
 
-def key(config: Mapping[str, Any], question: Question) -> str:
+def key(config: Mapping[str, Any], question: PlanRequest) -> str:
     """The file name of a correction: the same model shape, GPU, precision and adapters share one."""
     facts = {
         "config": {name: value for name, value in sorted(config.items()) if not name.startswith("_")},
@@ -54,12 +54,12 @@ def key(config: Mapping[str, Any], question: Question) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def path_of(config: Mapping[str, Any], question: Question) -> Path:
+def path_of(config: Mapping[str, Any], question: PlanRequest) -> Path:
     """Where the correction of this model on this GPU lies."""
     return cache_root() / "calibration" / f"{key(config, question)}.json"
 
 
-def remembered(config: Mapping[str, Any], question: Question) -> float:
+def remembered(config: Mapping[str, Any], question: PlanRequest) -> float:
     """The correction of an earlier calibration, 1 where there is none or the file is damaged."""
     try:
         factor = json.loads(path_of(config, question).read_text())["factor"]
@@ -68,7 +68,7 @@ def remembered(config: Mapping[str, Any], question: Question) -> float:
     return float(factor) if isinstance(factor, int | float) and SANE[0] <= factor <= SANE[1] else 1.0
 
 
-def save(config: Mapping[str, Any], question: Question, predicted: int, measured: int) -> Path | None:
+def save(config: Mapping[str, Any], question: PlanRequest, predicted: int, measured: int) -> Path | None:
     """Keep measured over predicted bytes for later plans; None when the ratio is beyond what a correction can be."""
     factor = measured / predicted
     if not SANE[0] <= factor <= SANE[1]:

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER, nvme_buffer
-from dsrun.zero.memory.request import Question
-from dsrun.zero.memory.strategy import Row
+from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.strategy import Candidate
 
 CONFIG_FILE = "ds.json"
 
@@ -25,7 +25,7 @@ class Wording:
     from_scratch: bool = False
 
 
-def config_argv(question: Question, row: Row, words: Wording) -> list[str]:
+def config_argv(question: PlanRequest, row: Candidate, words: Wording) -> list[str]:
     """`dsrun config …`, whose output is CONFIG_FILE."""
     strategy = row.strategy
     argv = ["dsrun", "config", "--zero", str(strategy.stage)]
@@ -41,7 +41,7 @@ def config_argv(question: Question, row: Row, words: Wording) -> list[str]:
     return [*argv, "--precision", question.precision, "--preset", question.preset, "--model", words.model]
 
 
-def train_argv(question: Question, row: Row, words: Wording) -> list[str]:
+def train_argv(question: PlanRequest, row: Candidate, words: Wording) -> list[str]:
     """`dsrun train …` for one machine; on several it is started by the scheduler with the same words."""
     strategy = row.strategy
     world = question.cluster.world
@@ -73,7 +73,7 @@ def train_argv(question: Question, row: Row, words: Wording) -> list[str]:
     return argv
 
 
-def _start(question: Question) -> list[str]:
+def _start(question: PlanRequest) -> list[str]:
     """What starts a process for each GPU of several nodes: `dsrun train` by itself stays on its machine."""
     nodes, each = question.cluster.nodes, question.cluster.per_node
     if nodes == 1:
@@ -81,7 +81,7 @@ def _start(question: Question) -> list[str]:
     return ["srun", f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gpus-per-node={each}"]
 
 
-def lines(question: Question, row: Row, words: Wording) -> list[str]:
+def lines(question: PlanRequest, row: Candidate, words: Wording) -> list[str]:
     """Both commands as a shell takes them; plain DDP needs no configuration."""
     train = shlex.join([*_start(question), *train_argv(question, row, words)])
     if row.strategy.stage == 0:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.request import Question
-from dsrun.zero.memory.strategy import GIB, Row, judge, strategies
+from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.strategy import GIB, Candidate, evaluate, strategies
 
 NEARLY = 0.95
 """Strategies this close in speed count as equal; then the simplest wins."""
@@ -27,9 +27,9 @@ class Plan:
     `remedies` are what would fit, computed, when nothing does.
     """
 
-    question: Question
-    rows: tuple[Row, ...]
-    choice: Row | None
+    question: PlanRequest
+    rows: tuple[Candidate, ...]
+    choice: Candidate | None
     why: str
     remedies: tuple[str, ...]
 
@@ -44,9 +44,9 @@ class Chosen:
     checkpointing: bool
 
 
-def plan(question: Question) -> Plan:
+def plan(question: PlanRequest) -> Plan:
     """Judge every strategy and choose the fastest that fits, or else the fastest that is tight."""
-    judged = [judge(question, each) for each in strategies(question)]
+    judged = [evaluate(question, each) for each in strategies(question)]
     rows = _compared(judged)
     choice = _best([row for row in rows if row.verdict == "fits"])
     if choice is None:
@@ -61,7 +61,7 @@ def plan(question: Question) -> Plan:
     )
 
 
-def choose(question: Question, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
+def choose(question: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
     """The choice alone, of strategies with `micro_batch` and `offload` where given; NVMe is not chosen unasked.
 
     Raises UsageError when nothing fits, with what would.
@@ -82,12 +82,12 @@ def choose(question: Question, micro_batch: int | None = None, offload: str | No
     )
 
 
-def _able(rows: list[Row]) -> list[Row]:
+def _able(rows: list[Candidate]) -> list[Candidate]:
     """Those that fit, or else those that are tight."""
     return [row for row in rows if row.verdict == "fits"] or [row for row in rows if row.verdict == "tight"]
 
 
-def _against(row: Row, micro_batch: int | None, offload: str | None) -> list[str]:
+def _against(row: Candidate, micro_batch: int | None, offload: str | None) -> list[str]:
     """What would have to be said otherwise for `row` to be chosen, in words for the user."""
     words = []
     if offload is not None and row.strategy.offload != offload:
@@ -110,20 +110,20 @@ def _way_out(made: Plan, micro_batch: int | None, offload: str | None) -> str:
     return f"{changes} this fits: {best.strategy}, micro batch {best.micro_batch}"
 
 
-def described(question: Question) -> str:
+def described(question: PlanRequest) -> str:
     """`8 × a100-80 (80 GiB)`."""
     cluster = question.cluster
     return f"{cluster.world} × {cluster.name} ({cluster.memory:g} GiB)"
 
 
-def _compared(rows: list[Row]) -> tuple[Row, ...]:
+def _compared(rows: list[Candidate]) -> tuple[Candidate, ...]:
     """The rows with their speed over that of the fastest that fits, of all when none does."""
     possible = [row.samples_per_second for row in rows if row.verdict != "does not fit"]
     fastest = max(possible or [row.samples_per_second for row in rows])
     return tuple(replace(row, relative=row.samples_per_second / fastest) for row in rows)
 
 
-def _best(rows: list[Row]) -> Row | None:
+def _best(rows: list[Candidate]) -> Candidate | None:
     """The fastest; of those nearly as fast, the one that comes first: low stages and no offload are simpler."""
     if not rows:
         return None
@@ -131,7 +131,7 @@ def _best(rows: list[Row]) -> Row | None:
     return next(row for row in rows if row.relative >= NEARLY * fastest)
 
 
-def _why(choice: Row, rows: tuple[Row, ...], question: Question) -> str:
+def _why(choice: Candidate, rows: tuple[Candidate, ...], question: PlanRequest) -> str:
     able = [row for row in rows if row.verdict == choice.verdict]
     share = choice.gpu.total / GIB / question.cluster.memory
     words = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
@@ -151,14 +151,14 @@ def _why(choice: Row, rows: tuple[Row, ...], question: Question) -> str:
 # when nothing fits
 
 
-def remedies(question: Question) -> list[str]:
+def remedies(question: PlanRequest) -> list[str]:
     """What would fit, each found by planning again."""
     ways = (_recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
     found = [way(question) for way in ways]
     return [each for each in found if each]
 
 
-def _recomputing(question: Question) -> str | None:
+def _recomputing(question: PlanRequest) -> str | None:
     if question.checkpointing != "off":
         return None
     found = _fitting(question)
@@ -167,10 +167,10 @@ def _recomputing(question: Question) -> str | None:
     return f"--gradient-checkpointing auto: {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _more_host(question: Question) -> str | None:
+def _more_host(question: PlanRequest) -> str | None:
     """The host memory that the strategy which needs least of it would take."""
     unbounded = replace(question, host_memory=UNBOUNDED)
-    rows = [judge(unbounded, each) for each in strategies(replace(question, checkpointing="auto"))]
+    rows = [evaluate(unbounded, each) for each in strategies(replace(question, checkpointing="auto"))]
     fitting = [row for row in rows if row.verdict == "fits"]
     if not fitting or _fitting(question):
         return None
@@ -179,8 +179,8 @@ def _more_host(question: Question) -> str | None:
     return f"{need} GiB of host memory per node: {least.strategy}, micro batch {least.micro_batch}"
 
 
-def _fitting(question: Question) -> Row | None:
-    rows = [judge(question, each) for each in strategies(replace(question, checkpointing="auto"))]
+def _fitting(question: PlanRequest) -> Candidate | None:
+    rows = [evaluate(question, each) for each in strategies(replace(question, checkpointing="auto"))]
     fitting = [row for row in rows if row.verdict == "fits"]
     return _best(list(_compared(fitting))) if fitting else None
 
@@ -198,11 +198,11 @@ def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
     return least
 
 
-def _more_gpus(question: Question) -> str | None:
+def _more_gpus(question: PlanRequest) -> str | None:
     cluster = question.cluster
     plain = replace(question, global_batch=None)
 
-    def row(nodes: int) -> Row | None:
+    def row(nodes: int) -> Candidate | None:
         return _fitting(replace(plain, cluster=cluster.with_nodes(nodes)))
 
     nodes = _smallest(cluster.nodes, cluster.nodes * MOST_MORE, lambda each: row(each) is not None)
@@ -213,11 +213,11 @@ def _more_gpus(question: Question) -> str | None:
     return f"{nodes * cluster.per_node} GPUs ({nodes} node{plural}): {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _shorter(question: Question) -> str | None:
+def _shorter(question: PlanRequest) -> str | None:
     """Both lengths of a seq2seq model are cut alike, to multiples of 64 tokens."""
     longest = max(question.length, question.source_length if question.model.seq2seq else 0)
 
-    def cut(steps: int) -> Question:
+    def cut(steps: int) -> PlanRequest:
         tokens = max(longest - 64 * steps, 1)
         return replace(
             question, length=min(question.length, tokens), source_length=min(question.source_length, tokens)
@@ -231,7 +231,7 @@ def _shorter(question: Question) -> str | None:
     return f"samples of at most {tokens} tokens: {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _with_lora(question: Question) -> str | None:
+def _with_lora(question: PlanRequest) -> str | None:
     if question.lora is not None:
         return None
     found = _fitting(replace(question, lora=ADVISED_RANK))
@@ -240,12 +240,12 @@ def _with_lora(question: Question) -> str | None:
     return f"LoRA (--lora {ADVISED_RANK}): {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _larger_gpu(question: Question) -> str | None:
+def _larger_gpu(question: PlanRequest) -> str | None:
     """The least memory each GPU would need, in whole GiB."""
     cluster = question.cluster
     plain = replace(question, global_batch=None)
 
-    def row(gib: int) -> Row | None:
+    def row(gib: int) -> Candidate | None:
         model = replace(cluster.model, memory_gib=gib)
         return _fitting(replace(plain, cluster=replace(cluster, memory=float(gib), model=model)))
 

@@ -10,7 +10,7 @@ from dsrun.zero.memory.commands import Wording
 from dsrun.zero.memory.model.count import Counted
 from dsrun.zero.memory.model.lora import training
 from dsrun.zero.memory.plan import Plan, described
-from dsrun.zero.memory.strategy import GIB, Row
+from dsrun.zero.memory.strategy import GIB, Candidate
 
 VERSION = 1
 """Of the JSON form; docs/plan.md describes it."""
@@ -57,7 +57,7 @@ def as_json(plan: Plan, counted: Counted, words: Wording) -> dict[str, Any]:
     }
 
 
-def row_as_json(row: Row) -> dict[str, Any]:
+def row_as_json(row: Candidate) -> dict[str, Any]:
     """One strategy; `gpu` adds up to `gpu_total` but for what does not meet at the peak."""
     gpu, states = row.gpu, row.gpu.states
     return {
@@ -113,7 +113,7 @@ def table(plan: Plan) -> list[tuple[str, ...]]:
     return [HEADINGS, *(_words(row) for row in plan.rows)]
 
 
-def _words(row: Row) -> tuple[str, ...]:
+def _words(row: Candidate) -> tuple[str, ...]:
     strategy = row.strategy
     fits = row.verdict != "does not fit"
     name = f"ZeRO-{strategy.stage}" + ("" if strategy.offload == "none" else f" + {strategy.offload}")
@@ -129,12 +129,12 @@ def _words(row: Row) -> tuple[str, ...]:
     )
 
 
-def _reason(row: Row) -> str:
+def _reason(row: Candidate) -> str:
     """Why the row is as fast as it is, or why it does not fit."""
     return _too_much(row) if row.verdict == "does not fit" else row.reason
 
 
-def _too_much(row: Row) -> str:
+def _too_much(row: Candidate) -> str:
     """What is in the way with one sample."""
     if row.host_short:
         return f"a node's host memory would have to be {max(row.host, row.host_loading) / GIB:.0f} GiB"
@@ -148,7 +148,7 @@ def _too_much(row: Row) -> str:
     return f"{largest} alone take {parts[largest] / GIB:.1f} GiB"
 
 
-def details(row: Row) -> list[tuple[str, int]]:
+def details(row: Candidate) -> list[tuple[str, int]]:
     """What fills a GPU under the chosen strategy: names and bytes."""
     gpu, held = row.gpu, row.gpu.states.gpu
     parts = [

@@ -23,7 +23,7 @@ SHARES = {"conservative": 0.50, "balanced": 0.65, "aggressive": 0.90}
 PHYSICAL = 0.96
 """Share that can be filled at all; the rest is reserved by driver and ECC."""
 
-# Activations of these families leave fp16's range (see dsrun.train.model.precision), so without bf16 they train in fp32.
+# Activations of these families overflow in fp16 (see dsrun.train.model.precision): without bf16 they train in fp32.
 FP32_WITHOUT_BF16 = frozenset({"t5", "mt5", "umt5"})
 
 USUAL_HOST = 256.0
@@ -33,7 +33,7 @@ Switch = Literal["on", "off", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PlanRequest:
     """Everything a plan depends on. Lengths are tokens per sample, `host_memory` GiB per node."""
 
     model: Architecture
@@ -71,7 +71,7 @@ class Question:
                 fix=f"use --global-batch-size {either}",
             )
 
-    def corrected(self, factor: float) -> Question:
+    def corrected(self, factor: float) -> PlanRequest:
         """The same question with a calibration's correction."""
         return replace(self, factor=factor)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.strategy import Strategy, gpu
 
 MIB = 2**20
@@ -18,7 +18,7 @@ HEAP = 0.02
 """Share of what is held that small blocks and their bookkeeping add."""
 
 
-def resident(question: Question, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
+def resident(question: PlanRequest, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
     """Peak resident bytes of one CPU rank.
 
     Before it is sharded, a model of ZeRO-0 to 2 is whole in fp32 and then cast, which never exceeds what training

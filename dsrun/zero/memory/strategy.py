@@ -12,7 +12,7 @@ from dsrun.zero.memory.activations import Activations, activations
 from dsrun.zero.memory.buffers import FRAGMENTATION, Buffers, buffers, sizes
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.model.lora import Training, training
-from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.speed import estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
 
@@ -68,7 +68,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Candidate:
     """A strategy's line in the table.
 
     `micro_batch` and `gpu` are for the largest micro batch within the preset's share, or for 1 when none is.
@@ -92,7 +92,7 @@ class Row:
     """Whether the GPUs have room for it, and the node's host memory has not."""
 
 
-def strategies(question: Question) -> Iterator[Strategy]:
+def strategies(question: PlanRequest) -> Iterator[Strategy]:
     """Every strategy that DeepSpeed has and the question does not rule out."""
     recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[question.checkpointing]
     for stage, places in PLACES.items():
@@ -111,7 +111,7 @@ def _states(model: Architecture, lora: int | None, sharding: Sharding) -> States
     return states(_training(model, lora), sharding)
 
 
-def sharding_of(question: Question, strategy: Strategy) -> Sharding:
+def sharding_of(question: PlanRequest, strategy: Strategy) -> Sharding:
     """The strategy over the question's ranks. Without a global batch a step may have any number of micro batches."""
     chosen = sizes(question.preset, question.model.hidden, question.cluster.model)
     share = question.global_batch and question.global_batch // question.cluster.world
@@ -127,7 +127,7 @@ def sharding_of(question: Question, strategy: Strategy) -> Sharding:
     )
 
 
-def gpu(question: Question, strategy: Strategy, micro_batch: int) -> Gpu:
+def gpu(question: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     """One GPU's memory with this strategy and micro batch."""
     sharding = sharding_of(question, strategy)
     chosen = sizes(question.preset, question.model.hidden, question.cluster.model)
@@ -141,7 +141,7 @@ def gpu(question: Question, strategy: Strategy, micro_batch: int) -> Gpu:
     )
 
 
-def largest_micro_batch(question: Question, strategy: Strategy, room: float) -> int:
+def largest_micro_batch(question: PlanRequest, strategy: Strategy, room: float) -> int:
     """The largest micro batch whose peak stays within `room` bytes; 0 when not even one sample does.
 
     With a global batch, the largest that divides a rank's share of it.
@@ -157,7 +157,7 @@ def largest_micro_batch(question: Question, strategy: Strategy, room: float) -> 
     return next((each for each in range(low, 0, -1) if share % each == 0), 0) if share else low
 
 
-def judge(question: Question, strategy: Strategy) -> Row:
+def evaluate(question: PlanRequest, strategy: Strategy) -> Candidate:
     """The strategy's row, its speed not yet compared with the others'."""
     micro_batch = largest_micro_batch(question, strategy, question.budget)
     verdict: Verdict = "fits" if micro_batch else "tight"
@@ -182,7 +182,7 @@ def judge(question: Question, strategy: Strategy) -> Row:
         checkpointing=strategy.checkpointing,
         overlap=sizes(question.preset, question.model.hidden, question.cluster.model).overlap,
     )
-    return Row(
+    return Candidate(
         strategy=strategy,
         verdict=verdict if micro_batch else "does not fit",
         micro_batch=micro_batch,
@@ -216,13 +216,13 @@ def active_parameters(model: Architecture) -> int:
     return total + (model.vocabulary * model.hidden if model.tied else 0)
 
 
-def _accumulation(question: Question, micro_batch: int) -> int:
+def _accumulation(question: PlanRequest, micro_batch: int) -> int:
     if question.global_batch is None:
         return 1
     return question.global_batch // (question.cluster.world * micro_batch)
 
 
-def _host(question: Question, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
+def _host(question: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
     """Host bytes per node: in training, and while the weights are loaded.
 
     Every process holds the whole model in fp32 before that moves to its GPU; under ZeRO-3 only rank 0 reads the

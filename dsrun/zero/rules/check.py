@@ -13,7 +13,7 @@ from dsrun.zero.generate.spec import ZeroSpec, flag_of, given, options
 from dsrun.zero.rules.optimizer import OPTIMIZER_RULES
 from dsrun.zero.rules.parallel import COMPILE_RULES, PARALLEL_RULES
 from dsrun.zero.rules.precision import PRECISION_RULES
-from dsrun.zero.rules.zero import OFFLOAD_RULES, ZENFLOW_RULES, ZEROPP_RULES, Ask, Rule
+from dsrun.zero.rules.zero import OFFLOAD_RULES, ZENFLOW_RULES, ZEROPP_RULES, Rule, RuleContext
 
 RULES: tuple[Rule, ...] = (
     *OFFLOAD_RULES,
@@ -54,7 +54,7 @@ def check(spec: ZeroSpec, precision: str, gpu: GpuModel | None = None) -> None:
             f"--precision bf16 and --gpu {spec.gpu}: {gpu.name} has no bf16",
             fix="use --precision fp16 or fp32",
         )
-    ask = Ask(spec=spec, precision=precision)
+    ask = RuleContext(spec=spec, precision=precision)
     for rule in RULES:
         if rule.when(ask):
             words = {**asdict(spec), "precision": precision}

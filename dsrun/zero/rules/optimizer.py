@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dsrun.zero.rules.zero import CONFIG, ENGINE, STAGE3, STAGE12, Ask, Rule
+from dsrun.zero.rules.zero import CONFIG, ENGINE, STAGE3, STAGE12, Rule, RuleContext
 
 
-def _scatters(a: Ask) -> bool:
+def _scatters(a: RuleContext) -> bool:
     return a.spec.stage in (2, 3) and a.spec.reduce_scatter is not False
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from math import prod
 
-from dsrun.zero.rules.zero import CONFIG, ENGINE, Ask, Rule
+from dsrun.zero.rules.zero import CONFIG, ENGINE, Rule, RuleContext
 
 PARALLEL_PASSES = frozenset({"autosp", "autotp"})
 
 
-def _passes(a: Ask, *names: str) -> bool:
+def _passes(a: RuleContext, *names: str) -> bool:
     return bool(set(names) & set(a.spec.compile_passes))
 
 
-def _batch_differs(a: Ask) -> bool:
+def _batch_differs(a: RuleContext) -> bool:
     """Whether the batch sizes that are given leave no number for the rest."""
     spec = a.spec
     ranks = spec.gpus and spec.gpus // (spec.autotp * spec.sequence_parallel)

@@ -19,7 +19,7 @@ CONFIG = "runtime/config.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class RuleContext:
     """What the rules look at: the spec and the number format that follows from it ("auto": the Trainer's)."""
 
     spec: ZeroSpec
@@ -45,7 +45,7 @@ class Ask:
 class Rule:
     """One combination that does not work. `message` and `fix` may name fields of the spec in braces."""
 
-    when: Callable[[Ask], bool]
+    when: Callable[[RuleContext], bool]
     message: str
     fix: str
     source: str

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dsrun.runs.last import Progress, progress
+from dsrun.runs.progress_tail import Progress, progress
 
 
 def write(path, records, end=""):

@@ -2,12 +2,12 @@ import zlib
 
 import pytest
 
-from dsrun.runs.sealing import Sealer, sum_of, threads
+from dsrun.runs.fsync_pool import ChecksumPool, sum_of, threads
 
 
 def test_checksum_pool_sums_files_as_they_come(tmp_path):
     """Checksums are computed as files are added."""
-    sealer = Sealer(tmp_path)
+    sealer = ChecksumPool(tmp_path)
     contents = {"a": b"x" * 100_000, "deep/b": b"", "c": bytes(range(256))}
     for name, content in contents.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -25,7 +25,7 @@ def test_checksum_pool_sums_files_as_they_come(tmp_path):
 
 def test_checksum_pool_fails_for_unreadable_file(tmp_path):
     """A file that cannot be read makes the result fail."""
-    sealer = Sealer(tmp_path)
+    sealer = ChecksumPool(tmp_path)
     sealer.add(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
         sealer.result()
@@ -33,12 +33,12 @@ def test_checksum_pool_fails_for_unreadable_file(tmp_path):
 
 
 def test_checksum_of_file_of_several_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsrun.runs.sealing._CHUNK", 1000)
+    monkeypatch.setattr("dsrun.runs.fsync_pool._CHUNK", 1000)
     (tmp_path / "a").write_bytes(bytes(range(250)) * 10)
     assert sum_of(tmp_path / "a") == {"size": 2500, "crc32": f"{zlib.crc32(bytes(range(250)) * 10):08x}"}
 
 
 def test_checksum_threads_divided_between_processes(monkeypatch):
     """Processes divide the cores among themselves."""
-    monkeypatch.setattr("dsrun.runs.sealing.cores", lambda: 8)
+    monkeypatch.setattr("dsrun.runs.fsync_pool.cores", lambda: 8)
     assert [threads(100), threads(100, 4), threads(100, 16), threads(3)] == [8, 2, 1, 3]

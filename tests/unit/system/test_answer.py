@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 
 
 def test_captured_output_and_exit_code(tmp_path):

@@ -10,8 +10,8 @@ import torch
 from transformers import TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 
-from dsrun.train.lifecycle.preemption import Stopping
-from dsrun.train.lifecycle.preemption_callbacks import EvaluateFirst, LeaveWhenTold, Vote
+from dsrun.train.lifecycle.preemption import PreemptionHandler
+from dsrun.train.lifecycle.preemption_callbacks import PendingEvaluationCallback, PreemptionCallback, StopVote
 
 EPOCHS = SimpleNamespace(
     eval_strategy="epoch",
@@ -23,7 +23,7 @@ EPOCHS = SimpleNamespace(
 
 
 def stopping(*, asked):
-    found = Stopping((signal.SIGUSR1,), None)
+    found = PreemptionHandler((signal.SIGUSR1,), None)
     found._asked = "SIGUSR1" if asked else None
     return found
 
@@ -35,7 +35,7 @@ def training(*, told, step=3, epoch=0.5):
     state = SimpleNamespace(
         global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100
     )
-    return trainer, LeaveWhenTold(trainer, wish), state
+    return trainer, PreemptionCallback(trainer, wish), state
 
 
 def due(state):
@@ -101,14 +101,14 @@ def test_resume_runs_pending_evaluation_first(stored):
     trainer = SimpleNamespace(make_up_evaluation=lambda: made.append(1))
     state = SimpleNamespace(stateful_callbacks=dict(stored))
     for _ in range(2):
-        EvaluateFirst(trainer).on_train_begin(None, state, None)
+        PendingEvaluationCallback(trainer).on_train_begin(None, state, None)
     assert len(made) == (1 if stored.get("dsrun", {}).get("evaluation_due") else 0)
 
 
 def test_stop_vote_only_with_preemption_signal():
     """A vote is held only where a signal may ask to stop."""
-    silent = Stopping((), None)
+    silent = PreemptionHandler((), None)
     silent._asked = "x"
-    assert not Vote(silent, world_size=1, device=torch.device("cpu")).told()
-    assert Vote(stopping(asked=True), world_size=1, device=torch.device("cpu")).told()
-    assert not Vote(stopping(asked=False), world_size=1, device=torch.device("cpu")).now()
+    assert not StopVote(silent, world_size=1, device=torch.device("cpu")).told()
+    assert StopVote(stopping(asked=True), world_size=1, device=torch.device("cpu")).told()
+    assert not StopVote(stopping(asked=False), world_size=1, device=torch.device("cpu")).now()

@@ -9,9 +9,9 @@ import time
 from types import SimpleNamespace
 
 from dsrun.runs.heartbeat import Heart, read_beats
-from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, Beats, Ledger
+from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, EventCallback, HeartbeatCallback
 from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import Life, is_supervised
+from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
 from tests.forkserver.client import HEAVY
 
 STUCK = """
@@ -42,8 +42,8 @@ def test_stuck_rank_dumps_stacks_on_signal(tmp_path):
 
 
 def test_steps_update_heartbeat_and_progress(tmp_path):
-    life = Life(Heart(tmp_path, 1, answers=True), stopping_from({}))
-    beats = Beats(life)
+    life = RankContext(Heart(tmp_path, 1, answers=True), stopping_from({}))
+    beats = HeartbeatCallback(life)
     beats.on_train_begin(None, SimpleNamespace(global_step=40), None)
     assert life.progress.step == 40
     beats.on_step_end(None, SimpleNamespace(global_step=41), None)
@@ -60,7 +60,7 @@ def test_progress_event_once_a_minute():
         training=lambda step: written.append(("training", step)),
         event=lambda kind, step: written.append((kind, step)),
     )
-    ledger = Ledger(records, clock=lambda: now[0])
+    ledger = EventCallback(records, clock=lambda: now[0])
     ledger.on_train_begin(None, SimpleNamespace(global_step=7), None)
     for step in range(8, 21):
         now[0] += PROGRESS_SECONDS / 4

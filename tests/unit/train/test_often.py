@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-from dsrun.train.checkpoint.interval import FIRST_SAVE_SECONDS, SaveOften
+from dsrun.train.checkpoint.interval import FIRST_SAVE_SECONDS, AdaptiveSaveInterval
 
 
 class Run:
@@ -16,7 +16,7 @@ class Run:
         self.wants_to_save = self.ranks_want_to_save = False
         self.step_s, self.save_s = step_s, save_s
         self.told = []
-        self.often = SaveOften(
+        self.often = AdaptiveSaveInterval(
             self, lambda _seconds: interval_s, lambda *told: self.told.append(told), clock=lambda: self.now
         )
 

@@ -11,7 +11,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.train.checkpoint import save as saves
 from dsrun.train.checkpoint.save import Save, SaveFailed
-from dsrun.train.collectives import all_ready, by_main, everyone
+from dsrun.train.collectives import all_gather_object, all_ready, rank0_first
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def test_save_without_shared_run_folder_rejected(run, monkeypatch):
 
 def test_collectives_of_a_single_rank():
     """A single rank agrees with itself."""
-    assert everyone("word") == ["word"]
-    assert by_main(lambda: 7) == 7
+    assert all_gather_object("word") == ["word"]
+    assert rank0_first(lambda: 7) == 7
     assert all_ready(True)
     assert not all_ready(False)
     with pytest.raises(UsageError, match="no"):
-        by_main(fail_with(UsageError("no")))
+        rank0_first(fail_with(UsageError("no")))

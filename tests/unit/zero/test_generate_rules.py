@@ -8,10 +8,10 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
-from dsrun.zero.generate.config import Facts, generate
+from dsrun.zero.generate.config import HardwareFacts, generate
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.rules.check import RULES, STAGES_OF_OPTION, check
-from dsrun.zero.rules.zero import Ask
+from dsrun.zero.rules.zero import RuleContext
 
 CPU = {"offload_optimizer": "cpu"}
 COMPILED = {"deepcompile": True}
@@ -227,7 +227,7 @@ def test_stage_bound_options_exist():
 
 def test_bf16_on_gpu_without_bf16_is_refused():
     with pytest.raises(UsageError, match=r"--precision bf16 and --gpu v100: Tesla V100 has no bf16"):
-        generate(ZeroSpec(precision="bf16", gpu="v100"), facts=Facts(gpu=lookup("v100")))
+        generate(ZeroSpec(precision="bf16", gpu="v100"), facts=HardwareFacts(gpu=lookup("v100")))
 
 
 def test_rules_accept_default_specs():
@@ -235,4 +235,4 @@ def test_rules_accept_default_specs():
         for target in ("trainer", "deepspeed"):
             spec = ZeroSpec(stage=stage, target=target)
             check(spec, "auto")
-            assert not any(rule.when(Ask(spec=spec, precision="auto")) for rule in RULES)
+            assert not any(rule.when(RuleContext(spec=spec, precision="auto")) for rule in RULES)

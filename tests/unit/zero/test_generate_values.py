@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dsrun.hardware.gpus import lookup
-from dsrun.zero.generate.blocks import MOVED, Facts
+from dsrun.zero.generate.blocks import MOVED, HardwareFacts
 from dsrun.zero.generate.config import build, generate, render
 from dsrun.zero.generate.explain import DOES, as_json, as_text, explain, meanings
 from dsrun.zero.generate.notices import notices
@@ -31,7 +31,7 @@ FULL = {
 
 
 def flat(spec, **facts):
-    return {path: because.value for path, because in build(spec, Facts(**facts)).items()}
+    return {path: because.value for path, because in build(spec, HardwareFacts(**facts)).items()}
 
 
 def autos(spec, **facts):
@@ -226,7 +226,7 @@ def test_deepspeed_knows_every_optimizer(kind):
 
 def test_explain_covers_every_config_key():
     for spec in SHIPPED.values():
-        rows = explain(spec, Facts())
+        rows = explain(spec, HardwareFacts())
         assert {row.key for row in rows} == set(flat(spec))
         assert all(row.does and row.why for row in rows)
         assert as_text(rows).count("because: ") == len(rows)
@@ -241,7 +241,9 @@ def test_config_key_is_not_explained_twice():
 
 
 def test_explain_names_the_flag_that_asked():
-    rows = {row.key: row.why for row in explain(ZeroSpec(stage=3, hpz=8, overlap_comm=False), Facts())}
+    rows = {
+        row.key: row.why for row in explain(ZeroSpec(stage=3, hpz=8, overlap_comm=False), HardwareFacts())
+    }
     assert rows[f"{ZERO}.zero_hpz_partition_size"] == "asked by --hpz 8"
     assert rows[f"{ZERO}.overlap_comm"] == "asked by --no-overlap-comm"
 
@@ -279,9 +281,9 @@ def test_ds_configs_readme_is_up_to_date():
 )
 def test_notices_for_what_config_cannot_express(asked, facts, words):
     """What the file cannot say is said in a notice beside it."""
-    assert words in "\n".join(notices(ZeroSpec(**asked), Facts(**facts)))
+    assert words in "\n".join(notices(ZeroSpec(**asked), HardwareFacts(**facts)))
 
 
 def test_no_notices_for_default_specs():
-    assert notices(ZeroSpec(), Facts()) == []
-    assert notices(ZeroSpec(stage=3, target="deepspeed"), Facts()) == []
+    assert notices(ZeroSpec(), HardwareFacts()) == []
+    assert notices(ZeroSpec(stage=3, target="deepspeed"), HardwareFacts()) == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import blocks
-from dsrun.zero.lint.view import AUTO, MISSING, ZERO, View
+from dsrun.zero.lint.view import AUTO, MISSING, ZERO, ConfigView
 
 GIB = 2**30
 # DeepSpeed's default of 5e8 elements is the most that any of its examples uses; a bucket that is larger than what
@@ -31,13 +31,13 @@ ODD_FOLDERS = {
 }
 
 
-def check_advice(view: View, sheet: Sheet) -> None:
+def check_advice(view: ConfigView, sheet: Reporter) -> None:
     """Warnings and remarks."""
     for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _defaults):
         check(view, sheet)
 
 
-def _gather(view: View, sheet: Sheet) -> None:
+def _gather(view: ConfigView, sheet: Reporter) -> None:
     gather = view.taken(ZERO, "stage3_gather_16bit_weights_on_model_save")
     old = view.taken(ZERO, "stage3_gather_fp16_weights_on_model_save")
     if view.stage == 3 and gather is not True and old is not True:
@@ -50,7 +50,7 @@ def _gather(view: View, sheet: Sheet) -> None:
         )
 
 
-def _offload(view: View, sheet: Sheet) -> None:
+def _offload(view: ConfigView, sheet: Reporter) -> None:
     stage = view.stage
     optimizer, param = view.offload("offload_optimizer"), view.offload("offload_param")
     if param in ("cpu", "nvme") and stage is not None and stage < 3:
@@ -79,7 +79,7 @@ def _offload(view: View, sheet: Sheet) -> None:
         )
 
 
-def _nvme_paths(view: View, sheet: Sheet) -> None:
+def _nvme_paths(view: ConfigView, sheet: Reporter) -> None:
     for what in ("offload_optimizer", "offload_param"):
         path = view.raw(ZERO, what, "nvme_path")
         if not isinstance(path, str) or view.offload(what) != "nvme" or path == AUTO:
@@ -92,7 +92,7 @@ def _nvme_paths(view: View, sheet: Sheet) -> None:
             sheet.warning("nvme_path_odd", where, f"{path} is {odd}", "name a folder on a local NVMe disk")
 
 
-def _stage_3_only(view: View, sheet: Sheet) -> None:
+def _stage_3_only(view: ConfigView, sheet: Reporter) -> None:
     zero = view.raw(ZERO)
     if not isinstance(zero, dict) or view.stage in (3, None):
         return
@@ -114,7 +114,7 @@ def _stage_3_only(view: View, sheet: Sheet) -> None:
         sheet.warning("needs_stage", (ZERO, "offload_optimizer", SUPER), message)
 
 
-def _buckets(view: View, sheet: Sheet) -> None:
+def _buckets(view: ConfigView, sheet: Reporter) -> None:
     if not isinstance(view.raw(ZERO), dict) or not view.stage:
         return
     for name in BUCKETS:
@@ -148,7 +148,7 @@ def _elements(number: int) -> str:
     return f"{number:,}" if number < LARGEST_NUMBER else shown(number)
 
 
-def _half(view: View, sheet: Sheet) -> None:
+def _half(view: ConfigView, sheet: Reporter) -> None:
     if _is_on(view, "fp16") and view.model_type in T5_TYPES:
         message = f"{view.model_type} in fp16: its activations overflow and the loss becomes NaN"
         sheet.warning("t5_fp16", ("fp16", "enabled"), message, 'use "bf16": {"enabled": true}, or fp32')
@@ -157,14 +157,14 @@ def _half(view: View, sheet: Sheet) -> None:
         sheet.warning("bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32")
 
 
-def _is_on(view: View, name: str) -> bool:
+def _is_on(view: ConfigView, name: str) -> bool:
     """Whether the file, or the flag behind its "auto" or missing block, switches the precision on."""
     if view.flags is not None and (view.is_auto(name, "enabled") or not view.has(name)):
         return bool(view.flags.values.get(name))
     return bool(view.precision(name))
 
 
-def _defaults(view: View, sheet: Sheet) -> None:
+def _defaults(view: ConfigView, sheet: Reporter) -> None:
     """Defaults that moved: gradient_clipping and check_grad_overflow in 0.19.3, pin_memory in 0.19.5."""
     if not view.has("gradient_clipping"):
         message = "without gradient_clipping DeepSpeed clips at 1.0 since 0.19.3, and did not clip before"

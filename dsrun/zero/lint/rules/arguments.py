@@ -10,16 +10,16 @@ import math
 from typing import Any
 
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.source import Path
-from dsrun.zero.lint.view import AUTO, MISSING, ZERO, Flags, View
+from dsrun.zero.lint.view import AUTO, MISSING, ZERO, ConfigView, Flags
 
 UNKNOWN = object()
 PARAMS = ("optimizer", "params")
 WARMUP = ("scheduler", "params")
 
 
-def check_against(view: View, sheet: Sheet) -> None:
+def check_against(view: ConfigView, sheet: Reporter) -> None:
     """Judge what the file and the flags say about the same thing."""
     flags = view.flags
     if flags is None:
@@ -94,7 +94,7 @@ def _switch(flags: Flags, name: str) -> Any:
     return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if asked else UNKNOWN
 
 
-def _unanswered(view: View, flags: Flags, sheet: Sheet) -> None:
+def _unanswered(view: ConfigView, flags: Flags, sheet: Reporter) -> None:
     """Flags that a block of the file, or a key that it lacks, leaves without effect."""
     silent = (
         (

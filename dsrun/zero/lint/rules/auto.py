@@ -8,17 +8,17 @@ drops an "auto" in its pydantic models and takes it for a text elsewhere.
 from __future__ import annotations
 
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import Block, blocks
 from dsrun.zero.lint.source import Path, dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
-from dsrun.zero.lint.view import AUTO, CONSTANTS, TRAINER_FILLS, View
+from dsrun.zero.lint.view import AUTO, CONSTANTS, TRAINER_FILLS, ConfigView
 
 # DeepSpeedPlugin.__post_init__ sets it to infinity.
 OVERWRITTEN = (("steps_per_print",),)
 
 
-def check_auto(view: View, sheet: Sheet) -> None:
+def check_auto(view: ConfigView, sheet: Reporter) -> None:
     """Judge every "auto" of the file."""
     for path, value in leaves(view.config):
         if not isinstance(value, str) or value != AUTO:
@@ -29,7 +29,7 @@ def check_auto(view: View, sheet: Sheet) -> None:
             _under_deepspeed(path, view, sheet)
 
 
-def _under_the_trainer(path: Path, view: View, sheet: Sheet) -> None:
+def _under_the_trainer(path: Path, view: ConfigView, sheet: Reporter) -> None:
     if path in TRAINER_FILLS or path in OVERWRITTEN:
         return
     if path == ("zero_allow_untested_optimizer",) and not view.has("optimizer"):
@@ -60,7 +60,7 @@ def _instead(path: Path) -> str:
     )
 
 
-def _under_deepspeed(path: Path, view: View, sheet: Sheet) -> None:
+def _under_deepspeed(path: Path, view: ConfigView, sheet: Reporter) -> None:
     block = _block_of(path)
     dropped = (block is not None and block.style == "model") or path[-1] in MONITORS
     own = block is not None and block.path in ("expert_parallel", "data_types", "pipeline")

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
-from dsrun.zero.lint.view import AUTO, MISSING, View
+from dsrun.zero.lint.reporter import Reporter
+from dsrun.zero.lint.view import AUTO, MISSING, ConfigView
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 NAMES = (TRAIN, MICRO, STEPS)
 FORMULA = f"{TRAIN} = {MICRO} × {STEPS} × GPUs"
 
 
-def check_batch(view: View, sheet: Sheet) -> None:
+def check_batch(view: ConfigView, sheet: Reporter) -> None:
     """Judge the three batch sizes as DeepSpeedConfig._batch_assertion does, as far as they are known."""
     sizes = {name: _size(view, name) for name in NAMES}
     if view.for_trainer and not view.has(STEPS):
@@ -46,7 +46,7 @@ def check_batch(view: View, sheet: Sheet) -> None:
         sheet.error("batch_mismatch", (place,), f"the batch sizes cannot be computed with: {FORMULA}")
 
 
-def _size(view: View, name: str) -> Any:
+def _size(view: ConfigView, name: str) -> Any:
     """A number, None when not given, MISSING when it cannot be known."""
     value = view.raw(name)
     if value is MISSING or value is None:
@@ -66,7 +66,7 @@ def _filled(flags: Mapping[str, Any], name: str, world_size: int | None) -> Any:
     return MISSING if MISSING in (micro, steps) or world_size is None else micro * steps * world_size
 
 
-def _data_parallel(view: View) -> float | None:
+def _data_parallel(view: ConfigView) -> float | None:
     """Ranks that read different data: all of them over those that share a sequence."""
     if view.world_size is None:
         return None
@@ -88,7 +88,7 @@ def completed(sizes: dict[str, Any], ranks: float) -> tuple[Any, Any, Any]:
     return train, train // ranks // steps, steps
 
 
-def _for_world_size(sizes: dict[str, Any], ranks: float, sheet: Sheet) -> None:
+def _for_world_size(sizes: dict[str, Any], ranks: float, sheet: Reporter) -> None:
     train, micro, steps = completed(sizes, ranks)
     if micro > 0 and steps > 0 and train == micro * steps * ranks:
         return
@@ -104,7 +104,7 @@ def _for_world_size(sizes: dict[str, Any], ranks: float, sheet: Sheet) -> None:
     )
 
 
-def _for_some_world_size(sizes: dict[str, Any], sheet: Sheet) -> None:
+def _for_some_world_size(sizes: dict[str, Any], sheet: Reporter) -> None:
     """Without a world size: wrong for every one of them, or right for one or a few."""
     train, micro, steps = (sizes[name] for name in NAMES)
     if train is None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import blocks, nearest
-from dsrun.zero.lint.view import AUTO, MISSING, ZERO, View
+from dsrun.zero.lint.view import AUTO, MISSING, ZERO, ConfigView
 
 LATE = "DeepSpeed stops when it builds the engine"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def check_engine(view: View, sheet: Sheet) -> None:
+def check_engine(view: ConfigView, sheet: Reporter) -> None:
     """Errors that come after reading."""
     for check in (_numbers, _words, _dtypes, _clipping, _stages, _nvme, _zenflow):
         check(view, sheet)
@@ -26,7 +26,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _numbers(view: View, sheet: Sheet) -> None:
+def _numbers(view: ConfigView, sheet: Reporter) -> None:
     """Keys that DeepSpeed computes with."""
     clipping = view.raw("gradient_clipping")
     filled = view.for_trainer and clipping == AUTO
@@ -51,7 +51,7 @@ def _numbers(view: View, sheet: Sheet) -> None:
         sheet.error("breaks_later", ("flops_profiler", "profile_step"), message)
 
 
-def _words(view: View, sheet: Sheet) -> None:
+def _words(view: ConfigView, sheet: Reporter) -> None:
     """deepspeed.utils.logging.set_log_level_from_string."""
     level = view.raw("log_level")
     if level in (MISSING, None) or (view.for_trainer and level == AUTO):
@@ -62,7 +62,7 @@ def _words(view: View, sheet: Sheet) -> None:
         sheet.error("breaks_later", ("log_level",), message, f'did you mean "{match}"?' if match else "")
 
 
-def _dtypes(view: View, sheet: Sheet) -> None:
+def _dtypes(view: ConfigView, sheet: Reporter) -> None:
     """DtypeEnum in DeepSpeedEngine.get_data_types, and the mixes that it refuses without ZeRO."""
     known = blocks()["torch_autocast"].keys["dtype"]["choices"]
     for name in ("grad_accum_dtype", "param_dtype"):
@@ -81,7 +81,7 @@ def _dtypes(view: View, sheet: Sheet) -> None:
         sheet.error("breaks_later", path, message, 'use "zero_optimization": {"stage": 1}')
 
 
-def _param_dtype(view: View, sheet: Sheet) -> None:
+def _param_dtype(view: ConfigView, sheet: Reporter) -> None:
     """DeepSpeedEngine._assert_valid_mixed_precision_config: it has to say what fp16 and bf16 say."""
     asked = _family(view.raw("data_types", "param_dtype"))
     fp16, bf16 = view.precision("fp16"), view.precision("bf16")
@@ -101,7 +101,7 @@ def _family(dtype: Any) -> str | None:
     return names.get(word, word if word in ("fp16", "bf16", "fp32") else None)
 
 
-def _clipping(view: View, sheet: Sheet) -> None:
+def _clipping(view: ConfigView, sheet: Reporter) -> None:
     """compute_grad_norm=false requires gradient_clipping=0 (DeepSpeedZeroOptimizer)."""
     clipping = view.raw("gradient_clipping")
     known = 1.0 if clipping is MISSING else clipping
@@ -116,7 +116,7 @@ def _clipping(view: View, sheet: Sheet) -> None:
         sheet.error("breaks_later", path, message, 'write "gradient_clipping": 0')
 
 
-def _stages(view: View, sheet: Sheet) -> None:
+def _stages(view: ConfigView, sheet: Reporter) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
@@ -130,7 +130,7 @@ def _stages(view: View, sheet: Sheet) -> None:
         sheet.error("breaks_later", path, f"false goes with overlap_comm at stage 2 only: {LATE}")
 
 
-def _nvme(view: View, sheet: Sheet) -> None:
+def _nvme(view: ConfigView, sheet: Reporter) -> None:
     """Stage 3 joins the path of the swap folder without asking whether there is one."""
     for what in ("offload_optimizer", "offload_param"):
         if view.stage != 3 or view.offload(what) != "nvme":
@@ -140,7 +140,7 @@ def _nvme(view: View, sheet: Sheet) -> None:
             sheet.error("nvme_path_missing", (ZERO, what), message, 'add "nvme_path": "/local_nvme"')
 
 
-def _zenflow(view: View, sheet: Sheet) -> None:
+def _zenflow(view: ConfigView, sheet: Reporter) -> None:
     """ZenFlow lives in the optimizer that runs on the host."""
     zenflow = view.raw(ZERO, "zenflow")
     if isinstance(zenflow, dict) and view.stage in (1, 2) and view.offload("offload_optimizer") == "none":

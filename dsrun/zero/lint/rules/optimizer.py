@@ -7,7 +7,7 @@ from typing import Any
 from dsrun.findings import Level
 from dsrun.zero.lint.coercion import shown
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.rules.engine import LATE
 from dsrun.zero.lint.schema import (
     nearest,
@@ -16,7 +16,7 @@ from dsrun.zero.lint.schema import (
     schedulers,
     torch_optimizers,
 )
-from dsrun.zero.lint.view import AUTO, MISSING, View
+from dsrun.zero.lint.view import AUTO, MISSING, ConfigView
 
 # deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon", "muadam", "muadamw")
@@ -27,7 +27,7 @@ PARAMS = ("optimizer", "params")
 AT = ("scheduler", "params")
 
 
-def check_optimizer(view: View, sheet: Sheet) -> None:
+def check_optimizer(view: ConfigView, sheet: Reporter) -> None:
     """Judge the optimizer block."""
     block = view.raw("optimizer")
     if not isinstance(block, dict):
@@ -50,7 +50,7 @@ def check_optimizer(view: View, sheet: Sheet) -> None:
             _params(name, params, view, sheet)
 
 
-def _name(name: str, view: View, sheet: Sheet) -> None:
+def _name(name: str, view: ConfigView, sheet: Reporter) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
         gone = REMOVED_OPTIMIZERS.get(name.lower())
@@ -69,7 +69,7 @@ def _name(name: str, view: View, sheet: Sheet) -> None:
         sheet.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
 
 
-def _params(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None:
+def _params(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) -> None:
     own = name.lower() in optimizer_params()
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
@@ -101,7 +101,7 @@ def _params(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None
         sheet.error("optimizer_param", (*PARAMS, "betas"), message, "write [0.9, 0.999]")
 
 
-def _filled(value: Any, view: View) -> bool:
+def _filled(value: Any, view: ConfigView) -> bool:
     """An "auto" is the Trainer's business, and a text without it."""
     return view.for_trainer and bool(value == AUTO)
 
@@ -122,7 +122,7 @@ def _is_float(value: Any) -> bool:
     return True
 
 
-def check_scheduler(view: View, sheet: Sheet) -> None:
+def check_scheduler(view: ConfigView, sheet: Reporter) -> None:
     """Judge the scheduler block."""
     block = view.raw("scheduler")
     if not isinstance(block, dict) or block.get("type") is None:
@@ -156,7 +156,7 @@ def check_scheduler(view: View, sheet: Sheet) -> None:
         _warmup(str(name), params, view, sheet)
 
 
-def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], sheet: Sheet) -> None:
+def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], sheet: Reporter) -> None:
     for key in params:
         if key not in known:
             match = nearest(key, known)
@@ -167,7 +167,7 @@ def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any],
             sheet.error("scheduler_param", AT, f"{name} needs {key}: {LATE}", f'add "{key}": …')
 
 
-def _warmup(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None:
+def _warmup(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
@@ -197,7 +197,7 @@ def _warmup(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None
     _peak(name, params, view, sheet)
 
 
-def _peak(name: str, params: dict[str, Any], view: View, sheet: Sheet) -> None:
+def _peak(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) -> None:
     """WarmupLR and WarmupDecayLR write warmup_max_lr over the optimizer's lr; WarmupDecayLR's default is 0.001."""
     if name == "WarmupCosineLR":
         return

@@ -10,10 +10,10 @@ from typing import Any
 
 from dsrun.findings import Level
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import blocks
 from dsrun.zero.lint.structure import EAGER, check_model_value
-from dsrun.zero.lint.view import AUTO, CONSTANTS, MISSING, ZERO, View
+from dsrun.zero.lint.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
 
 MASTER_KEYS = (
     ("fp16", "fp16_master_weights_and_grads"),
@@ -22,7 +22,7 @@ MASTER_KEYS = (
 )
 
 
-def check_reading(view: View, sheet: Sheet) -> None:
+def check_reading(view: ConfigView, sheet: Reporter) -> None:
     """Everything that makes DeepSpeedConfig raise and that no single key shows."""
     for check in (
         _zero,
@@ -38,7 +38,7 @@ def check_reading(view: View, sheet: Sheet) -> None:
         check(view, sheet)
 
 
-def _zero(view: View, sheet: Sheet) -> None:
+def _zero(view: ConfigView, sheet: Reporter) -> None:
     """DeepSpeedZeroConfig's validators; read_zero_config_deprecated for a bare true."""
     bucket = view.raw("allgather_size")
     if view.raw(ZERO) is True and bucket not in (MISSING, AUTO):
@@ -57,7 +57,7 @@ def _zero(view: View, sheet: Sheet) -> None:
             sheet.error("needs_stage", path, f"a ratio below 1 needs stage 3, not {view.stage}: {EAGER}")
 
 
-def _both_names(view: View, sheet: Sheet) -> None:
+def _both_names(view: ConfigView, sheet: Reporter) -> None:
     """DeepSpeedConfigModel._process_deprecated_field: the old and the new name of one setting."""
     keys = blocks()[ZERO].keys
     for old, entry in keys.items():
@@ -72,7 +72,7 @@ def _both_names(view: View, sheet: Sheet) -> None:
             )
 
 
-def _zenflow(view: View, sheet: Sheet) -> None:
+def _zenflow(view: ConfigView, sheet: Reporter) -> None:
     """ZenFlowConfig.validate_fields."""
     if not isinstance(view.raw(ZERO, "zenflow"), dict):
         return
@@ -93,7 +93,7 @@ def _zenflow(view: View, sheet: Sheet) -> None:
             sheet.error("out_of_range", path, f"{name} is {value}, not at least 1: {EAGER}")
 
 
-def _loss_scale(view: View, sheet: Sheet) -> None:
+def _loss_scale(view: ConfigView, sheet: Reporter) -> None:
     """DeepSpeedFP16Config's validators."""
     if not isinstance(view.raw("fp16"), dict):
         return
@@ -120,7 +120,7 @@ def _loss_scale(view: View, sheet: Sheet) -> None:
                 sheet.add(level, "out_of_range", ("fp16", name), message)
 
 
-def _precision(view: View, sheet: Sheet) -> None:
+def _precision(view: ConfigView, sheet: Reporter) -> None:
     """DeepSpeedConfig._initialize_params and _do_error_check."""
     if view.precision("fp16") and view.precision("bf16"):
         sheet.error(
@@ -141,7 +141,7 @@ def _precision(view: View, sheet: Sheet) -> None:
             sheet.error("needs_key", (block, name), message, 'add "bf16_master_weights_and_grads": true')
 
 
-def _allreduce(view: View, sheet: Sheet) -> None:
+def _allreduce(view: ConfigView, sheet: Reporter) -> None:
     """DeepSpeedConfig._do_error_check: what gradient_allreduce_op "sum" does not go with."""
     value = view.raw("gradient_allreduce_op")
     if not isinstance(value, str) or value.lower() != "sum":
@@ -156,7 +156,7 @@ def _allreduce(view: View, sheet: Sheet) -> None:
         sheet.error("needs_key", path, f'"sum" does not work with DeepCompile: {EAGER}', 'write "mean"')
 
 
-def _optimizer(view: View, sheet: Sheet) -> None:
+def _optimizer(view: ConfigView, sheet: Reporter) -> None:
     """get_optimizer_params and _do_warning_check: params have to be an object, max_grad_norm a number."""
     block = view.raw("optimizer")
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
@@ -170,7 +170,7 @@ def _optimizer(view: View, sheet: Sheet) -> None:
         sheet.error("wrong_type", ("optimizer", "params", "max_grad_norm"), message)
 
 
-def _data(view: View, sheet: Sheet) -> None:
+def _data(view: ConfigView, sheet: Reporter) -> None:
     """deepspeed.runtime.data_pipeline.config: blocks that need a key once they are enabled, and int()."""
     at = ("data_efficiency", "data_sampling")
     curriculum = view.raw(*at, "curriculum_learning")
@@ -198,7 +198,7 @@ def _is_int_to_python(value: Any) -> bool:
     return True
 
 
-def _rest(view: View, sheet: Sheet) -> None:
+def _rest(view: ConfigView, sheet: Reporter) -> None:
     """autotuning's folders, data_types.keep_in_fp32_modules, torch_autocast's module names."""
     autotuning = view.raw("autotuning")
     for name in ("results_dir", "exps_dir"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dsrun.findings import Level
 from dsrun.zero.lint.coercion import shown
-from dsrun.zero.lint.reporter import Sheet
-from dsrun.zero.lint.view import MISSING, ZERO, View
+from dsrun.zero.lint.reporter import Reporter
+from dsrun.zero.lint.view import MISSING, ZERO, ConfigView
 
 # fill_match looks into these; anything but an object in the way ends in AttributeError.
 LOOKED_INTO = (
@@ -23,7 +23,7 @@ LOOKED_INTO = (
 LEGACY_BF16 = ("bfloat16",)
 
 
-def check_trainer(view: View, sheet: Sheet) -> None:
+def check_trainer(view: ConfigView, sheet: Reporter) -> None:
     """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
     level: Level = "error" if view.for_trainer else "warning"
     if not view.has(ZERO) and not (view.asked and not view.for_trainer):
@@ -58,7 +58,7 @@ def check_trainer(view: View, sheet: Sheet) -> None:
     _ignored(view, sheet)
 
 
-def _tensor_parallel(view: View, sheet: Sheet) -> None:
+def _tensor_parallel(view: ConfigView, sheet: Reporter) -> None:
     size = view.raw("tensor_parallel", "autotp_size")
     if size is not MISSING and not isinstance(size, int | float):
         message = f"accelerate compares autotp_size with 1 and fails on {shown(size)}"
@@ -67,7 +67,7 @@ def _tensor_parallel(view: View, sheet: Sheet) -> None:
         )
 
 
-def _ignored(view: View, sheet: Sheet) -> None:
+def _ignored(view: ConfigView, sheet: Reporter) -> None:
     """Keys that the Trainer makes useless."""
     if view.has(*LEGACY_BF16):
         message = (

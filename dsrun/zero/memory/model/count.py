@@ -14,7 +14,7 @@ from typing import Any
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
-from dsrun.system.answer import ask
+from dsrun.system.capture import ask
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Found
 from dsrun.zero.memory.model.reading import Settings

@@ -13,7 +13,7 @@ from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, PART
 from dsrun.zero.lint.coercion import CONVERTERS
 from dsrun.zero.lint.legacy import REMOVED
-from dsrun.zero.lint.reporter import Sheet
+from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import blocks, removed
 from dsrun.zero.lint.source import Source
 from dsrun.zero.lint.upgrade import upgrade
@@ -68,9 +68,9 @@ def test_every_lint_code_is_used_and_listed():
     source = "".join(path.read_text(encoding="utf-8") for path in RULES if path.name != "codes.py")
     assert [code for code in CODES if f'"{code}"' not in source] == []
     with pytest.raises(KeyError):
-        Sheet(Source({}), "x").error("no_such_code", (), "message")
+        Reporter(Source({}), "x").error("no_such_code", (), "message")
     with pytest.raises(ValueError, match="never of level info"):
-        Sheet(Source({}), "x").info("not_json", (), "message")
+        Reporter(Source({}), "x").info("not_json", (), "message")
 
 
 def test_schema_matches_installed_deepspeed():

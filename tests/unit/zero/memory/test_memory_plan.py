@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.model.shapes import describe
 from dsrun.zero.memory.plan import choose, plan
-from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.strategy import Strategy, active_parameters, gpu, largest_micro_batch
 
 LLAMA = {
@@ -23,7 +23,7 @@ ZERO_2 = Strategy(stage=2, offload="none", checkpointing=False)
 
 
 def ask(gpus="a100-80:4", **more):
-    return Question(**({"model": ONE_B, "cluster": cluster(gpus), "length": 2048} | more))
+    return PlanRequest(**({"model": ONE_B, "cluster": cluster(gpus), "length": 2048} | more))
 
 
 def row(made, stage, offload="none", checkpointing=False):

@@ -8,7 +8,7 @@ from dsrun.recipe.option import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survival:
+class ResilienceOptions:
     """The half of TrainSpec that is about checkpoints, restarts and remedies."""
 
     save_every: str | None = option(

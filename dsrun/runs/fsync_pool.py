@@ -17,7 +17,7 @@ _MAX_THREADS = 16
 _PATIENCE_S = 2.0
 
 
-class Sealer:
+class ChecksumPool:
     """Takes the files of one folder as they become ready; two tasks a file, in threads of its own.
 
     The checksum reads what the page cache still holds while fsync(2) waits for the disk: both leave the interpreter

@@ -22,7 +22,7 @@ HIDDEN = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class ParsedValue:
     """A typed value of the flag called `name`.
 
     `spelling` is the name as it was written, underscores throughout; `source` is what `--explain` shows
@@ -50,7 +50,7 @@ def shown_value(name: str, value: Any) -> str:
     return str(value)
 
 
-def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, where: str) -> Given:
+def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, where: str) -> ParsedValue:
     """A value from the words that follow a flag (or the scalars of a YAML list)."""
     flag, words = _rerouted(flag, words)
     several = flag.kind in ("list", "list|str")
@@ -61,21 +61,21 @@ def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, 
     return _given(flag, read, spelling=spelling, source=source, where=where)
 
 
-def from_data(flag: Flag, value: Any, *, spelling: str, source: str, where: str) -> Given:
+def from_data(flag: Flag, value: Any, *, spelling: str, source: str, where: str) -> ParsedValue:
     """A value from parsed JSON."""
     if isinstance(value, str):
         flag, (value,) = _rerouted(flag, [value])
     return _given(flag, lambda: from_value(flag, value), spelling=spelling, source=source, where=where)
 
 
-def _given(flag: Flag, read: Callable[[], Any], *, spelling: str, source: str, where: str) -> Given:
+def _given(flag: Flag, read: Callable[[], Any], *, spelling: str, source: str, where: str) -> ParsedValue:
     try:
         value = read()
     except Rejected as error:
         raise UsageError(f"{where}: {error}") from None
     if flag.name == "resume":
         value = _resume_word(value)
-    return Given(name=flag.name, value=value, spelling=spelling, source=source, where=where)
+    return ParsedValue(name=flag.name, value=value, spelling=spelling, source=source, where=where)
 
 
 def _rerouted(flag: Flag, words: Sequence[str]) -> tuple[Flag, Sequence[str]]:
