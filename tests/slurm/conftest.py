@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.clear()
     for worker in range(workers):
         items += slow[worker::workers]
-        share = total * (worker + 1) // workers - len(items)
+        share = max(0, total * (worker + 1) // workers - len(items))
         items += rest[:share]
         del rest[:share]
 
