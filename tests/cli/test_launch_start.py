@@ -31,7 +31,7 @@ def test_rendezvous_timeout_names_missing_node(dsrun, here):
     # The supervisors take the port behind it.
     done = dsrun("launch", *flags, "--master-port", str(free_ports(2)), "--", "true")
     assert done.returncode == 1
-    assert "node 1 did not come within 1 s" in done.stderr
+    assert "node 1 did not join within 1 s" in done.stderr
     (event,) = read_records(here / "run" / "events.jsonl")
     assert (event["kind"], event["cause"], event["exit_code"]) == ("failure", "rendezvous_timeout", 1)
 

@@ -98,7 +98,7 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
         # The loader draws a seed from here, not from the generator that dropout uses: resuming then finds the same
         # dropout masks whatever the loader did before.
         "generator": torch.Generator().manual_seed(seed),
-        "worker_init_fn": begin,
+        "worker_init_fn": init_loader_worker,
     }
     if not hasattr(rows, "__len__"):
         # Each further worker would read the whole stream again.
@@ -135,7 +135,7 @@ def _lengths(args: Any, rows: Any) -> Any:
     return pc.list_value_length(rows.with_format("arrow")[:]["input_ids"]).to_numpy()
 
 
-def begin(worker_id: int) -> None:
+def init_loader_worker(worker_id: int) -> None:
     """Set up loader process `worker_id`; for the DataLoader's `worker_init_fn`."""
     # Schedulers signal every process of a job. The wish to stop is the rank's, which still needs its batches then; a
     # loader ends when the rank tells it to, or with it.

@@ -12,8 +12,8 @@ from dsrun.wheel.inspect.contents import WheelReport
 
 Result = Literal["ran", "loaded", "failed"]
 
-# torch may be loaded by this room's child process only; its source is sent to nodes that have no dsrun.
-PROVE = Path(__file__).resolve().parents[1] / "train" / "prove_ops.py"
+# A program of its own: only a child process loads torch, and its source is sent to nodes that have no dsrun.
+PROVE = Path(__file__).with_name("run_ops.py")
 
 # With these findings installing or importing is bound to fail, and saying so once is enough.
 _HOPELESS = frozenset(
@@ -50,7 +50,7 @@ def can_prove(report: WheelReport, findings: Iterable[Finding]) -> bool:
 
 
 def arguments(report: WheelReport, site: str | None) -> list[str]:
-    """The command line of dsrun/train/prove_ops.py; `site` is the folder to import DeepSpeed from, if any."""
+    """The command line of dsrun/wheel/verify/run_ops.py; `site` is the folder to import DeepSpeed from, if any."""
     place = ["--site", site] if site else []
     return [*place, "--accelerator", str(report.accelerator), *report.installed_ops]
 

@@ -15,7 +15,7 @@ from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.shapes import describe
 from dsrun.zero.memory.plan import plan
-from dsrun.zero.memory.request import Question
+from dsrun.zero.memory.request import PlanRequest
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -30,8 +30,8 @@ def found(tmp_path):
 
 
 def made(gpus: str, nodes: int = 1, **changes):
-    question = Question(model=describe(LLAMA, from_scratch=True), cluster=cluster(gpus, nodes=nodes))
-    return plan(replace(question, **changes))
+    request = PlanRequest(model=describe(LLAMA, from_scratch=True), cluster=cluster(gpus, nodes=nodes))
+    return plan(replace(request, **changes))
 
 
 @pytest.fixture

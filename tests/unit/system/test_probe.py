@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dsrun.train import prove_ops
-from dsrun.wheel.verify import install_wheel, probe
+from dsrun.wheel.verify import install_wheel, probe, run_ops
 
 
 def told(*needed: str, **environ: str) -> dict:
@@ -53,6 +52,6 @@ def test_probe_reads_torch_without_import(tmp_path):
 
 
 def test_programs_sent_to_nodes_import_no_dsrun():
-    for module in (probe, install_wheel, prove_ops):
+    for module in (probe, install_wheel, run_ops):
         source = Path(module.__file__).read_text(encoding="utf-8")
         assert "from dsrun" not in source

@@ -15,10 +15,10 @@ from tests.processes import left_of
 SCRIPT = """
 import time, torch
 from torch.utils.data import DataLoader
-from dsrun.train import loader_worker
+from dsrun.train.batching import loaders
 
 if __name__ == "__main__":
-    loader = DataLoader(list(range(1000)), num_workers=2, worker_init_fn=loader_worker.begin)
+    loader = DataLoader(list(range(1000)), num_workers=2, worker_init_fn=loaders.init_loader_worker)
     batches = iter(loader)
     print(*(worker.pid for worker in batches._workers), flush=True)
     for batch in batches:
@@ -45,13 +45,13 @@ def test_loader_worker_ignores_stop_signals():
 
 LATE = """
 import multiprocessing, os, sys, time
-from dsrun.train import loader_worker
+from dsrun.train.batching import loaders
 
 def late(parent):
     print(os.getpid(), flush=True)
     while os.getppid() == parent:
         time.sleep(0.01)
-    loader_worker.begin(0)
+    loaders.init_loader_worker(0)
     time.sleep(600)
 
 multiprocessing.get_context("fork").Process(target=late, args=(os.getpid(),)).start()

@@ -119,7 +119,7 @@ def test_save_without_shared_run_folder_rejected(run, monkeypatch):
     """A file that rank 0 cannot see was written elsewhere."""
     save = begin(run, 5)
     theirs = ({"global_step5/shard.pt": {"size": 3, "crc32": "0" * 8}}, None)
-    monkeypatch.setattr(saves, "everyone", lambda mine: [mine, theirs])
+    monkeypatch.setattr(saves, "all_gather_object", lambda mine: [mine, theirs])
     with pytest.raises(UsageError, match=r"do not share the run folder .*global_step5/shard.pt elsewhere"):
         save.finish({})
     assert run.checkpoints() == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.wheel.inspect import archive as archives
 from dsrun.wheel.inspect.archive import check_archive, open_wheel
-from dsrun.wheel.inspect.contents import archive as room
 from tests.tiny_wheels import TAG, VERSION, hashed, make_wheel
 
 NAME = f"deepspeed-{VERSION}-{TAG}.whl"
@@ -136,12 +136,12 @@ def test_zip_bomb_of_many_small_members_is_refused(tmp_path):
 
 
 def test_zip_bomb_total_size_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "MAX_TOTAL", 1000)
+    monkeypatch.setattr(archives, "MAX_TOTAL", 1000)
     assert "a zip bomb" in refusal(with_members(tmp_path, ("a", b"x" * 1001)))
 
 
 def test_too_many_members_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "MAX_FILES", 3)
+    monkeypatch.setattr(archives, "MAX_FILES", 3)
     assert "holds 4 files" in refusal(with_members(tmp_path, *((str(n), b"") for n in range(4))))
 
 

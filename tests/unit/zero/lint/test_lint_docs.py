@@ -21,7 +21,7 @@ from dsrun.zero.lint.view import TRAINER_FILLS
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "config-check.md"
-RULES = sorted((ROOT / "dsrun" / "zero" / "lint").glob("*.py"))
+RULES = sorted((ROOT / "dsrun" / "zero" / "lint").rglob("*.py"))
 
 
 def test_docs_table_of_codes_is_up_to_date():

@@ -1,7 +1,7 @@
 """Loads DeepSpeed's compiled operations and runs each once, where nothing can be compiled in their place.
 
 A program of its own that needs torch and DeepSpeed but not dsrun, so that it can be sent to a node and run by the
-interpreter in question: `python - --accelerator cpu cpu_adam async_io < prove_ops.py`. Its last line on stdout is a
+interpreter in question: `python - --accelerator cpu cpu_adam async_io < run_ops.py`. Its last line on stdout is a
 JSON object. Every operation runs in a process forked after the imports: one compiled for another processor dies of
 SIGILL, and the others still have their say.
 """
