@@ -15,6 +15,7 @@ import click
 
 from dsrun.cli.words import complain, remark
 from dsrun.errors import MissingError, UsageError
+from dsrun.system import variables
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
@@ -60,7 +61,7 @@ def _hosts(options: Options) -> tuple[Host, ...]:
 def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) -> list[RemoteSupervisor]:
     """The command of each machine's supervisor, and what it is told: the environment, and the run's secret."""
     from dsrun.launch.context import DEFAULT_PORT
-    from dsrun.launch.environment import SECRET_VARIABLE, forwarded_variables
+    from dsrun.launch.environment import forwarded_variables
     from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv
     from dsrun.system.interfaces import behind_alias, is_this_machine
 
@@ -72,8 +73,8 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
             f"{options.hostfile}: {hosts[0].name} means another machine on each of them",
             fix="write the name by which the others reach it, or --master-addr",
         )
-    secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(16)}
-    variables = forwarded_variables(os.environ, _environment_files()) | secret
+    secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16)}
+    environ = forwarded_variables(os.environ, _environment_files()) | secret
     remotes = []
     for node, host in enumerate(hosts):
         nproc = len(host.slots) if options.nproc is None else min(options.nproc, len(host.slots))
@@ -83,11 +84,9 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
         argv = (
             tuple(command)
             if here[node]
-            else remote_argv(host.name, command, folder=str(Path.cwd()), environ=variables)
+            else remote_argv(host.name, command, folder=str(Path.cwd()), environ=environ)
         )
-        remotes.append(
-            RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**variables, **own}))
-        )
+        remotes.append(RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**environ, **own})))
     return remotes
 
 
@@ -128,7 +127,6 @@ def _show(options: Options, hosts: tuple[Host, ...], remotes: list[RemoteSupervi
 
 def through_srun(options: Options, nodes: int, program: tuple[str, ...]) -> int:
     """Become an srun that starts one supervisor on each of the allocation's nodes."""
-    from dsrun.launch.environment import SECRET_VARIABLE
 
     master = {
         "--master-addr": options.master_addr,
@@ -138,8 +136,8 @@ def through_srun(options: Options, nodes: int, program: tuple[str, ...]) -> int:
     words = [word for flag, value in master.items() if value is not None for word in (flag, f"{value}")]
     argv = [*_srun(nodes, os.environ), *SELF, *words, *options.words(), "--", *program]
     if not options.dry_run:
-        secret = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(16)
-        _become(argv, {**os.environ, SECRET_VARIABLE: secret})
+        secret = os.environ.get(variables.SECRET) or secrets.token_hex(16)
+        _become(argv, {**os.environ, variables.SECRET: secret})
     remark(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
     click.echo(shlex.join(argv))
     return 0

@@ -24,6 +24,7 @@ from dsrun.cli.train import (
 )
 from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_RESUME, MissingError, UsageError
+from dsrun.system import variables
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
@@ -52,7 +53,6 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped where a signal came before."""
     from dsrun.launch.coordinator.messages import RendezvousError
     from dsrun.launch.coordinator.rendezvous import rendezvous
-    from dsrun.launch.environment import SECRET_VARIABLE
     from dsrun.launch.supervisor.events import RunEventWriter
     from dsrun.launch.supervisor.run import supervise
     from dsrun.runs.folder import RunFolder, refuse_unfit
@@ -72,7 +72,7 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
         place,
         early,
         run_info=run_info,
-        secret=os.environ.get(SECRET_VARIABLE),
+        secret=os.environ.get(variables.SECRET),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
         timeout_s=options.rendezvous_timeout,
     )
@@ -96,14 +96,13 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
 
 def _foreign(options: Options, program: Program) -> Work:
     """Any program but dsrun's own training."""
-    from dsrun.launch.environment import OUTPUT_VARIABLE
     from dsrun.launch.job import Job, decide
     from dsrun.launch.supervisor.policy import Limits
     from dsrun.runs.folder import default_name
     from dsrun.system.gpus import gpu_count
     from dsrun.system.host import cores
 
-    named = options.output or os.environ.get(OUTPUT_VARIABLE)
+    named = options.output or os.environ.get(variables.OUTPUT)
     topology = decide(nproc=options.nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=False)
     restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
     return Work(
@@ -142,7 +141,6 @@ def _words(program: Program) -> tuple[str, ...]:
 
 def _own(options: Options, program: Program) -> Work:
     """dsrun's own training; what `dsrun launch` was told comes before the recipe."""
-    from dsrun.launch.environment import OUTPUT_VARIABLE
 
     args = list(program.words)
     recipe = checked_recipe(args)
@@ -154,7 +152,7 @@ def _own(options: Options, program: Program) -> Work:
         )
     topology = topology_of(recipe, nproc=options.nproc)
     named = ["--output", options.output] if options.output and not spec.output else []
-    output = options.output or spec.output or os.environ.get(OUTPUT_VARIABLE)
+    output = options.output or spec.output or os.environ.get(variables.OUTPUT)
     make = partial(training_job, recipe, [*args, *named], topology=topology, named=bool(output))
 
     def job(**fields: Any) -> Job:

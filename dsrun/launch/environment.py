@@ -12,9 +12,7 @@ from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.launch.command import MISLEADING, worker_environment
 from dsrun.launch.job import Topology
-
-OUTPUT_VARIABLE = "DSRUN_OUTPUT"
-SECRET_VARIABLE = "DSRUN_SECRET"
+from dsrun.system import variables
 
 # Collectives each rank remembers, for the dump that is written when one of them never ends; 2000 take a few MB.
 _FLIGHT_RECORDER_ENTRIES = "2000"
@@ -53,7 +51,7 @@ def launch_environment(
         # torch takes libuv for its store since 2.4, and fails where it was built without.
         wanted["USE_LIBUV"] = "0"
     changes |= {name: value for name, value in wanted.items() if name not in environ}
-    return changes | {OUTPUT_VARIABLE: str(run)}
+    return changes | {variables.OUTPUT: str(run)}
 
 
 def _flight_recorder(run: Path) -> dict[str, str]:
@@ -157,18 +155,6 @@ _PREFIXES = (
     "DS_", "DSRUN_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "COMET_",
     "DATASETS_",
 )  # fmt: skip
-# Of this machine, or of the supervisor above: another one makes its own.
-_OWN = frozenset(
-    {
-        "DSRUN_FAMILY",
-        "DSRUN_HEARTBEAT",
-        "DSRUN_FAILURES",
-        "DSRUN_STOP_FILE",
-        "DSRUN_CONSOLE",
-        "DSRUN_TERMINAL",
-    }
-    | {"DSRUN_ATTEMPT", "DSRUN_SAVE_ON"}
-)
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
@@ -182,7 +168,7 @@ def forwarded_variables(environ: Mapping[str, str], more: Mapping[str, str]) -> 
 
 
 def _matters(name: str) -> bool:
-    if name in _OWN:
+    if name in variables.OF_THIS_SUPERVISOR:
         return False
     return name in _NAMES or name in ON_THE_COMMAND_LINE or name.startswith(_PREFIXES)
 

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-FOLDER_VARIABLE = "DSRUN_HEARTBEAT"
-"""Where the ranks of this machine leave their signs of life; unset where no supervisor looks."""
+from dsrun.system import variables
 
 Phase = Literal[
     "starting",
@@ -70,7 +69,7 @@ class Heart:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], rank: int, *, answers: bool = False) -> Self:
         """The heart of this rank, which beats where DSRUN_HEARTBEAT says."""
-        folder = environ.get(FOLDER_VARIABLE)
+        folder = environ.get(variables.HEARTBEAT)
         return cls(Path(folder) if folder else None, rank, answers=answers)
 
     @property

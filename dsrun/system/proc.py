@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from dsrun.system import variables
 from dsrun.system.pdeathsig import tethered
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Inherited by every descendant: finds those that left the process group, the session and the family tree.
-FAMILY_VARIABLE = "DSRUN_FAMILY"
 _POLL_S = 0.5
 _LOOK_S = 0.1
 _KILL_ROUNDS = 20
@@ -94,7 +94,7 @@ class Family:
         with suppress(psutil.Error, OSError):
             if os.getsid(process.pid) == self.pid:
                 return True
-            return self._mark in process.environ().get(FAMILY_VARIABLE, "").split("/")
+            return self._mark in process.environ().get(variables.RUN_ID, "").split("/")
         return False
 
     def end(self, grace_s: float) -> None:
@@ -204,8 +204,8 @@ def run_foreground(
     """
     mark = uuid.uuid4().hex
     watch = _Watch(on_signal, patience_s)
-    outer = os.environ.get(FAMILY_VARIABLE)  # dsrun under dsrun: both may end what is left
-    environ = {**(os.environ if env is None else env), FAMILY_VARIABLE: f"{outer}/{mark}" if outer else mark}
+    outer = os.environ.get(variables.RUN_ID)  # dsrun under dsrun: both may end what is left
+    environ = {**(os.environ if env is None else env), variables.RUN_ID: f"{outer}/{mark}" if outer else mark}
     with handling(watch.handle, forward):
         process = subprocess.Popen(
             _tethered(argv, environ, cwd),

@@ -17,8 +17,8 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, words
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind, Manifest
+from dsrun.system import variables
 from dsrun.system.host import git_commit, hostname, versions
-from dsrun.system.proc import FAMILY_VARIABLE
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -101,7 +101,7 @@ def attempt(environ: Mapping[str, str]) -> dict[str, int]:
     """Which attempt this is: `attempt` counts the supervisor's (or torchrun's) restarts, `requeue`, where there were
     any, the scheduler's."""
     counts = {
-        "attempt": environ.get("DSRUN_ATTEMPT") or environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        "attempt": environ.get(variables.ATTEMPT) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         "requeue": environ.get("SLURM_RESTART_COUNT", "0"),
     }
     numbers = {name: int(count) if count.isdigit() else 0 for name, count in counts.items()}
@@ -113,7 +113,7 @@ def signatures(environ: Mapping[str, str]) -> dict[str, str]:
     its starts: its supervisor, torchrun's name for it, or who has started this process; and its batch job, if any."""
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     starter = f"torchrun {run_id}" if run_id != "none" else f"process {os.getppid()} on {hostname()}"
-    signed = {"attempt": environ.get(FAMILY_VARIABLE) or starter}
+    signed = {"attempt": environ.get(variables.RUN_ID) or starter}
     if job := environ.get("SLURM_JOB_ID"):
         signed["requeue"] = f"job {job}"
     return signed

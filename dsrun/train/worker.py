@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.launch.workers.agent import CONSOLE_VARIABLE, TERMINAL_VARIABLE
 from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe, resolve
 from dsrun.recipe.trackers import environment
 from dsrun.runs.folder import RunFolder, default_name
 from dsrun.runs.heartbeat import Heart
+from dsrun.system import variables
 from dsrun.system.env import worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.pdeathsig import die_with_parent
@@ -29,8 +29,6 @@ from dsrun.train.lifecycle.preemption import stopping_from
 from dsrun.train.lifecycle.rank_context import RankContext, show_stacks_in
 from dsrun.train.lifecycle.streams import open_console, send_output_to
 from dsrun.train.records import earlier_signatures, is_another
-
-OUTPUT_VARIABLE = "DSRUN_OUTPUT"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
             failure.interrupted()
             return 0
         code, message = failure.record(error, rank=rank, log=log, progress=life.progress)
-        if CONSOLE_VARIABLE not in os.environ:
+        if variables.CONSOLE not in os.environ:
             console.say(f"error: {message}", style="red")
         if recipe_debug(argv):
             raise
@@ -125,7 +123,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: R
 
 def output_folder(recipe: Recipe) -> str:
     """The run folder: as given, as the launcher chose it, else named after the job so that all ranks agree."""
-    chosen = recipe.spec.output or os.environ.get(OUTPUT_VARIABLE)
+    chosen = recipe.spec.output or os.environ.get(variables.OUTPUT)
     if chosen:
         return chosen
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID")
@@ -143,8 +141,8 @@ def output_folder(recipe: Recipe) -> str:
 def _console(rank: int) -> Console:
     if rank != 0:
         return Console(None)
-    channel = os.environ.get(CONSOLE_VARIABLE)
-    width = int(os.environ.get(TERMINAL_VARIABLE, "0")) or None
+    channel = os.environ.get(variables.CONSOLE)
+    width = int(os.environ.get(variables.TERMINAL, "0")) or None
     terminal = bool(width) if channel else sys.stderr.isatty()
     return Console(open_console(channel), terminal=terminal, width=width)
 

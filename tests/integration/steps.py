@@ -32,7 +32,7 @@ def main() -> None:
         "pid": os.getpid(),
         "parent": os.getppid(),
         "argv": sys.argv[1:],
-        "mark": os.environ["DSRUN_FAMILY"].rpartition("/")[2],
+        "mark": os.environ["DSRUN_RUN_ID"].rpartition("/")[2],
         "scratch": str(Path(os.environ["DSRUN_HEARTBEAT"]).parents[1]),
     }
     note(folder, rank, attempt, "begin", **facts)

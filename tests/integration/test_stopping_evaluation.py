@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dsrun.launch.workers.agent import ATTEMPT_VARIABLE
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import read_beats
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
+from dsrun.system import variables
 from tests.faults.hold import Hold
 from tests.forkserver.ranks import Ranks
 from tests.integration.conftest import SHORT
@@ -37,7 +37,7 @@ class Group:
             "DSRUN_HEARTBEAT": str(self.beats),
             "DSRUN_FAILURES": str(scratch),
             "DSRUN_STOP_FILE": str(scratch / "stop"),
-            ATTEMPT_VARIABLE: "0",
+            variables.ATTEMPT: "0",
             **(hold.env if hold else {}),
         }
         self._ranks = Ranks(

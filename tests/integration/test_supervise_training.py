@@ -78,7 +78,7 @@ def test_training_with_kills_and_preemption_equals_undisturbed(tiny, pairs, tmp_
     run = Training(tmp_path / "run", *flags, env=job | hold.env)
     run.at_step(15, attempt=0)
     family = run.processes()
-    mark = family["rank-1"].environ()["DSRUN_FAMILY"].rpartition("/")[2]
+    mark = family["rank-1"].environ()["DSRUN_RUN_ID"].rpartition("/")[2]
     assert family["rank-0"].ppid() == family["rank-1"].ppid() == family["pt_elastic"].pid
     assert family["pt_elastic"].ppid() == family["dsrun-warm"].pid
     family["rank-1"].kill()

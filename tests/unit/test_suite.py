@@ -47,13 +47,13 @@ def test_forkserver_process_equals_started_one(start, tmp_path):
 def test_forkserver_process_shown_by_proc():
     """/proc shows the command line and the environment that were asked for; the reaper of a run looks there."""
     argv = [sys.executable, "-c", "input()", "DSRUN"]
-    env = {**os.environ, "DSRUN_FAMILY": "outer/inner"}
+    env = {**os.environ, "DSRUN_RUN_ID": "outer/inner"}
     with LIGHT.popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert isinstance(process, Process)
         shown = psutil.Process(process.pid)
         while "DSRUN" not in shown.cmdline():
             assert process.poll() is None
-        assert shown.environ()["DSRUN_FAMILY"] == "outer/inner"
+        assert shown.environ()["DSRUN_RUN_ID"] == "outer/inner"
         process.send_signal(signal.SIGTERM)
     assert process.returncode == -signal.SIGTERM
 

@@ -18,10 +18,10 @@ from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.evidence import collect
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
 from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog
-from dsrun.launch.workers.agent import ATTEMPT_VARIABLE, FAILURES_VARIABLE, Agent, Starter
-from dsrun.launch.workers.spawn import RANKS_VARIABLE, read_rank_statuses
-from dsrun.runs.heartbeat import FOLDER_VARIABLE as HEARTBEAT_VARIABLE
+from dsrun.launch.workers.agent import Agent, Starter
+from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
+from dsrun.system import variables
 from dsrun.system.host import oom_kills
 
 LOOK_S = 0.1
@@ -109,14 +109,14 @@ class Attempt:
         """Start, watch to the end, and leave nobody behind but what `starter` spares."""
         for name in ("beats", "failures"):
             (self._folder / name).mkdir(parents=True)
-        variables = {
-            HEARTBEAT_VARIABLE: str(self._folder / "beats"),
-            FAILURES_VARIABLE: str(self._folder / "failures"),
-            RANKS_VARIABLE: str(self._folder / "ranks"),
-            ATTEMPT_VARIABLE: str(self.number),
+        own = {
+            variables.HEARTBEAT: str(self._folder / "beats"),
+            variables.FAILURES: str(self._folder / "failures"),
+            variables.RANKS: str(self._folder / "ranks"),
+            variables.ATTEMPT: str(self.number),
         }
         arguments = run_arguments(self.job, attempt=self.number, port=port)
-        agent = starter.start(arguments, {**env, **variables}, ranks=self.job.topology.workers)
+        agent = starter.start(arguments, {**env, **own}, ranks=self.job.topology.workers)
         try:
             code = self._watch_until_end(agent)
             noticed = time.monotonic() - self._well

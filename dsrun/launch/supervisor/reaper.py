@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-# Inherited by every descendant; proc.FAMILY_VARIABLE, which cannot be imported here.
-VARIABLE = b"DSRUN_FAMILY="
+# Inherited by every descendant. dsrun.system.variables.RUN_ID, which cannot be imported here.
+VARIABLE = b"DSRUN_RUN_ID="
 _PROC = Path("/proc")
 # The 52nd value of stat in proc(5), counted from the third, which follows the name.
 _EXIT_CODE = 49

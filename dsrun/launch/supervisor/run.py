@@ -31,20 +31,11 @@ from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
 from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter, Tee, tee_output
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, shrink
-from dsrun.launch.workers.agent import (
-    CONSOLE_VARIABLE,
-    SAVE_ON_VARIABLE,
-    STOP_FILE_VARIABLE,
-    TERMINAL_VARIABLE,
-    WORKER_IMPORTS,
-    SpawnStarter,
-    Starter,
-    ZygoteStarter,
-)
+from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
 from dsrun.launch.workers.agent_process import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
+from dsrun.system import variables
 from dsrun.system.net import free_port
-from dsrun.system.proc import FAMILY_VARIABLE
 
 __all__ = ["Job", "Outcome", "supervise"]
 
@@ -64,7 +55,7 @@ def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) 
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
         stack.enter_context(_locked(scratch))
-        outer = job.env.get(STOP_FILE_VARIABLE)
+        outer = job.env.get(variables.STOP_FILE)
         stop_requests = StopRequests(
             scratch / "stop", coordinator.announce_stop, outer=Path(outer) if outer else None
         )
@@ -130,17 +121,17 @@ class _Supervision:
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
         mark = self._around.mark
-        outer = self._job.env.get(FAMILY_VARIABLE)
-        variables = {
-            FAMILY_VARIABLE: f"{outer}/{mark}" if outer else mark,
-            CONSOLE_VARIABLE: str(self._around.scratch / "console"),
-            STOP_FILE_VARIABLE: str(self._stop_requests.file),
-            SAVE_ON_VARIABLE: "USR1,TERM",
+        outer = self._job.env.get(variables.RUN_ID)
+        own = {
+            variables.RUN_ID: f"{outer}/{mark}" if outer else mark,
+            variables.CONSOLE: str(self._around.scratch / "console"),
+            variables.STOP_FILE: str(self._stop_requests.file),
+            variables.SAVE_ON: "USR1,TERM",
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
         if self._job.terminal_width:
-            variables[TERMINAL_VARIABLE] = str(self._job.terminal_width)
-        return {**self._job.env, **variables}
+            own[variables.TERMINAL] = str(self._job.terminal_width)
+        return {**self._job.env, **own}
 
     def run_attempts(self) -> Outcome:
         """Attempt after attempt; leaves nobody behind."""

@@ -14,13 +14,6 @@ from typing import IO, Protocol
 
 from dsrun.system.pdeathsig import tethered
 
-CONSOLE_VARIABLE = "DSRUN_CONSOLE"
-TERMINAL_VARIABLE = "DSRUN_TERMINAL"
-FAILURES_VARIABLE = "DSRUN_FAILURES"
-STOP_FILE_VARIABLE = "DSRUN_STOP_FILE"
-SAVE_ON_VARIABLE = "DSRUN_SAVE_ON"
-ATTEMPT_VARIABLE = "DSRUN_ATTEMPT"
-
 AGENT_IMPORTS = ("torch.distributed.run",)
 
 # What every worker of dsrun.train imports sooner or later.

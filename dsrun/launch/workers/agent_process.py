@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
-from dsrun.launch.workers.agent import STOP_FILE_VARIABLE
-from dsrun.launch.workers.spawn import RANKS_VARIABLE, Recorder, prefork, start_with
+from dsrun.launch.workers.spawn import Recorder, prefork, start_with
+from dsrun.system import variables
 from dsrun.system.pdeathsig import name_thread
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
@@ -28,7 +28,7 @@ TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 def install_stop_handlers() -> None:
     """From here on SIGTERM and SIGUSR1 write their name into the stop file, which the supervisor looks at."""
-    file = os.environ.get(STOP_FILE_VARIABLE)
+    file = os.environ.get(variables.STOP_FILE)
     if file:
         for signum in STOPPING:
             signal.signal(signum, _StopFileWriter(file))
@@ -64,7 +64,7 @@ def run(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> in
     imported.
     """
     install_stop_handlers()
-    file = os.environ.get(RANKS_VARIABLE)
+    file = os.environ.get(variables.RANKS)
     preforked = prefork(module, ranks) if module else []
     name_thread("agent")
     start_with(Recorder(Path(file) if file else None), module, preforked)

@@ -25,9 +25,6 @@ from typing import Any, NoReturn
 from dsrun.system.ending import end
 from dsrun.system.pdeathsig import die_with_parent, name_thread, tethered
 
-RANKS_VARIABLE = "DSRUN_RANKS"
-"""The file into which the agent writes which ranks it started and how they ended."""
-
 _WAIT_S = 0.02
 _API = "torch.distributed.elastic.multiprocessing.api"
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler"

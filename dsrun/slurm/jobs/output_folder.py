@@ -8,8 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import iter_records
+from dsrun.system import variables
 
-_EXPORT = re.compile(r"^\s*export DSRUN_OUTPUT=(.*)$", re.MULTILINE)
+_EXPORT = re.compile(rf"^\s*export {variables.OUTPUT}=(.*)$", re.MULTILINE)
 _FLAG = re.compile(r"(?:^|\s)--output(?:[_-]dir)?(?:=|\s+)(\S.*)$", re.MULTILINE)
 # One piece of a shell word: $'..', '..', "..", an escaped character, plain text.
 _PIECE = re.compile(

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.system import variables
 
 logger = logging.getLogger(__name__)
-
-FOLDER_VARIABLE = "DSRUN_FAILURES"
 
 
 @dataclass
@@ -103,7 +102,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def _write(name: str, facts: dict[str, Any]) -> None:
-    folder = os.environ.get(FOLDER_VARIABLE)
+    folder = os.environ.get(variables.FAILURES)
     if not folder:
         return
     partial = Path(folder) / f".{name}.{os.getpid()}"

@@ -16,14 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.runs import heartbeat
+from dsrun.system import variables
 from dsrun.train.lifecycle import failure
-
-SIGNALS_VARIABLE = "DSRUN_SAVE_ON"
-"""Signal names without SIG, separated by commas: USR1,TERM."""
-FILE_VARIABLE = "DSRUN_STOP_FILE"
-"""A file that whoever sends the signal makes first, or the rank that got it: a worker that was still starting finds
-it."""
 
 # A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
 PATIENCE_SECONDS = 2.0
@@ -152,15 +146,15 @@ class PreemptionHandler:
 
 def stopping_from(environ: Mapping[str, str]) -> PreemptionHandler:
     """What the environment asks for. Raises UsageError for a name that is no signal."""
-    names = [f"SIG{name.strip()}" for name in environ.get(SIGNALS_VARIABLE, "").split(",") if name.strip()]
+    names = [f"SIG{name.strip()}" for name in environ.get(variables.SAVE_ON, "").split(",") if name.strip()]
     for name in names:
         if name not in signal.Signals.__members__:
             raise UsageError(
-                f"{SIGNALS_VARIABLE}: {name} is no signal", fix="name signals without SIG, such as USR1,TERM"
+                f"{variables.SAVE_ON}: {name} is no signal", fix="name signals without SIG, such as USR1,TERM"
             )
-    file = environ.get(FILE_VARIABLE)
+    file = environ.get(variables.STOP_FILE)
     return PreemptionHandler(
         tuple(signal.Signals[name] for name in names),
         Path(file) if file else None,
-        is_supervised=heartbeat.FOLDER_VARIABLE in environ,
+        is_supervised=variables.HEARTBEAT in environ,
     )

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from dsrun.runs.heartbeat import FOLDER_VARIABLE, Heart
+from dsrun.runs.heartbeat import Heart
+from dsrun.system import variables
 from dsrun.train.lifecycle.failure import Progress
 from dsrun.train.lifecycle.preemption import PreemptionHandler, stopping_from
 
@@ -30,7 +31,7 @@ class RankContext:
 
 def is_supervised(environ: Mapping[str, str]) -> bool:
     """Whether a supervisor watches this rank, which then keeps the ledger of failures and restarts itself."""
-    return FOLDER_VARIABLE in environ
+    return variables.HEARTBEAT in environ
 
 
 def show_stacks_in(log: Path | None) -> None:

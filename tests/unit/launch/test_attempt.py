@@ -17,7 +17,7 @@ from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import Attempt, AttemptContext
 from dsrun.launch.supervisor.failures import explain
-from dsrun.launch.workers.spawn import RANKS_VARIABLE
+from dsrun.system import variables
 
 
 class Agent:
@@ -115,7 +115,7 @@ class OneRank(Starter):
 
     def start(self, argv, env, *, ranks):
         news = {"rank": 0, "pid": self._pid, "status": None}
-        Path(env[RANKS_VARIABLE]).write_text(json.dumps(news) + "\n")
+        Path(env[variables.RANKS]).write_text(json.dumps(news) + "\n")
         return self._agent
 
 

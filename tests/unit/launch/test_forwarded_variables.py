@@ -25,7 +25,7 @@ def test_environment_forwarding_skips_outer_supervisor():
     """What an outer supervisor has set for itself is not forwarded."""
     assert (
         forwarded_variables(
-            {"DSRUN_FAMILY": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {}
+            {"DSRUN_RUN_ID": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {}
         )
         == {}
     )

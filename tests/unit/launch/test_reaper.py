@@ -33,7 +33,7 @@ def mark():
 
 
 def start(mark: str | None, code: str = SLEEP) -> subprocess.Popen:
-    env = {**os.environ, "DSRUN_FAMILY": f"outer/{mark}" if mark else "outer"}
+    env = {**os.environ, "DSRUN_RUN_ID": f"outer/{mark}" if mark else "outer"}
     return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
 
 

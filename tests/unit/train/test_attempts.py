@@ -45,7 +45,7 @@ def test_resume_never_for_first_attempt_only(asked, again, tmp_path, monkeypatch
     assert _going_on(recipe).spec.resume == again
 
 
-FAMILY, JOB = {"DSRUN_FAMILY": "us"}, {"SLURM_JOB_ID": "7"}
+FAMILY, JOB = {"DSRUN_RUN_ID": "us"}, {"SLURM_JOB_ID": "7"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ FAMILY, JOB = {"DSRUN_FAMILY": "us"}, {"SLURM_JOB_ID": "7"}
         (FAMILY | JOB, set()),
         (FAMILY | JOB | {"DSRUN_ATTEMPT": "1"}, {"us"}),
         # Another supervisor in the same job, which was put back into the queue.
-        (JOB | {"DSRUN_FAMILY": "our successors", "SLURM_RESTART_COUNT": "1"}, {"job 7"}),
+        (JOB | {"DSRUN_RUN_ID": "our successors", "SLURM_RESTART_COUNT": "1"}, {"job 7"}),
         (FAMILY | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"us"}),
     ],
 )
@@ -81,7 +81,7 @@ def checkpoint(run, step, signed):
 
 def test_resume_never_made_up_for_by_later_attempt(tmp_path, monkeypatch):
     """Else the second attempt, whose --resume is auto, would go on with the earlier run."""
-    monkeypatch.setenv("DSRUN_FAMILY", "us")
+    monkeypatch.setenv("DSRUN_RUN_ID", "us")
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
     run = RunFolder(tmp_path)
     asked = resolve(["--model", "demo-t5", "--resume", "never"], tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
 from dsrun.train.console import Console, duration, number
 from dsrun.train.lifecycle import failure
@@ -96,7 +97,7 @@ def test_failure_message_is_one_line_with_advice(error, code, words):
 
 
 def test_failure_report_left_for_launcher(tmp_path, monkeypatch):
-    monkeypatch.setenv(failure.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path))
     failure.record(UsageError("bad"), rank=3, log=None, progress=failure.Progress())
     facts = json.loads((tmp_path / "rank-3.json").read_text())
     assert (facts["exit_code"], facts["message"], facts["expected"]) == (2, "bad", True)

@@ -1,0 +1,37 @@
+"""Every DSRUN_* environment variable."""
+
+from __future__ import annotations
+
+CACHE = "DSRUN_CACHE"
+"""Where wheels and prepared data are kept, by default ~/.cache/dsrun. Set by users."""
+OUTPUT = "DSRUN_OUTPUT"
+"""The run folder, for workers and for programs of `dsrun launch`; set by users, too, instead of --output."""
+SECRET = "DSRUN_SECRET"
+"""The string by which the supervisors of all nodes authenticate one another. Set by users, or made for ssh."""
+SAVE_ON = "DSRUN_SAVE_ON"
+"""The signals on which ranks save a checkpoint and exit with 75: "USR1,TERM"."""
+STOP_FILE = "DSRUN_STOP_FILE"
+"""The file that exists once the run has been asked to save and exit."""
+ATTEMPT = "DSRUN_ATTEMPT"
+"""The number of the attempt, from 0."""
+RUN_ID = "DSRUN_RUN_ID"
+"""Inherited by all processes of one supervisor, nested ones joined by "/": how the reaper finds them."""
+RECIPE = "DSRUN_RECIPE"
+"""The resolved recipe as JSON, from the supervisor to its ranks."""
+HEARTBEAT = "DSRUN_HEARTBEAT"
+"""Folder of the heartbeats of this machine's ranks."""
+FAILURES = "DSRUN_FAILURES"
+"""Folder in which a rank that fails leaves its error."""
+CONSOLE = "DSRUN_CONSOLE"
+"""The named pipe through which rank 0 writes to the supervisor's terminal."""
+TERMINAL = "DSRUN_TERMINAL"
+"""The width of that terminal in columns; not set where there is none."""
+RANKS = "DSRUN_RANKS"
+"""The named pipe through which pre-forked ranks are handed out."""
+LOCAL = "DSRUN_LOCAL"
+"""Folder on the node's own disk, in SLURM job scripts with --stage."""
+
+OF_THIS_SUPERVISOR = frozenset(
+    {ATTEMPT, CONSOLE, FAILURES, HEARTBEAT, RANKS, RECIPE, RUN_ID, SAVE_ON, STOP_FILE, TERMINAL}
+)
+"""Not forwarded to other machines, whose supervisors set their own."""
