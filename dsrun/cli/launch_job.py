@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.train import (
+from dsrun.cli.run_job import (
     account,
     checked_recipe,
     default_output,
@@ -21,6 +22,7 @@ from dsrun.cli.train import (
     teller,
     topology_of,
     training_job,
+    with_flags,
 )
 from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_RESUME, MissingError, UsageError
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
     from dsrun.launch.context import LocalLauncher
     from dsrun.launch.job import Job, Outcome, Topology
     from dsrun.launch.signals import StartupSignals
+    from dsrun.recipe.resolve import Recipe
     from dsrun.runs.folder import RunFolder
     from dsrun.slurm.render.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What runs on this machine. `output` is its run folder, as named or by default; `job` makes the Job of the fields
-    that depend on the place."""
+    """What runs on this machine. `output` is its run folder, as named or by default; `recipe` that of dsrun's own
+    training, None for an external program; `job` makes the Job of the recipe, if any, and the fields that depend on the
+    place."""
 
     topology: Topology
     output: str
@@ -47,6 +51,7 @@ class Work:
     dry_run: bool
     force: bool
     job: Callable[..., Job]
+    recipe: Recipe | None = None
 
 
 def launch_here(options: Options, place: LocalLauncher, program: Program, early: StartupSignals) -> int:
@@ -61,17 +66,16 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
     work = _own(options, program) if program.trains else _foreign(options, program)
     if place.node == 0:
         refuse_unfit(Path(work.output), force=work.force)
+        work = _with_recipe_in_force(work)
     if work.dry_run:
         return _show(work, place)
     _require(work, program)
-    # The others may be in other folders.
-    run_info = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     if place.node == 0 and place.own_terminal:
         remark(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
     council_of_all = rendezvous(
         place,
         early,
-        run_info=run_info,
+        run_info=_run_info(work, place),
         secret=os.environ.get(variables.SECRET),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
         timeout_s=options.rendezvous_timeout,
@@ -81,6 +85,8 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
             folder = RunFolder(Path(facts_of_all["output"]))
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
+            else:
+                work = _with_recipe_of_node_0(work, facts_of_all, place)
             job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
             outcome = supervise(job, coordinator, teller(folder) if place.node == 0 else _silence)
             early.is_over = True
@@ -142,8 +148,7 @@ def _words(program: Program) -> tuple[str, ...]:
 def _own(options: Options, program: Program) -> Work:
     """dsrun's own training; what `dsrun launch` was told comes before the recipe."""
 
-    args = list(program.words)
-    recipe = checked_recipe(args)
+    recipe = checked_recipe(list(program.words))
     spec = recipe.spec
     if options.output and spec.output and options.output != spec.output:
         raise UsageError(
@@ -151,12 +156,10 @@ def _own(options: Options, program: Program) -> Work:
             fix="give it once",
         )
     topology = topology_of(recipe, nproc=options.nproc)
-    named = ["--output", options.output] if options.output and not spec.output else []
     output = options.output or spec.output or os.environ.get(variables.OUTPUT)
-    make = partial(training_job, recipe, [*args, *named], topology=topology, named=bool(output))
 
-    def job(**fields: Any) -> Job:
-        made = make(**fields)
+    def job(recipe: Recipe, **fields: Any) -> Job:
+        made = training_job(recipe, topology=topology, named=bool(output), **fields)
         restarts = made.limits.max_restarts if options.max_restarts is None else options.max_restarts
         return replace(
             made,
@@ -174,7 +177,43 @@ def _own(options: Options, program: Program) -> Work:
         dry_run=options.dry_run or spec.dry_run,
         force=options.force or spec.force,
         job=job,
+        recipe=recipe,
     )
+
+
+def _with_recipe_in_force(work: Work) -> Work:
+    """On node 0: a requeued job keeps the recipe that it started with."""
+    if work.recipe is None:
+        return work
+    from dsrun.recipe.resolved import recipe_in_force
+    from dsrun.runs.folder import RunFolder
+
+    recipe, notice = recipe_in_force(work.recipe, RunFolder(Path(work.output)), os.environ)
+    if notice:
+        remark(notice)
+    return replace(work, recipe=recipe)
+
+
+def _run_info(work: Work, place: LocalLauncher) -> dict[str, str]:
+    """What node 0 tells the others, which may be in other folders."""
+    found = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
+    if work.recipe is not None and place.nodes > 1:
+        from dsrun.recipe.resolved import to_json, without_secrets
+
+        found["recipe"] = json.dumps(to_json(without_secrets(work.recipe)))
+    return found
+
+
+def _with_recipe_of_node_0(work: Work, run_info: Mapping[str, str], place: LocalLauncher) -> Work:
+    """On the other nodes: all ranks of a run train by one recipe."""
+    if work.recipe is None or "recipe" not in run_info:
+        return work
+    from dsrun.recipe.resolved import differences, from_json, with_secrets_of
+
+    recipe = from_json(json.loads(run_info["recipe"]), "the recipe of node 0")
+    if place.own_terminal and (changed := differences(work.recipe, recipe)):
+        remark(f"node 0 has other settings, which count: {'; '.join(changed)}")
+    return replace(work, recipe=with_secrets_of(recipe, work.recipe))
 
 
 def _require(work: Work, program: Program) -> None:
@@ -218,6 +257,7 @@ def _job(work: Work, place: LocalLauncher, run: Path, changes: Mapping[str, str 
     if place.nodes == 1 and port is not None:
         port = claim_port(port, find=None)
     return work.job(
+        **({} if work.recipe is None else {"recipe": work.recipe}),
         run=run,
         env={name: value for name, value in {**os.environ, **changes}.items() if value is not None},
         nnodes=place.nodes,
@@ -237,6 +277,8 @@ def _show(work: Work, place: LocalLauncher) -> int:
     run = Path(work.output)
     changes = _changes(work, place, run, address_towards(place.host) if place.nodes > 1 else None)
     job = _job(work, place, run, changes)
+    if work.recipe is not None:
+        job = with_flags(job, work.recipe)
     show(run_command(run_arguments(job, attempt=0, port=job.port or free_port())), changes)
     return 0
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.train import TrainCommand, show, show_values
+from dsrun.cli.run_job import show
+from dsrun.cli.train import TrainCommand, show_values
 from dsrun.system.packages import require_training_packages
 
 PREPARER = "dsrun.train.prepare"

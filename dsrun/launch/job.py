@@ -55,7 +55,8 @@ class Job:
     `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was told to stop may take, None for as long
     as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
-    will load late, for the warm process to load early; one that is not there is passed over. `again` is what goes on
+    will load late, for the warm process to load early; one that is not there is passed over. `recipe` is the JSON by
+    which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is what goes on
     with the run after it was told to stop; with `--resume auto` added where `resumes` is False and something was saved.
     """
 
@@ -77,6 +78,7 @@ class Job:
     micro_batch: int | None = None
     accumulation: int = 1
     imports: Sequence[str] = ()
+    recipe: str | None = None
     again: str = "the same command"
     resumes: bool = True
 

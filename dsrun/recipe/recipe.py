@@ -18,13 +18,15 @@ class Recipe:
 
     `hf` holds the given fields of Seq2SeqTrainingArguments only, by their names there. `sources` says for
     every option of ours and every given training argument "command line", "run.yaml:12", "args.json",
-    "default", or what `with_defaults` was told. `notices` are one-line remarks for stderr.
+    "default", or what `with_defaults` was told. `notices` are one-line remarks for stderr, `argv` the words of the
+    command line.
     """
 
     spec: TrainSpec
     hf: dict[str, Any]
     sources: dict[str, str]
     notices: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
 
     def given(self, name: str) -> bool:
         """Whether the flag of this name has a value from anywhere but dsrun's own default."""

@@ -60,7 +60,7 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
 
         layers.append(_layer(read_run_file(cwd / config, config), notices))
     recipe = _recipe(_with_implied(_merge(layers, notices)), notices)
-    return replace(recipe, notices=(*recipe.notices, *validate(recipe)))
+    return replace(recipe, notices=(*recipe.notices, *validate(recipe)), argv=tuple(argv))
 
 
 def _layer(given: Iterable[ParsedValue], notices: list[str]) -> dict[str, ParsedValue]:
@@ -143,11 +143,11 @@ def with_defaults(recipe: Recipe, values: Mapping[str, Any], source: str) -> Rec
     fresh = {name: value for name, value in canonical.items() if name not in taken}
     own = {name: value for name, value in fresh.items() if name in own_flags()}
     hf = {hf_flags()[name].key: value for name, value in fresh.items() if name not in own}
-    changed = Recipe(
+    changed = replace(
+        recipe,
         spec=replace(recipe.spec, **own),
         hf=recipe.hf | hf,
         sources=recipe.sources | dict.fromkeys(fresh, source),
-        notices=recipe.notices,
     )
     remarks = [each for each in validate(changed) if each not in recipe.notices]
     return replace(changed, notices=(*recipe.notices, *remarks))

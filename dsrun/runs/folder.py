@@ -19,7 +19,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # starts.
 _OWN = re.compile(
     r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|console\.log|(metrics|events)\.jsonl"
-    r"|(remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
+    r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
 )
 _SLUG_LENGTH = 60
 
@@ -58,8 +58,13 @@ class RunFolder:
 
     @property
     def run_json(self) -> Path:
-        """Resolved specs, versions, host, command line; written once at the start."""
+        """Resolved specs, versions, host, command line of the newest attempt."""
         return self.path / "run.json"
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved flags that the run trains by; written once per start."""
+        return self.path / "recipe.json"
 
     @property
     def metrics(self) -> Path:

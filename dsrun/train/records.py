@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError
 from dsrun.recipe.flags import SECRETS
+from dsrun.recipe.resolved import without_secrets
+from dsrun.runs.attempts import attempt
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, words
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind, Manifest
-from dsrun.system import variables
 from dsrun.system.host import git_commit, hostname, versions
 
 if TYPE_CHECKING:
@@ -97,42 +97,9 @@ class RunRecords:
         return read_records(self.folder.events) if self.main else []
 
 
-def attempt(environ: Mapping[str, str]) -> dict[str, int]:
-    """Which attempt this is: `attempt` counts the supervisor's (or torchrun's) restarts, `requeue`, where there were
-    any, the scheduler's."""
-    counts = {
-        "attempt": environ.get(variables.ATTEMPT) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        "requeue": environ.get("SLURM_RESTART_COUNT", "0"),
-    }
-    numbers = {name: int(count) if count.isdigit() else 0 for name, count in counts.items()}
-    return {name: number for name, number in numbers.items() if number or name == "attempt"}
-
-
-def signatures(environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells this run's checkpoints from those of other runs in its folder, by the counter of `attempt` that counts
-    its starts: its supervisor, torchrun's name for it, or who has started this process; and its batch job, if any."""
-    run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
-    starter = f"torchrun {run_id}" if run_id != "none" else f"process {os.getppid()} on {hostname()}"
-    signed = {"attempt": environ.get(variables.RUN_ID) or starter}
-    if job := environ.get("SLURM_JOB_ID"):
-        signed["requeue"] = f"job {job}"
-    return signed
-
-
-def earlier_signatures(environ: Mapping[str, str]) -> frozenset[str]:
-    """What earlier attempts of this run have signed their checkpoints with; nothing for the first one."""
-    counts = attempt(environ)
-    return frozenset(words for name, words in signatures(environ).items() if counts.get(name))
-
-
 def bears(manifest: Manifest, signed: Collection[str]) -> bool:
     """Whether a checkpoint bears one of these signatures."""
     return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
-
-
-def is_another(environ: Mapping[str, str]) -> bool:
-    """Whether this attempt is a restart, or a job's that was put back into the queue."""
-    return any(attempt(environ).values())
 
 
 def step_of(checkpoint: Path) -> int:
@@ -148,7 +115,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
     return {
         "version": 1,
         "time": utc_now(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": ["dsrun", "train", *without_secrets(recipe).argv],
         "model": plan.title,
         "model_type": plan.config.model_type,
         "parameters": parameters,

@@ -10,6 +10,7 @@ import torch
 
 from dsrun.demo.build import DEMO_NAMES
 from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.runs.attempts import attempt
 from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console, duration, number
 from dsrun.train.data.prepare import PreparedData
@@ -18,7 +19,6 @@ from dsrun.train.loop.callbacks import metric_words
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.precision import Precision
-from dsrun.train.records import attempt
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan

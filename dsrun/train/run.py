@@ -11,6 +11,7 @@ from transformers import PrinterCallback, set_seed
 
 from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
+from dsrun.runs.attempts import earlier_signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import disk_free
 from dsrun.train import argument_checks, memory_fallbacks, report
@@ -33,7 +34,7 @@ from dsrun.train.loop.setup import build_callbacks, guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import load as models
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
-from dsrun.train.records import RunRecords, earlier_signatures, step_of
+from dsrun.train.records import RunRecords, step_of
 from dsrun.train.reshape import elastic, plain, trainer_hooks
 from dsrun.train.world import World
 

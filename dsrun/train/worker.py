@@ -14,8 +14,10 @@ from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
 from dsrun.recipe.phases import phases
-from dsrun.recipe.resolve import Recipe, resolve
+from dsrun.recipe.resolve import Recipe
+from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
+from dsrun.runs.attempts import earlier_signatures, is_another
 from dsrun.runs.folder import RunFolder, default_name
 from dsrun.runs.heartbeat import Heart
 from dsrun.system import variables
@@ -26,9 +28,8 @@ from dsrun.train import memory_fallbacks
 from dsrun.train.console import Console
 from dsrun.train.lifecycle import failure
 from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import RankContext, show_stacks_in
+from dsrun.train.lifecycle.rank_context import RankContext, is_supervised, show_stacks_in
 from dsrun.train.lifecycle.streams import open_console, send_output_to
-from dsrun.train.records import earlier_signatures, is_another
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,18 +51,25 @@ def main(argv: Sequence[str]) -> int:
     life = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
     console = _console(rank)
     log: Path | None = None
+    debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
     try:
         stopping.listen()
         os.environ.update(worker.variables())
-        asked = resolve(argv, Path.cwd())
+        asked = worker_recipe(argv, os.environ)
+        debug = asked.spec.debug
+        folder = RunFolder(Path(output_folder(asked)))
+        asked, notice = recipe_in_force(asked, folder, os.environ)
         recipe = _going_on(asked)
-        folder = RunFolder(Path(output_folder(recipe)))
         if rank == 0:
             folder = RunFolder.create(folder.path, force=recipe.spec.force)
             folder.acquire()
             aside = _make_room(asked, folder)
             if aside:
                 console.notice(f"the results of an earlier run moved to {aside}")
+            if notice and not is_supervised(os.environ):
+                console.notice(notice)
+            if not (is_another(os.environ) and folder.recipe.exists()):
+                write_stored(asked, folder, os.environ)
         log = next_log(folder, rank)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
@@ -75,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         code, message = failure.record(error, rank=rank, log=log, progress=life.progress)
         if variables.CONSOLE not in os.environ:
             console.say(f"error: {message}", style="red")
-        if recipe_debug(argv):
+        if debug:
             raise
         return code
     return 0
@@ -156,8 +164,3 @@ def next_log(folder: RunFolder, rank: int) -> Path:
 def _terminate(signum: int, frame: Any) -> None:
     """End through the finally blocks, so that nothing is left half written."""
     raise SystemExit(128 + signum)
-
-
-def recipe_debug(argv: Sequence[str]) -> bool:
-    """Whether --debug was given, also where the flags could not be parsed."""
-    return any(arg in ("--debug", "--debug=true") for arg in argv)

@@ -184,6 +184,7 @@ _HEAVY_MODULES = [
     *WORKER_IMPORTS,
     "deepspeed.runtime.engine",
     "deepspeed.runtime.zero.muon.original_muon",
+    "dsrun.cli.run_job",
     "dsrun.cli.train",
     "dsrun.launch.supervisor.run",
     "dsrun.launch.workers.zygote",

@@ -129,6 +129,10 @@ class _Supervision:
             variables.SAVE_ON: "USR1,TERM",
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
+        if self._job.recipe is not None:
+            file = self._around.scratch / "recipe.json"
+            file.write_text(self._job.recipe, encoding="utf-8")
+            own[variables.RECIPE] = str(file)
         if self._job.terminal_width:
             own[variables.TERMINAL] = str(self._job.terminal_width)
         return {**self._job.env, **own}

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.recipe.defaults import RESUME_AUTO
 from dsrun.recipe.spec import TrainSpec
+from dsrun.runs.attempts import signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.tokens.special import tokenizer_identity
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.model.load import lora_targets
-from dsrun.train.records import bears, signatures
+from dsrun.train.records import bears
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan

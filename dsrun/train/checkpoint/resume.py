@@ -86,7 +86,16 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     """
     tidy(folder)
     names = [path.name for _, path in folder.checkpoints()]
-    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "console.log", "FINISHED"]
+    names += [
+        "model",
+        "adapter",
+        "metrics.jsonl",
+        "events.jsonl",
+        "run.json",
+        "recipe.json",
+        "console.log",
+        "FINISHED",
+    ]
     for pattern in ("predictions-*.jsonl", "samples-rank-*.jsonl"):
         names += [path.name for path in folder.path.glob(pattern)]
     results = [path for path in (folder.path / name for name in names) if path.exists()]

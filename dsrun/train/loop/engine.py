@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -14,8 +13,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.errors import MissingError, ToolError
 from dsrun.recipe.defaults import ZERO_STAGE
+from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.search_path import own_programs_first
 from dsrun.train.world import World
@@ -40,7 +40,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     """
     own = given.get("deepspeed")
     if own is not None:
-        return own if isinstance(own, dict) else _read(Path(own))
+        return own if isinstance(own, dict) else read_deepspeed(Path(own), str(own))
     stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
     if stage == 0 and spec.offload == "none":
         return None
@@ -153,18 +153,6 @@ def pass_on_defaults(optimizer: Any) -> None:
         pass_on_defaults(wrapped)
         if not hasattr(optimizer, "defaults"):
             optimizer.defaults = wrapped.defaults
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"--deepspeed {path}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--deepspeed {path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"--deepspeed {path}: holds no JSON object")
-    return config
 
 
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:

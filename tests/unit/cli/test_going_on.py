@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.train import training_job
+from dsrun.cli.run_job import training_job
 from dsrun.launch.job import Topology
 from dsrun.recipe.resolve import resolve
 
@@ -24,7 +24,6 @@ def test_resume_command_told_to_supervisor(flags, named, again, resumes, tmp_pat
     args = ["--model", "demo-t5", *flags]
     job = training_job(
         resolve(args, tmp_path),
-        args,
         topology=Topology(1, "cpu", 1),
         run=Path("runs/a b"),
         env={},

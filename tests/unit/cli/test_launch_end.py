@@ -47,7 +47,7 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
 UNHEARD = """
 import os, sys
 from pathlib import Path
-from dsrun.cli.train import report, teller
+from dsrun.cli.run_job import report, teller
 from dsrun.launch.job import Outcome
 from dsrun.runs.folder import RunFolder
 read, write = os.pipe()

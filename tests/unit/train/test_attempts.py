@@ -7,9 +7,10 @@ import json
 import pytest
 
 from dsrun.recipe.resolve import resolve
+from dsrun.runs.attempts import attempt, earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.records import attempt, earlier_signatures, signatures, step_of
+from dsrun.train.records import step_of
 from dsrun.train.worker import _going_on, _make_room
 
 

@@ -1,0 +1,206 @@
+"""The resolved recipe of a run as JSON.
+
+The supervisor resolves the flags once; the ranks of all nodes and attempts train by its result. Rank 0 keeps it in the
+run folder, for requeued jobs, and for later starts to be compared with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.recipe.flags import SECRETS, all_flags, hf_flags, own_flags
+from dsrun.recipe.parsed_value import HIDDEN, shown_value
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.spec import TrainSpec
+from dsrun.runs.attempts import earlier_signatures, signatures
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.records import write_json_atomic
+from dsrun.system import variables
+
+VERSION = 1
+
+_ABOUT_THE_START = frozenset(
+    {
+        "config",
+        "debug",
+        "dry_run",
+        "explain",
+        "find_port",
+        "force",
+        "master_port",
+        "nproc",
+        "output",
+        "resume",
+        "warm",
+    }
+)
+"""Flags that say how a run is started, not what it computes."""
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """All given values, secrets included; the inverse is `from_json`."""
+    given = [name for name in recipe.sources if recipe.given(name)]
+    return {
+        "version": VERSION,
+        "argv": list(recipe.argv),
+        "values": {name: recipe.value(name) for name in given},
+        "sources": {name: recipe.sources[name] for name in given},
+    }
+
+
+def from_json(found: Mapping[str, Any], where: str) -> Recipe:
+    """The recipe; `where` is what an error names. Raises UsageError if another version of dsrun wrote it."""
+    try:
+        if found["version"] != VERSION:
+            raise KeyError("version")
+        values, sources = dict(found["values"]), dict(found["sources"])
+        own = own_flags()
+        recipe = Recipe(
+            spec=TrainSpec(**{name: value for name, value in values.items() if name in own}),
+            hf={hf_flags()[name].key: value for name, value in values.items() if name not in own},
+            sources=dict.fromkeys(own, "default") | sources,
+            argv=tuple(found["argv"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{where} is not a recipe of this version of dsrun ({error})", fix="use one version on all nodes"
+        ) from None
+    return recipe
+
+
+def with_secrets_of(recipe: Recipe, other: Recipe) -> Recipe:
+    """The recipe with the access tokens of `other`: tokens are neither written to run folders nor sent to nodes."""
+    spec: dict[str, Any] = {name: other.value(name) for name in SECRETS if name in own_flags()}
+    hf = {name: other.hf[name] for name in SECRETS if name in other.hf}
+    kept = {name: value for name, value in recipe.hf.items() if name not in SECRETS}
+    return replace(recipe, spec=replace(recipe.spec, **spec), hf=kept | hf)
+
+
+def without_secrets(recipe: Recipe) -> Recipe:
+    """The recipe with its access tokens removed, from `argv`, too."""
+    secrets = {str(recipe.value(name)) for name in SECRETS if recipe.given(name)} - {"True", "None"}
+    spec: dict[str, Any] = dict.fromkeys(SECRETS & own_flags().keys())
+    argv = list(recipe.argv)
+    for secret in secrets:
+        argv = [word.replace(secret, HIDDEN) for word in argv]
+    return replace(
+        recipe,
+        spec=replace(recipe.spec, **spec),
+        hf={name: value for name, value in recipe.hf.items() if name not in SECRETS},
+        sources={name: source for name, source in recipe.sources.items() if name not in SECRETS},
+        argv=tuple(argv),
+    )
+
+
+def with_deepspeed_read(recipe: Recipe, cwd: Path) -> Recipe:
+    """The recipe with the content of the `--deepspeed` file, which may be edited while the run is on.
+
+    Raises UsageError if it cannot be read or is not a JSON object.
+    """
+    named = recipe.hf.get("deepspeed")
+    if named is None or isinstance(named, dict):
+        return recipe
+    return replace(recipe, hf={**recipe.hf, "deepspeed": read_deepspeed(cwd / named, str(named))})
+
+
+def read_deepspeed(path: Path, shown: str) -> dict[str, Any]:
+    """A DeepSpeed JSON file, called `shown` in errors. Raises UsageError."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--deepspeed {shown}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"--deepspeed {shown}:{error.lineno}:{error.colno}: not JSON: {error.msg}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"--deepspeed {shown}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"--deepspeed {shown}: holds no JSON object")
+    return config
+
+
+def differences(before: Recipe, now: Recipe) -> list[str]:
+    """What training by `now` does otherwise than by `before`, one "--flag: old -> new (source)" each; secrets apart."""
+    names = [*now.sources, *(name for name in before.sources if name not in now.sources)]
+    lines = []
+    for name in names:
+        if name in SECRETS or name in _ABOUT_THE_START:
+            continue
+        old, new = before.value(name), now.value(name)
+        if old != new:
+            source = now.sources.get(name, "default")
+            lines += [f"{what} ({source})" for what in _changes(all_flags()[name].shown, name, old, new)]
+    return lines
+
+
+def _changes(shown: str, name: str, old: Any, new: Any) -> list[str]:
+    """One line, or for two JSON objects one per key: "--deepspeed zero_optimization.stage: 2 -> 3"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        joint = "." if " " in shown else " "
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return [
+            line for key in keys for line in _changes(f"{shown}{joint}{key}", "", old.get(key), new.get(key))
+        ]
+    before, after = (_shown(name, value) for value in (old, new))
+    return [f"{shown}: {before} -> {after}"]
+
+
+def _shown(name: str, value: Any) -> str:
+    return "not set" if value is None or value == [] else shown_value(name, value)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """recipe.json of a run folder; `signed` are the signatures of the run that wrote it."""
+
+    recipe: Recipe
+    signed: frozenset[str]
+
+
+def read_stored(folder: RunFolder) -> Stored | None:
+    """The recipe that the run folder's last start trained by; None if there is none that this version can read."""
+    try:
+        found = json.loads(folder.recipe.read_text(encoding="utf-8"))
+        return Stored(from_json(found, str(folder.recipe)), frozenset(found["signed"]))
+    except (OSError, ValueError, KeyError, TypeError, UsageError):
+        return None
+
+
+def write_stored(recipe: Recipe, folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Write recipe.json, secrets left out, signed as the checkpoints of this run are."""
+    content = {**to_json(without_secrets(recipe)), "signed": sorted(signatures(environ).values())}
+    write_json_atomic(folder.recipe, content)
+
+
+def recipe_in_force(
+    asked: Recipe, folder: RunFolder, environ: Mapping[str, str]
+) -> tuple[Recipe, str | None]:
+    """The recipe to train by in `folder`, and a notice if the settings have changed since its last start.
+
+    A restarted rank and a requeued job keep the recipe of the run they belong to; a new start takes `asked`.
+    """
+    stored = read_stored(folder)
+    if stored is None:
+        return asked, None
+    changed = differences(stored.recipe, asked)
+    if not stored.signed.isdisjoint(earlier_signatures(environ)):
+        notice = f"the run keeps the settings it started with; changed since: {'; '.join(changed)}"
+        return with_secrets_of(stored.recipe, asked), notice if changed else None
+    if not changed or asked.spec.resume == "never":
+        return asked, None
+    return asked, f"settings changed since the last start in {folder.path}: {'; '.join(changed)}"
+
+
+def worker_recipe(argv: Sequence[str], environ: Mapping[str, str]) -> Recipe:
+    """The recipe of a rank: its supervisor's, or for a rank that torchrun or srun started itself, that of its flags."""
+    file = environ.get(variables.RECIPE)
+    if argv or file is None:
+        return with_deepspeed_read(resolve(argv, Path.cwd()), Path.cwd())
+    return from_json(json.loads(Path(file).read_text(encoding="utf-8")), file)

@@ -1,0 +1,24 @@
+"""DSRUN_* variables: declared once, and only those that other machines may have are forwarded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dsrun.launch.environment import forwarded_variables
+from dsrun.system import variables
+
+PACKAGE = Path(variables.__file__).parents[1]
+DECLARED = {value for name, value in vars(variables).items() if name.isupper() and isinstance(value, str)}
+
+
+def test_every_dsrun_variable_is_declared():
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    used = {name for source in sources for name in re.findall(r"DSRUN_[A-Z_]+[A-Z]", source)}
+    assert used == DECLARED
+
+
+def test_variables_of_one_supervisor_are_not_forwarded():
+    assert forwarded_variables(dict.fromkeys(DECLARED, "x"), {}).keys() == {
+        "DSRUN_CACHE", "DSRUN_LOCAL", "DSRUN_OUTPUT", "DSRUN_SECRET",
+    }  # fmt: skip
