@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -136,6 +137,28 @@ def test_restart_before_first_save_uses_given_checkpoint(tiny, pairs, tmp_path):
     assert run.process.returncode == 75, said
     assert [event["step"] for event in run.events("training")] == [4, 4]
     assert [event["path"] for event in run.events("resume")] == ["checkpoint-4", "checkpoint-4"]
+
+
+def test_run_yaml_edited_during_run_counts_from_next_start(tiny, pairs, tmp_path):
+    """A rank that is started again trains by the settings of the run; the next start names what has changed."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"train:\n  model: {tiny['llama']}\n  train_file: {pairs['train']}\n  weight_decay: 0.1\n"
+    )
+    flags = ["--config", str(file), "--zero", "0", "--nproc", "1", *SHORT]
+    run = Training(tmp_path / "run", *flags, "--max-steps", "100000", "--save-every", "50000")
+    run.at_step(2, attempt=0)
+    file.write_text(file.read_text().replace("0.1", "0.2"))
+    run.processes()["rank-0"].kill()
+    run.at_step(2, attempt=1)
+    run.process.send_signal(signal.SIGTERM)
+    _, said = run.process.communicate(timeout=HANDSHAKE_TIMEOUT_S)
+    assert run.process.returncode == 75, said
+    assert json.loads(run.folder.run_json.read_text())["specs"]["train"]["weight_decay"] == 0.1
+
+    again = dsrun(*flags, "--max-steps", "100000", "--dry-run", output=run.folder.path).ok()
+    assert "--weight_decay: 0.1 -> 0.2" in again.err
+    assert f"({file}:4)" in again.err
 
 
 def test_stop_signal_before_training_saves_nothing(tiny, pairs, tmp_path):
