@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import click
 
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.model_families import model_type_from_name
 
 if TYPE_CHECKING:
     from dsrun.findings import Finding
@@ -24,8 +25,6 @@ LARGEST_FILE = 8 * 2**20
 FORMAT_VERSION = 1
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("remark", "remarks")}
-# Longest first: mt5-small is no t5.
-T5_NAMES = ("umt5", "longt5", "long-t5", "byt5", "mt5", "t5")
 
 
 @click.command(name="check", context_settings={"help_option_names": ["-h", "--help"]})
@@ -149,8 +148,7 @@ def _model_type(flags: Flags | None) -> str | None:
     try:
         kind = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        name = model.rpartition("/")[2].lower()
-        return next((each.replace("-", "") for each in T5_NAMES if each in name), None)
+        return model_type_from_name(model)
     return str(kind)
 
 

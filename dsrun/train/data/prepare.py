@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
+from dsrun.model_families import family_of
 from dsrun.train.data.build import Job, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.collate import Collator
@@ -36,10 +37,6 @@ from dsrun.train.data.tokens.tokenise import check_vocabulary
 __all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 
 Say = Callable[[str], None]
-# Their positions are relative, so the length is bounded by memory alone; `n_positions` in T5's config is a
-# relic.
-RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt"})
-
 SAMPLE_FLAGS = {
     "train": "--max-train-samples",
     "validation": "--max-eval-samples",
@@ -252,7 +249,7 @@ class _Preparation:
         }[split]
 
     def _limits(self) -> Limits:
-        relative = self.request.model_type in RELATIVE_POSITIONS
+        relative = family_of(self.request.model_type).relative_positions
         positions = None if relative else self.request.max_positions
         return limits_of(self.spec, self.request.task, positions, self.tokenizer)
 

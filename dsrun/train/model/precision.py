@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from dsrun.errors import UsageError
+from dsrun.model_families import family_of, overflow_in_fp16
 
 Precision = Literal["bf16", "fp16", "fp32"]
-
-# Activations of these models exceed fp16's largest number, 65,504, and turn into NaN; bf16 has fp32's range.
-OVERFLOW_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"})
 
 
 def decide(
@@ -28,9 +26,9 @@ def decide(
     """
     wish = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
     if wish.get("fp16"):
-        if model_type in OVERFLOW_IN_FP16 and not force:
+        if family_of(model_type).overflows_in_fp16 and not force:
             raise UsageError(
-                f"--fp16: {model_type} models overflow in fp16 and their loss becomes NaN",
+                f"--fp16: {overflow_in_fp16(model_type)}",
                 fix="use --bf16, or fp32 with --bf16 false; --force trains in fp16 all the same",
             )
         if device == "cpu" and not force:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsrun.hardware.gpus import GpuModel
+from dsrun.model_families import family_of
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.options import ZERO
 from dsrun.zero.generate.presets import PRESETS, Preset
@@ -22,8 +23,6 @@ MOVED = {
     f"{ZERO}.offload_optimizer.pin_memory": "false before DeepSpeed 0.19.5, true since",
     f"{ZERO}.offload_param.pin_memory": "false before DeepSpeed 0.19.5, true since",
 }
-# transformers/models: these overflow in fp16 (their feed-forward activations exceed 65504).
-NOT_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "byt5", "switch_transformers"})
 
 
 class ReasonedValue(NamedTuple):
@@ -105,8 +104,8 @@ def _precision_on(gpu: GpuModel, model_type: str | None) -> ReasonedValue:
     capability = ".".join(map(str, gpu.capability))
     if gpu.has_bf16:
         return ReasonedValue("bf16", f"{gpu.name} computes in bf16 (capability {capability})")
-    if model_type in NOT_IN_FP16:
-        return ReasonedValue("fp32", f"{gpu.name} has no bf16, and {model_type} overflows in fp16")
+    if family_of(model_type).overflows_in_fp16:
+        return ReasonedValue("fp32", f"{gpu.name} has no bf16, and {model_type} models overflow in fp16")
     return ReasonedValue("fp16", f"{gpu.name} (capability {capability}) has fp16 but no bf16")
 
 

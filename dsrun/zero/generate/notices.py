@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dsrun.zero.generate.blocks import NOT_IN_FP16, ConfigContext, HardwareFacts, precision_of
+from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import optimizer_of
 
@@ -47,8 +48,8 @@ def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
     cpu_adam = spec.offload_optimizer != "none" and optimizer_of(case) in ("adam", "adamw", "muon")
     return [
         (
-            chosen == "fp16" and facts.model_type in NOT_IN_FP16,
-            f"{facts.model_type} overflows in fp16: use bf16 or fp32",
+            chosen == "fp16" and family_of(facts.model_type).overflows_in_fp16,
+            f"{overflow_in_fp16(str(facts.model_type))}: use bf16 or fp32",
         ),
         (
             facts.gpu is not None and facts.gpu.memory_gib is None,

@@ -7,6 +7,7 @@ from math import inf
 from typing import Literal
 
 from dsrun.errors import UsageError
+from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.memory.activations import Attention, Work
 from dsrun.zero.memory.gpus_arg import Cluster
 from dsrun.zero.memory.model.architecture import Architecture
@@ -22,9 +23,6 @@ SHARES = {"conservative": 0.50, "balanced": 0.65, "aggressive": 0.90}
 """Share of a GPU's memory that a preset lets a run fill."""
 PHYSICAL = 0.96
 """Share that can be filled at all; the rest is reserved by driver and ECC."""
-
-# Activations of these families overflow in fp16 (see dsrun.train.model.precision): without bf16 they train in fp32.
-FP32_WITHOUT_BF16 = frozenset({"t5", "mt5", "umt5"})
 
 USUAL_HOST = 256.0
 """GiB of host memory per GPU that a node is taken to have when nothing is said; 2 TiB beside eight GPUs is common."""
@@ -111,11 +109,11 @@ class PlanRequest:
 
 def default_precision(asked: str, model: Architecture, cluster: Cluster) -> Precision:
     """bf16 where the GPU computes in it (an unknown GPU is taken to), else fp16, or fp32 for what overflows in it."""
-    if asked == "fp16" and model.family in FP32_WITHOUT_BF16:
-        raise UsageError(f"--precision fp16: {model.family} models overflow in fp16", fix="use bf16 or fp32")
+    if asked == "fp16" and family_of(model.family).overflows_in_fp16:
+        raise UsageError(f"--precision fp16: {overflow_in_fp16(model.family)}", fix="use bf16 or fp32")
     if asked in ("bf16", "fp16", "fp32"):
         chosen: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
         return chosen[asked]
     if cluster.model.has_bf16 or cluster.model.capability == (0, 0):
         return "bf16"
-    return "fp32" if model.family in FP32_WITHOUT_BF16 else "fp16"
+    return "fp32" if family_of(model.family).overflows_in_fp16 else "fp16"

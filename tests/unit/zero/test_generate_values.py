@@ -269,7 +269,7 @@ def test_ds_configs_readme_is_up_to_date():
     ("asked", "facts", "words"),
     [
         ({"precision": "bf16"}, {}, "--bf16"),
-        ({"precision": "fp16"}, {"model_type": "t5"}, "t5 overflows in fp16"),
+        ({"precision": "fp16"}, {"model_type": "t5"}, "t5 models overflow in fp16"),
         ({"deepcompile": True}, {}, "--torch_compile"),
         ({"sequence_parallel": 2}, {}, "sp_size=2"),
         ({"preset": "conservative"}, {}, "--gradient_checkpointing"),

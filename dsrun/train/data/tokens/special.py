@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.model_families import family_of
 from dsrun.recipe.spec import TrainSpec
 
 
@@ -36,7 +37,7 @@ def pad_with_end(tokenizer: Any, task: str) -> str | None:
 def prefix_notice(spec: TrainSpec, model_type: str) -> str | None:
     """The original T5 knows its tasks by a prefix; mT5, and what starts from scratch, does not."""
     own = spec.from_scratch or (spec.model or "").startswith("demo-")
-    if model_type != "t5" or spec.source_prefix is not None or own:
+    if not family_of(model_type).task_prefix or spec.source_prefix is not None or own:
         return None
     return (
         "T5 was trained with a prefix before every source and none is given "

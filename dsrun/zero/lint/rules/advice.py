@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.lint.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.schema import blocks
@@ -20,7 +21,6 @@ LARGEST_PERSISTENT = 10_000_000
 ONLY_STAGE_3 = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights")
 SUPER = "super_offload"
 QUOTED_AUTO = '"auto"'
-T5_TYPES = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "byt5", "udop", "pop2piano")
 # In memory, swept at boot, or on the network.
 ODD_FOLDERS = {
     "/dev/shm": "host memory, not a disk",
@@ -149,9 +149,13 @@ def _elements(number: int) -> str:
 
 
 def _half(view: ConfigView, sheet: Reporter) -> None:
-    if _is_on(view, "fp16") and view.model_type in T5_TYPES:
-        message = f"{view.model_type} in fp16: its activations overflow and the loss becomes NaN"
-        sheet.warning("t5_fp16", ("fp16", "enabled"), message, 'use "bf16": {"enabled": true}, or fp32')
+    if _is_on(view, "fp16") and view.model_type and family_of(view.model_type).overflows_in_fp16:
+        sheet.warning(
+            "t5_fp16",
+            ("fp16", "enabled"),
+            overflow_in_fp16(view.model_type),
+            'use "bf16": {"enabled": true}, or fp32',
+        )
     if _is_on(view, "bf16") and view.gpu is not None and not view.gpu.has_bf16:
         message = f"{view.gpu.name} has no bf16 arithmetic: it is emulated, or DeepSpeed refuses it"
         sheet.warning("bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.reading import Settings
 from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
@@ -244,7 +245,10 @@ def opt(config: Settings, *, from_scratch: bool) -> Architecture:
         *linear("fc2", width, ffn, bias=bias),
         *(norm("final_layer_norm", width, bias=True) if affine else []),
     )
-    ends = [*table("embed_tokens", rows, narrow), *table("embed_positions", positions + 2, width)]
+    ends = [
+        *table("embed_tokens", rows, narrow),
+        *table("embed_positions", positions + family_of("opt").unused_positions, width),
+    ]
     if narrow != width:
         ends += [*linear("project_out", narrow, width), *linear("project_in", width, narrow)]
     before = config.switch("do_layer_norm_before", True) and not config.switch(

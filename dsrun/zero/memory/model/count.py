@@ -14,6 +14,7 @@ from typing import Any
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
+from dsrun.model_families import family_of
 from dsrun.system.capture import ask
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Found
@@ -111,7 +112,7 @@ def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool)
     (transformers 5 builds them tied, see `dsrun.zero.memory.model.seq2seq.t5`.)
     """
     family, tied = found.config["model_type"], found.config.get("tie_word_embeddings", True)
-    if from_scratch or tied or family not in ("t5", "mt5", "umt5"):
+    if from_scratch or tied or not family_of(family).unties_when_loaded:
         return tensors
     table = max(tensors, key=lambda each: each.kind == "embedding")
     return (*tensors, Weight("lm_head.weight", table.shape, "head"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.reading import Settings
 
@@ -154,8 +155,8 @@ def _bart_ends(config: Settings, family: str, width: int) -> tuple[list[Weight],
         return positions, final if family == "pegasus" else []
     if family == "m2m_100":
         return [], final
-    # BART's position table has two rows that no token uses.
-    positions = table("embed_positions", _positions(config) + 2, width)
+    rows = _positions(config) + family_of(family).unused_positions
+    positions = table("embed_positions", rows, width)
     embedding = norm("layernorm_embedding", width, bias=True)
     return (positions, [*embedding, *final]) if family == "mbart" else (positions, embedding)
 

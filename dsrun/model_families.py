@@ -1,0 +1,65 @@
+"""What generator, linter, planner and trainer must know about families of models, by `model_type` of config.json.
+
+Facts that a model's own config states are read there; this table has those that it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """The facts of one family; the defaults are those of Llama and of every family that is not in the table."""
+
+    overflows_in_fp16: bool = False
+    """Its activations exceed 65,504, the largest number of fp16, and the loss becomes NaN: bf16 or fp32 only."""
+    relative_positions: bool = False
+    """Samples may be of any length; the number of positions in its config is no limit."""
+    unused_positions: int = 0
+    """Rows of its position table that no token uses (`padding_idx + 1` in transformers' code)."""
+    unties_when_loaded: bool = False
+    """`tie_word_embeddings: false` gives it an output embedding when it is loaded, but not when it is initialised."""
+    task_prefix: bool = False
+    """It was trained with a text before every source that names the task."""
+    name_parts: tuple[str, ...] = ()
+    """What its models' names on the Hub contain, where a family must be told from a name alone."""
+
+
+_T5 = ModelFamily(overflows_in_fp16=True, relative_positions=True)
+
+FAMILIES: Mapping[str, ModelFamily] = {
+    # Raffel et al. 2020; transformers' own code for them keeps the projection `wo` in fp32 and clamps activations.
+    "umt5": replace(_T5, unties_when_loaded=True, name_parts=("umt5",)),
+    "longt5": replace(_T5, name_parts=("longt5", "long-t5")),
+    "mt5": replace(_T5, unties_when_loaded=True, name_parts=("mt5",)),
+    "t5": replace(_T5, unties_when_loaded=True, task_prefix=True, name_parts=("byt5", "t5")),
+    "switch_transformers": replace(_T5, name_parts=("switch-base", "switch-large")),
+    "pop2piano": replace(_T5),
+    "udop": replace(_T5, name_parts=("udop",)),
+    # ALiBi (Press et al. 2022)
+    "bloom": ModelFamily(relative_positions=True),
+    "mpt": ModelFamily(relative_positions=True),
+    "bart": ModelFamily(unused_positions=2),
+    "mbart": ModelFamily(unused_positions=2),
+    "opt": ModelFamily(unused_positions=2),
+}
+
+
+def family_of(model_type: str | None) -> ModelFamily:
+    """The facts of a family; the defaults for one that is not in the table."""
+    return FAMILIES.get(model_type or "", ModelFamily())
+
+
+def overflow_in_fp16(model_type: str) -> str:
+    """The one sentence for every command that meets fp16 and a family that overflows in it."""
+    return f"{model_type} models overflow in fp16 and their loss becomes NaN"
+
+
+def model_type_from_name(name: str) -> str | None:
+    """The family that the name of a model names ("google/umt5-small"); None where it names none of the table."""
+    last = name.rpartition("/")[2].lower()
+    return next(
+        (kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None
+    )
