@@ -11,11 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.launch.coordinator.messages import Coordinator, Stopped
-from dsrun.launch.workers.agent_process import write_stop_file
+from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system.proc import handling
-
-UNKNOWN_SIGNAL = "a signal"
-"""Who made the stop file, when it does not say."""
 
 OUTER_POLL_S = 1.0
 """How often the outer file is looked at: all nodes of a large job ask one file server for it."""
@@ -24,48 +21,50 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class StopRequests:
-    """The wishes so far.
+    """The requests so far.
 
-    The first SIGTERM, SIGUSR1 or SIGHUP asks to save and leave; one more SIGTERM or SIGHUP, or SIGINT, to end at once.
-    One SIGINT ends without saving, a second one at once. The stop file, whose content is the signal's name, carries
-    the wish between the processes of this machine: agent and ranks look at it, and may make it. `outer` is the stop
-    file of whoever has started this supervisor, such as the batch script of a SLURM job.
+    The first SIGTERM, SIGUSR1 or SIGHUP asks to save and exit; one more SIGTERM or SIGHUP, or SIGINT, to end at once.
+    One SIGINT ends without saving, a second one at once. The stop file carries the request between the processes of
+    this machine: agent and ranks read it, and may write it. `outer` is the stop file of whoever has started this
+    supervisor, such as the batch script of a SLURM job.
     """
 
-    def __init__(self, file: Path, announce: Callable[[str], None], *, outer: Path | None = None) -> None:
+    def __init__(
+        self, file: Path, announce: Callable[[StopRequest], None], *, outer: Path | None = None
+    ) -> None:
         self.file = file
         self._outer = outer
         self._next_poll = 0.0
         self._announce = announce
-        self._stop: str | None = None
+        self._stop: StopRequest | None = None
         self._own = False
         self.force_quit: int | None = None
         """The signal that ended all patience."""
         self.interrupted = False
         """Ctrl-C: end without saving."""
 
-    def stop(self) -> str | None:
-        """The name of the signal that asks to save and leave, None where nobody did."""
+    def stop(self) -> StopRequest | None:
+        """The request to save and exit, None if there is none."""
         if self._stop is None:
-            name = _read(self.file) or self._read_outer()
-            if name is not None:
-                self.ask(name)
+            request = read_stop_file(self.file) or self._read_outer()
+            if request is not None:
+                self.ask(request)
         return self._stop
 
-    def _read_outer(self) -> str | None:
+    def _read_outer(self) -> StopRequest | None:
         now = time.monotonic()
         if self._outer is None or now < self._next_poll:
             return None
         self._next_poll = now + OUTER_POLL_S
-        return _read(self._outer)
+        return read_stop_file(self._outer)
 
-    def ask(self, name: str, *, announce: bool = True) -> None:
-        """Signal `name` came to this machine; or, without `announce`, another node said so."""
+    def ask(self, request: StopRequest, *, announce: bool = True) -> None:
+        """Take a request of this machine; or, without `announce`, of another node."""
         if self._stop is None:
-            self._stop = name
-            write_stop_file(self.file, name)
+            self._stop = request
+            write_stop_file(self.file, request)
             if announce:
-                self._announce(name)
+                self._announce(request)
 
     def handle(self, signum: int, frame: FrameType | None = None) -> None:
         """Signal handler."""
@@ -78,19 +77,11 @@ class StopRequests:
         else:
             # A wish that came another way does not count: a scheduler signals all processes of a job at once.
             self._own = True
-            self.ask(signal.Signals(signum).name)
+            self.ask(StopRequest.now(signal.Signals(signum).name))
 
     def handling_signals(self) -> AbstractContextManager[None]:
-        """Heed the signals in here."""
+        """Handle the signals in here."""
         return handling(self.handle, HANDLED_SIGNALS)
-
-
-def _read(file: Path) -> str | None:
-    """The signal's name that a stop file holds; None where there is none, or where it cannot be read now."""
-    try:
-        return file.read_text(errors="replace").strip() or UNKNOWN_SIGNAL
-    except OSError:
-        return None
 
 
 STARTUP_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -101,13 +92,13 @@ class _Signalled(Exception):
 
 
 class StartupSignals:
-    """The first signal so far, which `coordinator`, once there is one, hears of as well.
+    """The first signal so far, which is announced to the coordinator, once there is one.
 
-    An exception that a signal raises may be swallowed by whatever code it falls into, and the council's word not.
+    An exception that a signal raises may be swallowed by whatever code it falls into; the coordinator's request is not.
     """
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.request: StopRequest | None = None
         self.is_over = False
         """Whether the run has ended: what comes now cannot change how."""
         self._coordinator: Coordinator | None = None
@@ -115,17 +106,17 @@ class StartupSignals:
     def tell(self, coordinator: Coordinator) -> None:
         """From here on `coordinator` is told."""
         self._coordinator = coordinator
-        if self.name is not None:
-            coordinator.announce_stop(self.name)
+        if self.request is not None:
+            coordinator.announce_stop(self.request)
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler. The second SIGTERM or SIGHUP ends the process at once."""
         if self.is_over:
             return
-        if self.name is None:
-            self.name = signal.Signals(signum).name
+        if self.request is None:
+            self.request = StopRequest.now(signal.Signals(signum).name)
             if self._coordinator is not None:
-                self._coordinator.announce_stop(self.name)
+                self._coordinator.announce_stop(self.request)
             raise _Signalled
         if signum != signal.SIGUSR1:
             signal.signal(signum, signal.SIG_DFL)
@@ -140,4 +131,4 @@ def startup_signals() -> Iterator[StartupSignals]:
         with handling(early.handle, STARTUP_HANDLED_SIGNALS):
             yield early
     except _Signalled:
-        raise Stopped(f"{early.name} came before the run started: the same command starts it") from None
+        raise Stopped(f"{early.request} came before the run started: the same command starts it") from None

@@ -62,6 +62,8 @@ class Event(Stamped):
     seconds: NotRequired[float]
     metrics: NotRequired[dict[str, Any]]
     signal: NotRequired[str]
+    signalled_host: NotRequired[str]
+    signalled_at: NotRequired[str]
     cause: NotRequired[str]
     message: NotRequired[str]
     exit_code: NotRequired[int]

@@ -18,6 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, words
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind, Manifest
+from dsrun.runs.stop_request import StopRequest
 from dsrun.system.host import git_commit, hostname, versions
 
 if TYPE_CHECKING:
@@ -79,8 +80,11 @@ class RunRecords:
             "failure", message=message, **{name: value for name, value in known.items() if value is not None}
         )
 
-    def interrupted(self, step: int) -> None:
-        self.event("signal", step=step)
+    def interrupted(self, step: int, request: StopRequest) -> None:
+        """The ranks exit after `step` because of `request`."""
+        known = {"rank": request.rank, "signalled_host": request.host, "signalled_at": request.time}
+        known = {name: value for name, value in known.items() if value is not None}
+        self.event("signal", step=step, signal=request.signal, **known)
 
     def end(self, step: int) -> None:
         """The last event, and the file by which a scheduler knows that the job need not run again."""

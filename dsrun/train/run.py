@@ -13,6 +13,7 @@ from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.attempts import earlier_signatures
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.stop_request import first_request
 from dsrun.system.host import disk_free
 from dsrun.train import argument_checks, memory_fallbacks, report
 from dsrun.train import world as worlds
@@ -22,7 +23,7 @@ from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.fingerprint import checkpoint_facts, saved_global_batch
 from dsrun.train.checkpoint.resume import find_checkpoint
-from dsrun.train.collectives import assert_same_on_all_ranks
+from dsrun.train.collectives import all_gather_object, assert_same_on_all_ranks
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.lifecycle import failure
@@ -240,14 +241,13 @@ class _Run:
         save_final(trainer, self.folder.model, self.plan.task, lora=bool(self.plan.recipe.spec.lora))
 
     def _leave(self, trainer: RunTrainer) -> None:
-        """Told to stop: say where the next start goes on from."""
+        """Asked to stop: print where the next start resumes."""
         step = trainer.state.global_step
         path = self.folder.checkpoint(step)
-        if self._is_saved(trainer):
-            self.console.notice(f"told to stop: saved {path.name} and left")
-        else:
-            self.console.notice("told to stop: left the evaluation")
-        self.records.interrupted(step)
+        request = first_request(all_gather_object(self.life.stopping.request))
+        done = f"saved {path.name}" if self._is_saved(trainer) else "left the evaluation"
+        self.console.notice(f"stopped by {request}: {done}")
+        self.records.interrupted(step, request)
         if self.plan.world.is_main:
             failure.interrupted(step, path.name if self._is_saved(trainer) else None)
 

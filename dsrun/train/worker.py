@@ -20,6 +20,7 @@ from dsrun.recipe.trackers import environment
 from dsrun.runs.attempts import earlier_signatures, is_another
 from dsrun.runs.folder import RunFolder, default_name
 from dsrun.runs.heartbeat import Heart
+from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.env import worker_from_env
 from dsrun.system.net import reachable
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     log: Path | None = None
     debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
     try:
-        stopping.listen()
+        stopping.listen(rank)
         os.environ.update(worker.variables())
         asked = worker_recipe(argv, os.environ)
         debug = asked.spec.debug
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         # A rank whose peers have left fails in the exchange that it waits in.
         if stopping.told_before_training and not isinstance(error, DsrunError):
-            console.notice("told to stop before training began")
+            console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
             failure.interrupted()
             return 0
         code, message = failure.record(error, rank=rank, log=log, progress=life.progress)

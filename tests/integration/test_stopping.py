@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,7 +51,10 @@ def test_preemption_signal_to_one_rank_stops_all_ranks(stage, tiny, pairs, tmp_p
     assert not folder.finished.exists()
     assert not folder.model.exists()
     assert kinds(folder)[-1] == "signal"
-    assert f"saved checkpoint-{steps[0]} and left" in said
+    assert f"stopped by SIGUSR1 to rank 1 on {socket.gethostname()}: saved checkpoint-{steps[0]}" in said
+    event = read_records(folder.events)[-1]
+    assert (event["signal"], event["rank"], event["signalled_host"]) == ("SIGUSR1", 1, socket.gethostname())
+    assert event["signalled_at"] <= event["time"]
 
 
 def test_preemption_signal_before_training_is_no_failure(tmp_path):

@@ -124,7 +124,7 @@ def test_restart_after_killed_rank_hung_rank_and_killed_agent(supervised, tmp_pa
     os.kill(fourth["parent"], signal.SIGUSR1)
     code, outcome, said = run.end()
     assert code == outcome["exit_code"] == 75
-    assert "told to stop by SIGUSR1" in outcome["message"]
+    assert "stopped by SIGUSR1" in outcome["message"]
     assert {note["signal"] for note in run.notes("told", attempt=3)} == {signal.SIGUSR1}
 
     killed, stopped, orphaned = run.events("failure")

@@ -93,6 +93,7 @@ def test_training_with_kills_and_preemption_equals_undisturbed(tiny, pairs, tmp_
 
     assert run.process.returncode == 75, said
     assert "rank 1 was killed (SIGKILL) after step" in said
+    assert "stopped by SIGTERM to rank 0 on " in said.splitlines()[-1]
     # What is trained is said once; what a remedy may change, by each of the three attempts.
     assert [said.count(f"\n  {row}  ") for row in ("task", "batch")] == [1, 3]
     assert not members(mark)

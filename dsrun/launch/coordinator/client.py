@@ -28,6 +28,7 @@ from dsrun.launch.coordinator.transport import (
     hmac_digest,
 )
 from dsrun.launch.supervisor.policy import Decision
+from dsrun.runs.stop_request import StopRequest
 
 _CONNECT_S = 5.0
 _AGAIN_S = 0.3
@@ -50,8 +51,8 @@ class CoordinatorClient(EventLoop):
         self._abort = False
         self._left = False
         self._departed = False
-        self._asked: str | None = None
-        self._announced: str | None = None
+        self._asked: StopRequest | None = None
+        self._announced: StopRequest | None = None
         self._decision: Decision | None = None
         self.watch(connection)
         self.begin()
@@ -82,12 +83,12 @@ class CoordinatorClient(EventLoop):
     def check(self) -> bool:
         return self._abort or self._left
 
-    def announce_stop(self, name: str) -> None:
+    def announce_stop(self, request: StopRequest) -> None:
         if self._announced is None:
-            self._announced = name
-            self.post(self._connection, {"stop": name})
+            self._announced = request
+            self.post(self._connection, {"stop": request.as_dict()})
 
-    def stop_asked(self) -> str | None:
+    def stop_asked(self) -> StopRequest | None:
         return self._asked or self._announced
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -112,7 +113,7 @@ class CoordinatorClient(EventLoop):
             elif "abort" in message:
                 self._abort = True
             elif "stop" in message:
-                self._asked = str(message["stop"])
+                self._asked = StopRequest.from_dict(message["stop"])
             elif "decision" in message:
                 try:
                     self._decision = decision_from_dict(message["decision"])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.runs.stop_request import StopRequest
 
 RunInfo = Mapping[str, str]
 
@@ -63,11 +64,11 @@ class Coordinator(Protocol):
     def check(self) -> bool:
         """Whether this node must end its attempt because another node failed or is lost."""
 
-    def announce_stop(self, name: str) -> None:
-        """Ask all nodes to save and exit because of signal `name`. Safe in a signal handler."""
+    def announce_stop(self, request: StopRequest) -> None:
+        """Ask all nodes to save and exit. Safe in a signal handler."""
 
-    def stop_asked(self) -> str | None:
-        """The signal that was announced on any node, or None."""
+    def stop_asked(self) -> StopRequest | None:
+        """The request that was announced on any node, or None."""
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
         """Report this node's result, wait for all nodes, and return the decision of node 0.
@@ -98,15 +99,15 @@ class SingleNodeCoordinator:
     attempt = 0
 
     def __init__(self) -> None:
-        self._announced: str | None = None
+        self._announced: StopRequest | None = None
 
     def check(self) -> bool:
         return False
 
-    def announce_stop(self, name: str) -> None:
-        self._announced = name
+    def announce_stop(self, request: StopRequest) -> None:
+        self._announced = request
 
-    def stop_asked(self) -> str | None:
+    def stop_asked(self) -> StopRequest | None:
         return self._announced
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -116,11 +117,11 @@ class SingleNodeCoordinator:
         """Nothing to disconnect."""
 
 
-def unless_stopped(decision: Decision, signal_name: str | None) -> Decision:
+def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
     """`decision`, with a restart turned into a stop if the run was asked to stop."""
-    if decision.action == "stop" or signal_name is None:
+    if decision.action == "stop" or request is None:
         return decision
-    why = f"{signal_name} came during a restart: the same command resumes from here"
+    why = f"{request} came during a restart: the same command resumes from here"
     return replace(decision, action="stop", exit_code=EXIT_RESUME, wait_s=0.0, why=why)
 
 

@@ -23,6 +23,7 @@ from dsrun.launch.coordinator.messages import (
 )
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
 from dsrun.launch.supervisor.policy import Decision
+from dsrun.runs.stop_request import StopRequest
 
 STRAGGLER_TIMEOUT_S = 60.0
 """Seconds in which a node must end its attempt after another node failed."""
@@ -59,9 +60,9 @@ class CoordinatorServer(EventLoop):
         self._hosts: dict[int, str] = {}
         self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
-        self._announced: str | None = None
-        self._asked: str | None = None
-        self._forwarded: str | None = None
+        self._announced: StopRequest | None = None
+        self._asked: StopRequest | None = None
+        self._forwarded: StopRequest | None = None
         self._done = False
         self.begin()
 
@@ -92,11 +93,11 @@ class CoordinatorServer(EventLoop):
         with self.changed:
             return any(not ended.ok for ended in self._ends.values())
 
-    def announce_stop(self, name: str) -> None:
-        self._announced = self._announced or name
+    def announce_stop(self, request: StopRequest) -> None:
+        self._announced = self._announced or request
         self.wake()
 
-    def stop_asked(self) -> str | None:
+    def stop_asked(self) -> StopRequest | None:
         return self._announced or self._asked
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -213,7 +214,7 @@ class CoordinatorServer(EventLoop):
                 raise ConnectionError(str(error)) from None
             self._record(ended)
         elif "stop" in message:
-            self._asked = self._asked or str(message["stop"])
+            self._asked = self._asked or StopRequest.from_dict(message["stop"])
         elif "bye" in message:
             self._drop_peer(peer.node, ended_by_signal(peer.node, peer.host))
 
@@ -239,7 +240,7 @@ class CoordinatorServer(EventLoop):
         stop = self.stop_asked()
         if stop and self._forwarded != stop:
             for peer in list(self._peers.values()):
-                self.post(peer.connection, {"stop": stop})
+                self.post(peer.connection, {"stop": stop.as_dict()})
             # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
             self._forwarded = stop
 

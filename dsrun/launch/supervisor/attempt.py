@@ -13,7 +13,7 @@ from typing import Protocol
 
 from dsrun.launch.command import run_arguments
 from dsrun.launch.job import Job
-from dsrun.launch.signals import UNKNOWN_SIGNAL, StopRequests
+from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.evidence import collect
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
@@ -21,6 +21,7 @@ from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
+from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import oom_kills
 
@@ -45,7 +46,7 @@ class OtherNodes(Protocol):
 
     def check(self) -> bool: ...
 
-    def stop_asked(self) -> str | None: ...
+    def stop_asked(self) -> StopRequest | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class Attempt:
                 first = not any(self._ended.values())  # the agent ends the others with SIGTERM
                 self._ended[news.rank] = news.status
                 if first and not self.job.external:
-                    self._request_stop_if_signalled(news.status)
+                    self._request_stop_if_signalled(news.status, rank=news.rank)
         now = time.monotonic()
         self._beats = read_beats(self._folder / "beats")
         states = {rank: reaper.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
@@ -167,10 +168,10 @@ class Attempt:
         """The ranks that have not ended as far as the agent has said."""
         return {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
 
-    def _request_stop_if_signalled(self, status: int) -> None:
+    def _request_stop_if_signalled(self, status: int, *, rank: int | None = None) -> None:
         """A process that had no handler yet was told to stop, and died of it."""
         if status in _STOP_STATUSES and self._told_at is None:
-            self._stop_requests.ask(signal.Signals(-status).name)
+            self._stop_requests.ask(StopRequest.now(signal.Signals(-status).name, rank))
 
     def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
@@ -201,14 +202,14 @@ class Attempt:
             return True
         if self._stop_requests.interrupted:
             return self._interrupt()
-        name = self._others.stop_asked()
-        if name is not None:
-            self._stop_requests.ask(name, announce=False)
-        name = self._stop_requests.stop()
-        if name is None and interruption(self._folder / "failures") is not None:
-            name = UNKNOWN_SIGNAL
-            self._stop_requests.ask(name)
-        return name is not None and self._forward(name, agent)
+        request = self._others.stop_asked()
+        if request is not None:
+            self._stop_requests.ask(request, announce=False)
+        request = self._stop_requests.stop()
+        if request is None and interruption(self._folder / "failures") is not None:
+            request = StopRequest()
+            self._stop_requests.ask(request)
+        return request is not None and self._forward(request, agent)
 
     def _interrupt(self) -> bool:
         now = time.monotonic()
@@ -218,17 +219,18 @@ class Attempt:
                 _kill(pid, signal.SIGINT)
         return not self._alive() or now - self._interrupted_at > INTERRUPT_S
 
-    def _forward(self, name: str, agent: Agent) -> bool:
-        """Tell the ranks to stop; whether patience with them has ended."""
+    def _forward(self, request: StopRequest, agent: Agent) -> bool:
+        """Signal the ranks, but for the one that the request came from; whether they have taken too long to exit."""
         now = time.monotonic()
         self._told_at = self._told_at or now
         signum = signal.SIGUSR1
         if self.job.external:
-            signum = signal.Signals.__members__.get(name, signal.SIGTERM)
+            signum = signal.Signals.__members__.get(request.signal, signal.SIGTERM)
         for rank, pid in self._alive().items():
             if rank not in self._told:
                 self._told.add(rank)
-                _kill(pid, signum)
+                if self.job.external or rank != request.rank:
+                    _kill(pid, signum)
         return self._agent_is_stuck(now) or now - self._told_at > self._patience(now)
 
     def _agent_is_stuck(self, now: float) -> bool:

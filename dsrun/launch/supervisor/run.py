@@ -24,7 +24,7 @@ from typing import IO, Self
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
-from dsrun.launch.signals import UNKNOWN_SIGNAL, StopRequests
+from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import Attempt, AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import RunEventWriter
@@ -34,6 +34,7 @@ from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, dec
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
 from dsrun.launch.workers.agent_process import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.net import free_port
 
@@ -244,12 +245,12 @@ class _Supervision:
         advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 
-    def _stopped(self, name: str | None, saved: str | None) -> str:
+    def _stopped(self, request: StopRequest | None, saved: str | None) -> str:
         what = f"saved {saved}" if saved else "nothing new was saved"
         again = self._job.again
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
-        return f"told to stop by {name or UNKNOWN_SIGNAL}: {what}; {again} goes on from there"
+        return f"stopped by {request or StopRequest()}: {what}; {again} resumes from there"
 
 
 def _classify(text: str, exit_code: int | None) -> str:

@@ -11,12 +11,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
 from dsrun.launch.workers.spawn import Recorder, prefork, start_with
+from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
 from dsrun.system.pdeathsig import name_thread
 
@@ -27,7 +27,7 @@ TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 
 def install_stop_handlers() -> None:
-    """From here on SIGTERM and SIGUSR1 write their name into the stop file, which the supervisor looks at."""
+    """From here on SIGTERM and SIGUSR1 write the stop file, which the supervisor reads."""
     file = os.environ.get(variables.STOP_FILE)
     if file:
         for signum in STOPPING:
@@ -39,22 +39,7 @@ class _StopFileWriter:
         self._file = file
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        write_stop_file(Path(self._file), signal.Signals(signum).name)
-
-
-def write_stop_file(file: Path, name: str) -> None:
-    """Say in the stop file that signal `name` asks to stop; the first one stays.
-
-    For signal handlers: a disk that takes nothing must not end who was to be told. Without its content the file still
-    says that somebody asks.
-    """
-    with suppress(OSError):
-        if not file.exists():
-            # In one step: whoever sees the file sees what is in it.
-            partial = file.with_name(f".{file.name}.{os.getpid()}")
-            with suppress(OSError):
-                partial.write_text(name)
-            partial.rename(file)
+        write_stop_file(Path(self._file), StopRequest.now(signal.Signals(signum).name))
 
 
 def run(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:

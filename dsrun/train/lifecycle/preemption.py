@@ -1,4 +1,4 @@
-"""Leaving when asked to: a signal makes all ranks save one checkpoint after the same step, and end.
+"""Preemption: a signal makes all ranks save one checkpoint after the same step, and exit.
 
 Off unless DSRUN_SAVE_ON names signals, as the supervisor and the SLURM template do: there a time limit or a preemption
 announces itself by a signal, and the job goes on later.
@@ -16,27 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system import variables
 from dsrun.train.lifecycle import failure
 
 # A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
 PATIENCE_SECONDS = 2.0
-# A scheduler may signal a whole process tree, whose launcher passes the signal on: one wish, two signals.
-SAME_WISH_SECONDS = 1.0
+# A scheduler may signal a whole process tree, whose launcher forwards the signal: one request, two signals.
+SAME_REQUEST_SECONDS = 1.0
 
 
 class PreemptionHandler:
-    """What this rank knows of a wish to stop. Ranks agree on it in the sum that they form before every step."""
+    """What this rank knows of a request to stop. The ranks agree on it in the sum that they form before every step."""
 
     def __init__(
         self, signals: tuple[signal.Signals, ...], file: Path | None, *, is_supervised: bool = False
     ) -> None:
         self.signals = signals
         self.file = file
-        # Then a second wish is the supervisor's to hear, which ends the whole family.
+        # Then a second request is for the supervisor, which ends all processes of the run.
         self.is_supervised = is_supervised
         self.has_begun = False
-        self._asked: str | None = None
+        self.request: StopRequest | None = None
+        self._rank: int | None = None
         self._pid = os.getpid()
         self._first_term: float | None = None
         self._mask: set[int] = set()
@@ -49,15 +51,16 @@ class PreemptionHandler:
     @property
     def asked(self) -> bool:
         """Whether this rank was told to stop."""
-        return self._asked is not None
+        return self.request is not None
 
     @property
     def told_before_training(self) -> bool:
         """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
         return self.is_on and not self.has_begun and (self.asked or self._file_is_there())
 
-    def listen(self) -> None:
-        """Take the signals from here on; for the main thread."""
+    def listen(self, rank: int | None = None) -> None:
+        """Handle the signals from here on, as this rank; for the main thread."""
+        self._rank = rank
         if not self.is_on:
             return
         self._pid = os.getpid()
@@ -68,15 +71,15 @@ class PreemptionHandler:
     def begin(self) -> None:
         """Training begins: from here on a signal waits for a moment at which all ranks can save and leave."""
         self.has_begun = True
-        if self.is_on and self._file_is_there():
-            self._asked = self._asked or str(self.file)
+        if self.is_on and self.request is None and self.file is not None:
+            self.request = read_stop_file(self.file)
 
     def _file_is_there(self) -> bool:
         return self.file is not None and self.file.exists()
 
     def _handle(self, signum: int, frame: Any) -> None:
         if os.getpid() != self._pid:
-            # A process that was forked from this one, to tokenise for example: the wish is not for it.
+            # A process that was forked from this one, to tokenise for example: the request is not for it.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
@@ -86,10 +89,11 @@ class PreemptionHandler:
             raise SystemExit(0)
 
     def _note(self, name: str) -> None:
-        self._asked = self._asked or name
+        # The stop file may hold an earlier request: that of the rank or the supervisor that signals this one.
+        known = read_stop_file(self.file) if self.file is not None else None
+        self.request = self.request or known or StopRequest.now(name, self._rank)
         if self.file is not None:
-            with suppress(OSError):
-                self.file.touch()
+            write_stop_file(self.file, self.request)
 
     def _watch_signals(self) -> None:
         """Have the interpreter write the number of each signal into a pipe, at once, and a thread read it."""
@@ -130,7 +134,7 @@ class PreemptionHandler:
         self._note(signal.Signals(signum).name)
         now = time.monotonic()
         if signum == signal.SIGTERM and not self.is_supervised:
-            if self._first_term is not None and now - self._first_term > SAME_WISH_SECONDS:
+            if self._first_term is not None and now - self._first_term > SAME_REQUEST_SECONDS:
                 # Meant in earnest. Nothing is torn: a checkpoint becomes visible only when it is whole.
                 os._exit(128 + signum)
             self._first_term = self._first_term or now

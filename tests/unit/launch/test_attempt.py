@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import Attempt, AttemptContext
 from dsrun.launch.supervisor.failures import explain
+from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 
 
@@ -181,3 +183,15 @@ def surroundings(folder, stop_requests):
         log=folder / "log",
         look=lambda: None,
     )
+
+
+@pytest.mark.parametrize(("rank", "signalled"), [(0, []), (1, [signal.SIGUSR1]), (None, [signal.SIGUSR1])])
+def test_rank_that_requested_stop_is_not_signalled_back(rank, signalled, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(attempt, "_kill", lambda pid, signum: sent.append((pid, signum)))
+    stop_requests = StopRequests(tmp_path / "stop", lambda request: None)
+    stop_requests.ask(StopRequest("SIGTERM", rank=rank))
+    around = surroundings(tmp_path, stop_requests)
+    around = replace(around, job=replace(around.job, external=False))
+    Attempt(around, 0).run(OneRank(SlowAgent(os.getpid(), 0), os.getpid()), {}, 29500)
+    assert [signum for _, signum in sent] == signalled

@@ -18,6 +18,7 @@ from dsrun.launch.coordinator.messages import (
     decision_from_dict,
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
+from dsrun.runs.stop_request import StopRequest
 from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, until
 
 
@@ -208,10 +209,10 @@ def test_straggler_node_does_not_hold_up_others(town, monkeypatch):
 def test_stop_signal_on_one_node_stops_all_without_restart(town):
     """A signal to one node reaches all of them and forbids restarts."""
     leader, one, two = town.open(3)
-    one.announce_stop("SIGTERM")
+    one.announce_stop(StopRequest("SIGTERM"))
     until(leader.stop_asked)
     until(two.stop_asked)
-    assert two.stop_asked() == "SIGTERM"
+    assert two.stop_asked().signal == "SIGTERM"
     ends = [NodeResult(node=n, ok=False) for n in range(3)]
     decisions = settle_all([leader, one, two], ends, lambda _: restart())
     assert {(each.action, each.exit_code) for each in decisions} == {("stop", EXIT_RESUME)}
@@ -220,9 +221,9 @@ def test_stop_signal_on_one_node_stops_all_without_restart(town):
 def test_stop_signal_on_node_0_reaches_all_nodes(town):
     """A signal to the first node reaches all of them."""
     leader, one = town.open(2)
-    leader.announce_stop("SIGUSR1")
+    leader.announce_stop(StopRequest("SIGUSR1"))
     until(one.stop_asked)
-    assert leader.stop_asked() == "SIGUSR1"
+    assert leader.stop_asked().signal == "SIGUSR1"
 
 
 def test_single_node_coordinator_decides_locally():
@@ -233,7 +234,7 @@ def test_single_node_coordinator_decides_locally():
     assert alone.report_and_wait(ended, lambda ends: seen.extend(ends) or restart()) == restart()
     assert seen == [ended]
     assert not alone.check()
-    alone.announce_stop("SIGTERM")
+    alone.announce_stop(StopRequest("SIGTERM"))
     assert alone.report_and_wait(ended, lambda _: restart()).exit_code == EXIT_RESUME
     assert alone.report_and_wait(ended, lambda _: stop()) == stop()
 

@@ -16,6 +16,7 @@ from dsrun.launch.coordinator import client as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import RendezvousError, Stopped, shared_key
 from dsrun.launch.coordinator.transport import listen
+from dsrun.runs.stop_request import StopRequest
 from tests.ports import free_ports
 
 
@@ -60,7 +61,7 @@ def test_rendezvous_signal_ends_wait_on_all_nodes(town):
     """A signal before all nodes are there ends the wait everywhere."""
     leader = town.leader(3)
     one = town.follower(1, 3)
-    one.announce_stop("SIGTERM")
+    one.announce_stop(StopRequest("SIGTERM"))
     for coordinator in (leader, one):
         with pytest.raises(Stopped) as stopped:
             coordinator.gather()
@@ -73,7 +74,7 @@ def test_rendezvous_signalled_node_may_leave_at_once(town, first):
     leader = town.leader(3)
     one = town.follower(1, 3)
     signalled, other = (leader, one) if first else (one, leader)
-    signalled.announce_stop("SIGTERM")
+    signalled.announce_stop(StopRequest("SIGTERM"))
     signalled.close()
     with pytest.raises(Stopped):
         other.gather()
@@ -96,7 +97,7 @@ def test_rendezvous_node_0_sends_stop_before_goodbye(town, monkeypatch):
         post(connection, message)
 
     monkeypatch.setattr(leader, "post", slowly)
-    leader.announce_stop("SIGTERM")
+    leader.announce_stop(StopRequest("SIGTERM"))
     assert telling.wait(60)
     leader.close()
     assert said.index("stop") < said.index("bye")

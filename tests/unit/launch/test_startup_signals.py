@@ -18,6 +18,7 @@ from dsrun.launch.signals import startup_signals
 from dsrun.launch.supervisor.run import supervise
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
+from dsrun.runs.stop_request import StopRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,7 +57,7 @@ def test_swallowed_signal_still_reaches_coordinator(told_first):
             early.tell(coordinator)
         assert swallowed(signal.SIGUSR1)
         early.tell(coordinator)
-        assert coordinator.stop_asked() == "SIGUSR1"
+        assert coordinator.stop_asked().signal == "SIGUSR1"
         assert not swallowed(signal.SIGUSR1)
 
 
@@ -75,11 +76,11 @@ def job(tmp_path):
 def test_no_attempt_started_after_stop_request(job, tmp_path):
     """No attempt begins once the coordinator was told to stop."""
     coordinator = SingleNodeCoordinator()
-    coordinator.announce_stop("SIGTERM")
+    coordinator.announce_stop(StopRequest("SIGTERM"))
     outcome = supervise(job, coordinator)
     assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
     assert outcome.message is not None
-    assert "told to stop by SIGTERM" in outcome.message
+    assert "stopped by SIGTERM" in outcome.message
 
 
 def test_stopped_run_prints_resume_command(job):
@@ -93,22 +94,22 @@ def test_stopped_run_prints_resume_command(job):
         def stop_asked(self):
             run.checkpoint(5).mkdir(parents=True, exist_ok=True)
             write_manifest(run.checkpoint(5), {"step": 5}, durable=False)
-            return "SIGTERM"
+            return StopRequest("SIGTERM")
 
     def said(coordinator, **fields):
         return str(supervise(replace(job, external=False, **fields), coordinator).message)
 
     elsewhere = {"again": "the same command with --output here", "resumes": False}
     coordinator = SingleNodeCoordinator()
-    coordinator.announce_stop("SIGTERM")
-    assert said(coordinator, **elsewhere).endswith("the same command with --output here goes on from there")
-    assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto goes on from there")
+    coordinator.announce_stop(StopRequest("SIGTERM"))
+    assert said(coordinator, **elsewhere).endswith("the same command with --output here resumes from there")
+    assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto resumes from there")
     run.checkpoint(5).rename(run.checkpoint(4))
     assert said(SavesFirst(), resumes=False).endswith(
-        "the same command with --resume auto goes on from there"
+        "the same command with --resume auto resumes from there"
     )
     run.checkpoint(4).rename(run.path / "aside")
-    assert said(SavesFirst()).endswith("; the same command goes on from there")
+    assert said(SavesFirst()).endswith("; the same command resumes from there")
 
 
 def test_failed_run_removes_partial_checkpoint(job):
@@ -139,7 +140,7 @@ def test_scratch_folder_locked_against_tmpfiles_cleanup(job, tmp_path, monkeypat
                     locked.append(folder)
                 finally:
                     os.close(fd)
-            return "SIGTERM"
+            return StopRequest("SIGTERM")
 
     supervise(job, Curious())
     assert locked

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dsrun.launch.signals import OUTER_POLL_S, UNKNOWN_SIGNAL, StopRequests
+from dsrun.launch.signals import OUTER_POLL_S, StopRequests
+from dsrun.runs.stop_request import UNKNOWN_SIGNAL, StopRequest, read_stop_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,9 +33,10 @@ def test_first_stop_signal_requests_save(stop_requests, announced, signum):
     assert stop_requests.stop() is None
     stop_requests.handle(signum)
     name = signal.Signals(signum).name
-    assert (stop_requests.stop(), stop_requests.force_quit, stop_requests.interrupted) == (name, None, False)
-    assert announced == [name]
-    assert stop_requests.file.read_text() == name
+    request = stop_requests.stop()
+    assert (request.signal, request.rank, request.host) == (name, None, socket.gethostname())
+    assert (stop_requests.force_quit, stop_requests.interrupted) == (None, False)
+    assert announced == [request] == [read_stop_file(stop_requests.file)]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +61,10 @@ def test_stop_signal_sequences_that_force_quit(stop_requests, signals, force_qui
 def test_stop_signal_already_in_stop_file_not_counted_twice(stop_requests, announced):
     """The scheduler signals all processes of a job: the agent's word may be here before the signal itself."""
     stop_requests.file.write_text("SIGTERM")
-    assert stop_requests.stop() == "SIGTERM"
+    assert stop_requests.stop() == StopRequest("SIGTERM")
     stop_requests.handle(signal.SIGTERM)
     assert stop_requests.force_quit is None
-    assert announced == ["SIGTERM"]
+    assert announced == [StopRequest("SIGTERM")]
     stop_requests.handle(signal.SIGTERM)
     assert stop_requests.force_quit == signal.SIGTERM
 
@@ -69,7 +72,7 @@ def test_stop_signal_already_in_stop_file_not_counted_twice(stop_requests, annou
 def test_empty_stop_file_requests_stop(stop_requests):
     """An empty stop file requests a stop all the same."""
     stop_requests.file.touch()
-    assert stop_requests.stop() == UNKNOWN_SIGNAL
+    assert str(stop_requests.stop()) == UNKNOWN_SIGNAL
 
 
 def test_outer_stop_file_polled(tmp_path, announced, monkeypatch):
@@ -82,9 +85,9 @@ def test_outer_stop_file_polled(tmp_path, announced, monkeypatch):
     outer.write_text("SIGUSR1")
     assert stop_requests.stop() is None
     clock[0] += OUTER_POLL_S
-    assert stop_requests.stop() == "SIGUSR1"
-    assert announced == ["SIGUSR1"]
-    assert stop_requests.file.read_text() == "SIGUSR1"
+    assert stop_requests.stop() == StopRequest("SIGUSR1")
+    assert announced == [StopRequest("SIGUSR1")]
+    assert read_stop_file(stop_requests.file) == StopRequest("SIGUSR1")
 
 
 @pytest.mark.parametrize("outer", ["", "x" * 300])
@@ -95,7 +98,7 @@ def test_unreadable_outer_stop_file_ignored(tmp_path, announced, outer):
 
 def test_stop_file_with_invalid_utf8(stop_requests):
     stop_requests.file.write_bytes(b"\xff")
-    assert stop_requests.stop() == "\N{REPLACEMENT CHARACTER}"
+    assert str(stop_requests.stop()) == "\N{REPLACEMENT CHARACTER}"
 
 
 # A process that may write nothing into files, as on a full disk.
@@ -122,8 +125,8 @@ def test_stop_request_survives_full_disk(tmp_path, name):
 
 def test_stop_request_of_other_node_not_announced_again(stop_requests, announced):
     """What another node has announced is not announced again."""
-    stop_requests.ask("SIGUSR1", announce=False)
-    assert stop_requests.stop() == "SIGUSR1"
+    stop_requests.ask(StopRequest("SIGUSR1"), announce=False)
+    assert stop_requests.stop() == StopRequest("SIGUSR1")
     assert announced == []
     assert stop_requests.file.exists()
 
@@ -136,7 +139,7 @@ def test_signal_handlers_restored_and_ignored_signals_kept(stop_requests):
         with stop_requests.handling_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert stop_requests.stop() == "SIGUSR1"
+            assert stop_requests.stop().signal == "SIGUSR1"
         assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
     finally:
         signal.signal(signal.SIGHUP, before[signal.SIGHUP])

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 
+from dsrun.runs.stop_request import StopRequest
 from dsrun.train.lifecycle.preemption import PreemptionHandler
 from dsrun.train.lifecycle.preemption_callbacks import PendingEvaluationCallback, PreemptionCallback, StopVote
 
@@ -24,7 +25,7 @@ EPOCHS = SimpleNamespace(
 
 def stopping(*, asked):
     found = PreemptionHandler((signal.SIGUSR1,), None)
-    found._asked = "SIGUSR1" if asked else None
+    found.request = StopRequest("SIGUSR1") if asked else None
     return found
 
 
@@ -79,7 +80,7 @@ def test_preemption_during_save_stops_after_it():
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
     assert not control.should_save
-    leave.stopping._asked = "SIGUSR1"
+    leave.stopping.request = StopRequest("SIGUSR1")
     leave.on_save(EPOCHS, state, control)
     assert trainer.interrupted
     assert control.should_training_stop
@@ -108,7 +109,7 @@ def test_resume_runs_pending_evaluation_first(stored):
 def test_stop_vote_only_with_preemption_signal():
     """A vote is held only where a signal may ask to stop."""
     silent = PreemptionHandler((), None)
-    silent._asked = "x"
+    silent.request = StopRequest("x")
     assert not StopVote(silent, world_size=1, device=torch.device("cpu")).told()
     assert StopVote(stopping(asked=True), world_size=1, device=torch.device("cpu")).told()
     assert not StopVote(stopping(asked=False), world_size=1, device=torch.device("cpu")).now()

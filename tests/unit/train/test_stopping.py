@@ -137,7 +137,7 @@ def test_simultaneous_preemption_signals_count_once(start):
 def test_second_sigterm_left_to_supervisor(start, tmp_path):
     """Under a supervisor, ending at once is up to the supervisor."""
     process = start(
-        WORKS_ON.format(first="stopping._asked", seconds=5), DSRUN_HEARTBEAT=str(tmp_path / "beats")
+        WORKS_ON.format(first="stopping.request", seconds=5), DSRUN_HEARTBEAT=str(tmp_path / "beats")
     )
     hears(process)
     time.sleep(1.3)

@@ -1,0 +1,86 @@
+"""A request to save a checkpoint and exit: which signal, where and when; and the stop file, which carries it between
+the processes of one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from dsrun.runs.records import utc_now
+
+UNKNOWN_SIGNAL = "a signal"
+"""For a stop file without content: a full disk, or a program that only touched it."""
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """`signal` came to `rank` (None: the supervisor, the agent or the batch script) on `host` at `time` (ISO 8601)."""
+
+    signal: str = UNKNOWN_SIGNAL
+    rank: int | None = None
+    host: str | None = None
+    time: str | None = None
+
+    @classmethod
+    def now(cls, signal: str, rank: int | None = None) -> Self:
+        """A request that came to this machine at this moment. For signal handlers, too."""
+        return cls(signal, rank, socket.gethostname(), utc_now())
+
+    def __str__(self) -> str:
+        """ "SIGTERM", "SIGTERM to rank 3 on gpu07"."""
+        return self.signal if self.rank is None else f"{self.signal} to rank {self.rank} on {self.host}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: object) -> Self:
+        """The inverse of `as_dict`; what is not there or of another type is left out."""
+        if not isinstance(found, Mapping):
+            return cls()
+        known = {name: found.get(name) for name in ("signal", "rank", "host", "time")}
+        texts = {name: value for name, value in known.items() if name != "rank" and isinstance(value, str)}
+        rank = known["rank"]
+        return cls(**texts, rank=rank if isinstance(rank, int) else None)
+
+
+def first_request(known: Iterable[StopRequest | None]) -> StopRequest:
+    """The earliest request, one with a time if there is one."""
+    found = [each for each in known if each is not None]
+    return min(found, key=lambda each: (each.time is None, each.time or ""), default=StopRequest())
+
+
+def write_stop_file(file: Path, request: StopRequest) -> None:
+    """Write the request; the first one stays.
+
+    For signal handlers: a disk that takes nothing must not end who was to be told. Without its content the file still
+    says that somebody asks.
+    """
+    with suppress(OSError):
+        if not file.exists():
+            # In one step: whoever sees the file sees what is in it.
+            partial = file.with_name(f".{file.name}.{os.getpid()}")
+            with suppress(OSError):
+                partial.write_text(json.dumps(request.as_dict()))
+            partial.rename(file)
+
+
+def read_stop_file(file: Path) -> StopRequest | None:
+    """The request in a stop file, which may also hold the signal's name alone; None if there is none, or it cannot be
+    read now."""
+    try:
+        text = file.read_text(errors="replace").strip()
+    except OSError:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return StopRequest(text or UNKNOWN_SIGNAL)
+    return StopRequest.from_dict(found)
