@@ -55,6 +55,17 @@ class ConfigGroup(click.Group):
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from dsrun.zero.generate.override import nearest_key
+
+            key = nearest_key(error.option_name.lstrip("-").replace("-", "_"))
+            if key is None or error.possibilities:
+                raise
+            raise UsageError(f"unknown flag {error.option_name}", fix=f"--set {key}=VALUE") from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -115,7 +126,7 @@ def click_option(each: Field[Any]) -> click.Option:
         metavar=meta["metavar"] or {"int": "N", "float": "X"}.get(annotation),
         multiple=annotation == "tuple[str, ...]",
         nargs=2 if annotation == "tuple[float, ...]" else 1,
-        help=help + ("; may be repeated" if annotation == "tuple[str, ...]" else ""),
+        help=help + ("; may be given several times" if annotation == "tuple[str, ...]" else ""),
     )
 
 

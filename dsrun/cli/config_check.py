@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dsrun.findings import Finding
     from dsrun.hardware.gpus import GpuModel
     from dsrun.recipe.parsed_value import ParsedValue
-    from dsrun.zero.lint.view import Flags
+    from dsrun.zero.view import Flags
 
 STDIN = "-"
 LARGEST_FILE = 8 * 2**20
@@ -121,7 +121,7 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     if not argv and run_file is None:
         return None
     from dsrun.recipe.overlay import flags_in_force, trainer_values
-    from dsrun.zero.lint.view import Flags
+    from dsrun.zero.view import Flags
 
     given = flags_in_force(argv, run_file, Path.cwd())
     workers = world_size or _value(given, "nproc")

@@ -6,6 +6,7 @@ markers of that file.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import Field
@@ -13,11 +14,13 @@ from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
 from dsrun.zero.generate.blocks import MOVED
+from dsrun.zero.generate.check import FLAG_RULES, FlagRule
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import TITLES, flag_of, options
 from dsrun.zero.generate.training_blocks import FILLED
-from dsrun.zero.rules.check import RULES
+from dsrun.zero.rules.rule import Rule
+from dsrun.zero.rules.table import RULES
 
 
 def markdown() -> str:
@@ -38,7 +41,7 @@ def markdown() -> str:
         "Refused by name, with what to write instead. The places are below `deepspeed/` unless they say otherwise.",
         table(
             ("what is refused", "way out", "where it follows from"),
-            [(_plain(rule.message), _plain(rule.fix), rule.source) for rule in RULES],
+            [*map(_rule_row, FLAG_RULES), *map(_rule_row, RULES)],
         ),
         "## What each key does",
         table(("key", "meaning"), [(f"`{key}`", text) for key, text in sorted(meanings().items())]),
@@ -48,12 +51,11 @@ def markdown() -> str:
 
 def _option_row(each: Field[Any]) -> tuple[str, str, str, str, str]:
     meta = each.metadata
-    key = f"`{meta['sets']}`" if meta["sets"] else ""
+    key = f"`{meta['key']}`" if meta["key"] else ""
     also = ", ".join("`--" + alias.replace("_", "-") + "`" for alias in meta["aliases"])
     meaning = meta["help"] + (f"; also {also}" if also else "")
-    needs = f"; with `{flag_of(meta['needs'])}`" if meta["needs"] else ""
     default = "" if each.default in (None, (), False, "none") else f"`{each.default}`"
-    return f"`{flag_of(each.name)}`", _value(each), default, meaning + needs, key
+    return f"`{flag_of(each.name)}`", _value(each), default, meaning, key
 
 
 def _value(each: Field[Any]) -> str:
@@ -91,11 +93,13 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def _rule_row(rule: FlagRule | Rule) -> tuple[str, str, str]:
+    return _plain(rule.message), _plain(rule.fix), rule.source
+
+
 def _plain(text: str) -> str:
-    """A rule's words with its placeholders in capitals: {stage} becomes STAGE."""
-    for name in (*options(), "precision"):
-        text = text.replace(f"{{{name}}}", name.upper())
-    return text
+    """A rule's words with its placeholders in capitals: {zero_optimization.stage} becomes STAGE."""
+    return re.sub(r"\{([\w.]+)\}", lambda match: match[1].rpartition(".")[2].upper(), text)
 
 
 PART = GeneratedPart("dsrun.zero.reference", markdown)

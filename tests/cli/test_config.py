@@ -113,8 +113,10 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
         (["--zero", "two"], "'two' is no whole number"),
         (["--precision", "fp8"], "'fp8' is not one of"),
         (["--offlod-optimizer", "cpu"], "--offload-optimizer"),
+        (["--max-live-parameters", "7"], "(--set zero_optimization.stage3_max_live_parameters=VALUE)"),
+        (["--set", "zero_optimization.stge=3"], "did you mean zero_optimization.stage?"),
         (["--gpu", "voodoo2"], "--gpu voodoo2: no such GPU is known"),
-        (["--gpu", "v100", "--precision", "bf16"], "has no bf16 (use --precision fp16 or fp32)"),
+        (["--gpu", "v100", "--precision", "bf16"], "has no bf16 arithmetic"),
         (
             ["--for", "deepspeed", "--gpus", "8", "--global-batch-size", "12"],
             "global batch 12 does not divide by 8 ranks",

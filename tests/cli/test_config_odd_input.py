@@ -166,7 +166,7 @@ def test_nvme_buffer_size_holds_largest_parameter_shard(dsrun, here, model):
         assert size("--model", model, "--gpus", str(gpus)) >= 128256 * 4096 / gpus
     assert size("--model", model) >= 128256 * 4096
     assert size("--model", model, "--gpus", "8") == size() == 100_000_000
-    assert size("--model", model, "--param-buffer-size", "7") == 7
+    assert size("--model", model, "--set", "zero_optimization.offload_param.buffer_size=7") == 7
 
 
 def test_plan_sets_nvme_buffer_size(dsrun, model):
@@ -185,7 +185,7 @@ def test_plan_sets_nvme_buffer_size(dsrun, model):
     found = json.loads(dsrun("plan", *line, "--format", "json").stdout)
 
     assert "--offload-param nvme" in found["commands"][0]
-    assert "--param-buffer-size 526000000" in found["commands"][0]
+    assert "--set zero_optimization.offload_param.buffer_size=526000000" in found["commands"][0]
     place = found["strategies"][found["choice"]]["host_states_per_rank"]
     assert place["staging"] >= 5 * 2 * 128256 * 4096
 

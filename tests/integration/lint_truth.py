@@ -18,7 +18,7 @@ from typing import Any
 
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, ENGINE
-from dsrun.zero.lint.view import Flags
+from dsrun.zero.view import Flags
 
 HIDDEN_SIZE = 64
 STEPS = 100

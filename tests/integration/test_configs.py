@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 ALONE = "--for deepspeed"
 OFFLOADED = "--offload-optimizer cpu"
+SET = "--set zero_optimization"
 
 # name -> flags. For the Trainer unless ALONE is among them.
 RUNS = {
@@ -37,31 +38,44 @@ RUNS = {
     "stage 0, Trainer": "--zero 0",
     "autocast": f"--torch-autocast bf16 {ALONE}",
     "autocast, Trainer": "--zero 3 --torch-autocast bf16",
-    "bf16 states": f"--zero 3 --bf16-master-weights --bf16-optimizer-states {ALONE}",
-    "bf16 master weights offloaded": f"--zero 3 --bf16-master-weights {OFFLOADED} {ALONE}",
-    "bf16 states offloaded": f"--bf16-master-weights --bf16-optimizer-states {OFFLOADED} {ALONE}",
-    "fp32 gradients": f"--zero 1 --grad-accum-dtype fp32 {ALONE}",
-    "fp32 reduction": f"--communication-data-type fp32 {ALONE}",
+    "bf16 states": f"--zero 3 --bf16-master-weights {ALONE}",
+    "bf16 master weights offloaded": (
+        f"--zero 3 --bf16-master-weights --set bf16.bf16_optimizer_states=false {OFFLOADED} {ALONE}"
+    ),
+    "bf16 states offloaded": f"--bf16-master-weights {OFFLOADED} {ALONE}",
+    "fp32 gradients": f"--zero 1 --set data_types.grad_accum_dtype=fp32 {ALONE}",
+    "fp32 reduction": f"--set communication_data_type=fp32 {ALONE}",
     "adagrad": f"--optimizer adagrad --lr 0.1 {ALONE}",
     "sgd": f"--zero 3 --optimizer sgd --lr 10 {ALONE}",
     "adam": f"--optimizer adam {ALONE}",
     "own optimizer offloaded": f"--optimizer client {OFFLOADED}",
     "linear": f"--total-steps 100 --warmup-steps 2 {ALONE}",
-    "cosine": f"--total-steps 100 --scheduler cosine --min-lr-ratio 0.1 {ALONE}",
+    "cosine": f"--total-steps 100 --scheduler cosine --set scheduler.params.cos_min_ratio=0.1 {ALONE}",
     "cosine, Trainer": "--scheduler cosine --optimizer adamw",
     "linear, Trainer": "--scheduler linear --optimizer adamw",
     "batch": f"--global-batch-size 8 --micro-batch-size 2 --gpus 2 {ALONE}",
-    "no norm": f"--no-compute-grad-norm --gradient-clipping 0 {ALONE}",
-    "prescaled": f"--zero 1 --prescale-gradients --gradient-predivide-factor 2 {ALONE}",
-    "sum": f"--gradient-allreduce-op sum {ALONE}",
-    "split optimizer": f"--zero 3 {OFFLOADED} --offload-ratio 0.5 {ALONE}",
-    "universal": f"--load-universal --tag-validation Fail {ALONE}",
-    "monitors": f"--tensorboard TMP/board --csv TMP/csv --job-name one --steps-per-print 1 {ALONE}",
-    "profilers": f"--flops-profiler --flops-file TMP/flops --comms-logger --wall-clock-breakdown {ALONE}",
-    "fetching": f"--zero 3 --all-reduce-for-fetch --leaf-names mlp --no-memory-efficient-linear {ALONE}",
-    "one by one": f"--zero 3 --allgather-sequential {ALONE}",
-    "aligned": f"--parameter-alignment --round-robin-gradients --no-overlap-comm {ALONE}",
-    "odds and ends": f"--disable-python-gc --activation-checkpointing --no-throughput-timer {ALONE}",
+    "no norm": f"{SET}.compute_grad_norm=false --gradient-clipping 0 {ALONE}",
+    "prescaled": f"--zero 1 --set prescale_gradients=true --set gradient_predivide_factor=2 {ALONE}",
+    "sum": f"--set gradient_allreduce_op=sum {ALONE}",
+    "split optimizer": f"--zero 3 {OFFLOADED} {SET}.offload_optimizer.ratio=0.5 {ALONE}",
+    "universal": f"--set checkpoint.load_universal=true --set checkpoint.tag_validation=Fail {ALONE}",
+    "monitors": (
+        "--set tensorboard.output_path=TMP/board --set tensorboard.job_name=one --set csv_monitor.output_path=TMP/csv "
+        f"--set steps_per_print=1 {ALONE}"
+    ),
+    "profilers": (
+        "--set flops_profiler.output_file=TMP/flops --set comms_logger.enabled=true "
+        f"--set wall_clock_breakdown=true {ALONE}"
+    ),
+    "fetching": (
+        f"--zero 3 {SET}.stage3_use_all_reduce_for_fetch_params=true {SET}.leaf_module.names=mlp "
+        f"{SET}.memory_efficient_linear=false {ALONE}"
+    ),
+    "one by one": f"--zero 3 {SET}.stage3_allgather_sequential=true {ALONE}",
+    "aligned": f"{SET}.parameter_alignment=true {SET}.round_robin_gradients=true --no-overlap-comm {ALONE}",
+    "odds and ends": (
+        f"--set disable_python_gc=true --activation-checkpointing --set timers.throughput.enabled=false {ALONE}"
+    ),
     "zenflow": f"--zenflow {OFFLOADED} {ALONE}",
     "muon": f"--zero 3 --optimizer muon {ALONE}",
     # Last: the groups of hpZ stay for the rest of the process.
@@ -74,28 +88,56 @@ GROUPS = {
     "sequence parallel": f"--sequence-parallel 2 --gpus 2 {ALONE}",
 }
 PARSED = {
-    "fp16": (f"--precision fp16 --loss-scale 128 {ALONE}", "few processors compute in fp16"),
+    "fp16": (f"--precision fp16 --set fp16.loss_scale=128 {ALONE}", "few processors compute in fp16"),
     "fp16, Trainer": ("--precision fp16", "the same"),
-    "fp16 master weights": (f"--precision fp16 --fp16-master-weights {OFFLOADED} {ALONE}", "the same"),
+    "fp16 master weights": (
+        f"--precision fp16 --set fp16.fp16_master_weights_and_grads=true {OFFLOADED} {ALONE}",
+        "the same",
+    ),
     "fp16 autocast": (f"--torch-autocast fp16 {ALONE}", "the same"),
     "lion": (f"--optimizer lion {ALONE}", "FusedLion is a CUDA kernel"),
     "lion offloaded": (f"--optimizer lion {OFFLOADED} {ALONE}", "CPU Lion would be compiled: minutes"),
     "lamb": (f"--optimizer lamb {ALONE}", "FusedLamb is a CUDA kernel"),
-    "fused adam": (f"--no-torch-adam {ALONE}", "FusedAdam would be compiled: minutes"),
+    "fused adam": (
+        f"--set optimizer.params.torch_adam=false {ALONE}",
+        "FusedAdam would be compiled: minutes",
+    ),
     "qwZ": (f"--zero 3 --qwz --qgz {ALONE}", "the quantizer is a CUDA kernel"),
-    "frozen weights": (f"--zero 3 --precision fp16 --quantized-frozen-weights {ALONE}", "the same"),
-    "superoffload": (f"--zero 3 {OFFLOADED} --super-offload --cpu-adam-cores 0.9 {ALONE}", "asserts CUDA"),
+    "frozen weights": (
+        f"--zero 3 --precision fp16 {SET}.zero_quantized_nontrainable_weights=true {ALONE}",
+        "the same",
+    ),
+    "superoffload": (
+        f"--zero 3 {OFFLOADED} --super-offload {SET}.offload_optimizer.cpuadam_cores_perc=0.9 {ALONE}",
+        "asserts CUDA",
+    ),
     "zenflow 3": (f"--zero 3 --zenflow {OFFLOADED} {ALONE}", "ZeRO-3's ZenFlow names the device cuda"),
-    "deepcompile": (f"--zero 3 --deepcompile --compile-passes z3 {ALONE}", "its op is compiled with CUDA"),
-    "deepcompile offload": (f"--zero 3 --deepcompile --compile-offload-activation {ALONE}", "the same"),
+    "deepcompile": (
+        f"--zero 3 --deepcompile --set compile.passes=z3 {ALONE}",
+        "its op is compiled with CUDA",
+    ),
+    "deepcompile offload": (
+        f"--zero 3 --deepcompile --set compile.offload_activation=true {ALONE}",
+        "the same",
+    ),
     "nvme": (
-        f"--zero 3 --offload-optimizer nvme --offload-param nvme --nvme-path TMP --pipeline-read {ALONE}",
+        "--zero 3 --offload-optimizer nvme --offload-param nvme --nvme-path TMP "
+        f"{SET}.offload_optimizer.pipeline_read=true {ALONE}",
         "wants libaio and a drive",
     ),
-    "experts": (f"--autoep 2 --autoep-model mixtral {ALONE}", "wants a mixture of experts"),
-    "wandb": (f"--wandb p --wandb-group g --wandb-team t {ALONE}", "wants a network"),
-    "comet": (f"--comet p --comet-workspace w --comet-experiment e {ALONE}", "wants a network"),
-    "fast writer": (f"--checkpoint-writer fast --checkpoint-decoupled {ALONE}", "wants libaio"),
+    "experts": (
+        f"--autoep 2 --set expert_parallel.preset_model=mixtral {ALONE}",
+        "wants a mixture of experts",
+    ),
+    "wandb": (f"--set wandb.project=p --set wandb.group=g --set wandb.team=t {ALONE}", "wants a network"),
+    "comet": (
+        f"--set comet.project=p --set comet.workspace=w --set comet.experiment_name=e {ALONE}",
+        "wants a network",
+    ),
+    "fast writer": (
+        f"--set checkpoint.writer.type=fast --set checkpoint.writer.decoupled=true {ALONE}",
+        "wants libaio",
+    ),
 }
 UNFIT_SHIPPED = {
     "zero3_nvme.json": "wants libaio; the test of the real wheel, which has it, runs this one",

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsrun.zero.lint.schema import blocks, removed
-from dsrun.zero.lint.view import find_target
+from dsrun.zero.schema import blocks, removed
+from dsrun.zero.view import find_target
 from tests.integration.lint_configs import BAD, GOOD, TEXTS
 from tests.integration.lint_truth import as_text, deepspeed_says, disagreement, linter_says, trainer_says
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from dsrun.hardware.gpus import GpuModel
 from dsrun.model_families import family_of
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.options import ZERO
 from dsrun.zero.generate.presets import PRESETS, Preset
 from dsrun.zero.generate.spec import ZeroSpec
+from dsrun.zero.view import AUTO, ZERO
 
-AUTO = "auto"
 # What changed, and where: written out so that a file means the same under every release.
 MOVED = {
     "gradient_clipping": "0 before DeepSpeed 0.19.3, 1.0 since",
@@ -95,8 +94,6 @@ def _asked_precision(spec: ZeroSpec) -> ReasonedValue | None:
         return ReasonedValue("fp32", "--torch-autocast keeps the weights in fp32")
     if spec.bf16_master_weights:
         return ReasonedValue("bf16", "--bf16-master-weights means bf16")
-    if spec.fp16_master_weights:
-        return ReasonedValue("fp16", "--fp16-master-weights means fp16")
     return None
 
 
@@ -250,7 +247,7 @@ def _offload(case: ConfigContext) -> FlatConfig:
                     else "DeepSpeed's own default, written out",
                 ),
             }
-    if case.spec.offload_param == "nvme" and case.facts.largest and case.spec.param_buffer_size is None:
+    if case.spec.offload_param == "nvme" and case.facts.largest:
         size = presets.nvme_buffer(case.facts.largest, case.spec.gpus or 1)
         if size > presets.NVME_PARAM_BUFFER:
             why = "a rank's share of the model's largest parameter has to fit"

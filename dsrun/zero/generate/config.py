@@ -11,9 +11,10 @@ from typing import Any
 
 from dsrun.zero.generate import blocks, training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue
+from dsrun.zero.generate.check import check_config, check_flags
+from dsrun.zero.generate.override import overrides, switches
 from dsrun.zero.generate.presets import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements
-from dsrun.zero.generate.spec import ZeroSpec, flag_of, given
-from dsrun.zero.rules.check import check
+from dsrun.zero.generate.spec import ZeroSpec, as_typed, given
 
 __all__ = [
     "LARGEST_BUCKET",
@@ -47,45 +48,56 @@ def generate(
     for the Trainer, and those of a usual model for DeepSpeed alone. `facts` says more about model and GPU.
     Raises UsageError for what DeepSpeed does not have and for options that do not go together.
     """
+    facts = facts or HardwareFacts(hidden_size=hidden_size)
+    config = nested(build(spec, facts))
+    check_config(config, spec, facts)
+    return config
+
+
+def nested(flat: FlatConfig) -> dict[str, Any]:
+    """The values by block."""
     config: dict[str, Any] = {}
-    for path, because in build(spec, facts or HardwareFacts(hidden_size=hidden_size)).items():
+    for path, reasoned in flat.items():
         *parents, key = path.split(".")
         block = config
         for parent in parents:
             block = block.setdefault(parent, {})
-        block[key] = because.value
+        block[key] = reasoned.value
     return config
 
 
 def build(spec: ZeroSpec, facts: HardwareFacts) -> FlatConfig:
-    """Every key of the configuration by its path, with the reason for its value. Raises as `generate` does."""
+    """Every key of the configuration by its path, with the reason for its value.
+
+    Raises UsageError for flags that do not go together; what the JSON shows is left to `check_config`.
+    """
+    check_flags(spec)
     case = ConfigContext(spec=spec, facts=facts)
-    check(spec, blocks.precision_of(case).value, facts.gpu)
     flat: FlatConfig = {}
     for writer in WRITERS:
         flat |= writer(case)
-    return flat | _given(spec)
+    return flat | _copied(spec) | _overridden(spec, flat)
 
 
-def _given(spec: ZeroSpec) -> FlatConfig:
-    """What options ask for that have a key of their own; they win over every preset."""
+def _copied(spec: ZeroSpec) -> FlatConfig:
+    """What options ask for that are a key of the JSON as they are; they win over every preset."""
     flat: FlatConfig = {}
     for each, value in given(spec):
-        path = each.metadata["sets"]
-        if path is None:
-            continue
-        asked = f"asked by {_asked(each.name, value)}"
-        flat |= {also: ReasonedValue(fixed, asked) for also, fixed in each.metadata["along"].items()}
-        flat[path] = ReasonedValue(list(value) if isinstance(value, tuple) else value, asked)
+        if each.metadata["copied"]:
+            asked = f"asked by {as_typed(each.name, value)}"
+            flat[each.metadata["key"]] = ReasonedValue(value, asked)
+            flat |= {also: ReasonedValue(fixed, asked) for also, fixed in each.metadata["along"].items()}
     return flat
 
 
-def _asked(name: str, value: Any) -> str:
-    flag = flag_of(name)
-    if isinstance(value, bool):
-        return flag if value else flag.replace("--", "--no-", 1)
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"{flag} {words}"
+def _overridden(spec: ZeroSpec, given: FlatConfig) -> FlatConfig:
+    """The keys of --set, which win over everything else."""
+    flat: FlatConfig = {}
+    for word in spec.overrides:
+        for key, value in overrides((word,)).items():
+            flat[key] = ReasonedValue(value, f"asked by --set {word}")
+    enabled = {key: f"--set names a key of {key.rpartition('.')[0]}" for key in switches(flat, given)}
+    return {key: ReasonedValue(True, why) for key, why in enabled.items()} | flat
 
 
 def render(config: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
+from dsrun.zero.generate.check import check_config
+from dsrun.zero.generate.config import build, nested
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import optimizer_of
 
@@ -34,16 +36,24 @@ def notices(spec: ZeroSpec, facts: HardwareFacts) -> list[str]:
         agree = [flag for name, flag in MUST_AGREE.items() if getattr(spec, name) is not None]
         if agree:
             said.append(f"the Trainer refuses the file unless it gets the same {', '.join(agree)}")
-    return said
+    return said + _of_overrides(spec, facts)
+
+
+def _of_overrides(spec: ZeroSpec, facts: HardwareFacts) -> list[str]:
+    """The linter's warnings about keys that --set names."""
+    named = {word.partition("=")[0] for word in spec.overrides}
+    findings = check_config(nested(build(spec, facts)), spec, facts) if named else []
+    found = [
+        each
+        for each in findings
+        if (each.level == "warning" or each.code == "no_effect") and each.where.partition(" ")[0] in named
+    ]
+    return [f"{each.where.partition(' ')[0]}: {each.message}" for each in found]
 
 
 def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
     spec, facts = case.spec, case.facts
-    compiled = {
-        "qwz": "--qwz",
-        "qgz": "--qgz",
-        "quantized_frozen_weights": "--quantized-frozen-weights",
-    }
+    compiled = {"qwz": "--qwz", "qgz": "--qgz"}
     quantized = [flag for name, flag in compiled.items() if getattr(spec, name)]
     cpu_adam = spec.offload_optimizer != "none" and optimizer_of(case) in ("adam", "adamw", "muon")
     return [

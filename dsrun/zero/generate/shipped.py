@@ -17,7 +17,7 @@ SHIPPED: dict[str, ZeroSpec] = {
     "zero1.json": from_offload(1, "none"),
     "zero2.json": from_offload(2, "none"),
     "zero2_offload.json": from_offload(2, "cpu"),
-    "zero2_bf16_master.json": ZeroSpec(stage=2, bf16_master_weights=True, bf16_optimizer_states=True),
+    "zero2_bf16_master.json": ZeroSpec(stage=2, bf16_master_weights=True),
     "zero2_muon.json": ZeroSpec(stage=2, optimizer="muon"),
     "zero2_zenflow.json": ZeroSpec(stage=2, offload_optimizer="cpu", zenflow=True),
     "zero3.json": from_offload(3, "none"),

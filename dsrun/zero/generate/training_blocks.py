@@ -6,8 +6,8 @@ from math import sqrt
 from typing import Any
 
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.blocks import AUTO, MOVED, ConfigContext, FlatConfig, ReasonedValue, moved
-from dsrun.zero.generate.options import ZERO
+from dsrun.zero.generate.blocks import MOVED, ConfigContext, FlatConfig, ReasonedValue, moved
+from dsrun.zero.view import AUTO, ZERO
 
 # DeepSpeed's name and the settings it takes (deepspeed/runtime/engine.py, _configure_basic_optimizer).
 OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -112,7 +112,7 @@ def optimizer(case: ConfigContext) -> FlatConfig:
             False, 'DeepSpeed\'s "Adam" is AdamW unless told otherwise'
         )
     if kind in ADAM | {"muon"} and not offloaded:
-        flat |= _torch_adam(spec.torch_adam)
+        flat |= _torch_adam()
     if kind == "muon":
         flat |= _muon(case)
     if kind in UNTESTED and spec.stage:
@@ -137,21 +137,17 @@ def usual(kind: str | None, key: str) -> Any:
     return OF_ITS_OWN.get(kind or "", {}).get(key, DEFAULTS[key])
 
 
-def _torch_adam(asked: bool | None) -> FlatConfig:
+def _torch_adam() -> FlatConfig:
     """torch_adam: written whenever Adam runs on the GPU."""
-    path = "optimizer.params.torch_adam"
-    if asked is False:
-        return {path: ReasonedValue(False, "asked by --no-torch-adam: FusedAdam, compiled at first use")}
-    why = (
-        "PyTorch's AdamW needs no compiler; DeepSpeed's FusedAdam is compiled at first use (--no-torch-adam)"
-    )
-    return {path: ReasonedValue(True, why)}
+    why = "PyTorch's AdamW needs no compiler; DeepSpeed's FusedAdam is compiled at first use"
+    return {"optimizer.params.torch_adam": ReasonedValue(True, why)}
 
 
 def _muon(case: ConfigContext) -> FlatConfig:
     spec = case.spec
-    momentum = MUON_MOMENTUM if spec.muon_momentum is None else spec.muon_momentum
-    flat = {"optimizer.params.momentum": ReasonedValue(momentum, "Muon's usual momentum, of all its groups")}
+    flat = {
+        "optimizer.params.momentum": ReasonedValue(MUON_MOMENTUM, "Muon's usual momentum, of all its groups")
+    }
     rate = spec.muon_lr
     why = "asked by --muon-lr"
     if rate is None and not case.trainer:
@@ -188,16 +184,15 @@ def scheduler(case: ConfigContext) -> FlatConfig:
         steps = max(1, round(spec.total_steps * WARMUP_SHARE)) if spec.total_steps else WARMUP_STEPS
     flat[name + "warmup_num_steps"] = _filled(case, "warmup_num_steps", steps)
     if kind == "cosine":
-        lowest = 0.0 if spec.min_lr_ratio is None else spec.min_lr_ratio
         flat[name + "warmup_min_ratio"] = ReasonedValue(0.0, "the warm-up begins at 0")
         flat[name + "cos_min_ratio"] = ReasonedValue(
-            lowest, "where the cosine ends; DeepSpeed's own default is 0.0001"
+            0.0, "where the cosine ends; DeepSpeed's own default is 0.0001"
         )
     else:
         flat[name + "warmup_min_lr"] = ReasonedValue(0, "the warm-up begins at 0")
         flat[name + "warmup_max_lr"] = _top_rate(case)
     flat[name + "warmup_type"] = ReasonedValue(
-        spec.warmup_type, "a straight line, as everywhere else; DeepSpeed's own default is logarithmic"
+        "linear", "a straight line, as everywhere else; DeepSpeed's own default is logarithmic"
     )
     return flat
 
@@ -245,7 +240,7 @@ def extras(case: ConfigContext) -> FlatConfig:
     """Blocks that other switches bring along."""
     spec, flat = case.spec, FlatConfig()
     if spec.zenflow:
-        flat |= _zenflow(case)
+        flat |= _zenflow()
     if case.offloads("nvme"):
         why = "DeepSpeed's own default, written out; `ds_io` measures what suits a drive"
         numbers = {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1}
@@ -256,27 +251,19 @@ def extras(case: ConfigContext) -> FlatConfig:
         why = "asked for" if asked else f"preset {spec.preset}, for models that call deepspeed.checkpointing"
         for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
             flat[f"activation_checkpointing.{key}"] = ReasonedValue(False, f"{why}; off unless asked for")
-    for block, folder in (("tensorboard", spec.tensorboard), ("csv_monitor", spec.csv)):
-        if folder:
-            flat[f"{block}.job_name"] = ReasonedValue(
-                spec.job_name or "train", "the folder below, --job-name"
-            )
-    if spec.flops_brief:
-        flat["flops_profiler.detailed"] = ReasonedValue(False, "asked by --flops-brief")
     return flat
 
 
-def _zenflow(case: ConfigContext) -> FlatConfig:
-    spec = case.spec
-    strategy = spec.zenflow_select_strategy or "step"
-    every = {"auto": AUTO, "step": ZENFLOW_SELECT, "epoch": 1}[strategy]
+def _zenflow() -> FlatConfig:
     usual = "DeepSpeed's own default, written out"
     return {
         f"{ZERO}.zenflow.topk_ratio": ReasonedValue(0.1, usual),
         f"{ZERO}.zenflow.select_strategy": ReasonedValue(
-            strategy, "counts steps: DeepSpeed counts epochs only with a data loader of its own"
+            "step", "counts steps: DeepSpeed counts epochs only with a data loader of its own"
         ),
-        f"{ZERO}.zenflow.select_interval": ReasonedValue(every, "the important columns change slowly"),
+        f"{ZERO}.zenflow.select_interval": ReasonedValue(
+            ZENFLOW_SELECT, "the important columns change slowly"
+        ),
         f"{ZERO}.zenflow.update_interval": ReasonedValue(
             ZENFLOW_UPDATE, "the CPU applies the rest every fourth step; takes the place of accumulation"
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.rules.advice import check_advice
 from dsrun.zero.lint.rules.arguments import check_against
@@ -18,9 +18,11 @@ from dsrun.zero.lint.rules.reading import check_reading
 from dsrun.zero.lint.rules.trainer import check_trainer
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
-from dsrun.zero.lint.view import ConfigView, Flags, Target, find_target
+from dsrun.zero.rules.rule import broken
+from dsrun.zero.rules.table import RULES
+from dsrun.zero.view import ConfigView, Flags, Target, find_target
 
-RULES = (
+CHECKS = (
     check_structure,
     check_auto,
     check_batch,
@@ -87,8 +89,10 @@ def check(
         model_type,
         gpu,
     )
-    for rule in RULES:
-        rule(view, sheet)
+    for each in CHECKS:
+        each(view, sheet)
+    for rule, message, fix in broken(RULES, view):
+        sheet.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
     return sheet.findings()
 
 

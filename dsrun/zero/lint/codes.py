@@ -58,6 +58,11 @@ CODES: dict[str, Code] = {
         "error, warning", READING, "the value is for other ZeRO stages; a warning when it is ignored"
     ),
     "breaks_later": Code("error", ENGINE, "DeepSpeed reads the value without a word and fails on it later"),
+    "conflict": Code(
+        "error, warning",
+        ENGINE,
+        "two settings that exclude each other; a warning where DeepSpeed ignores one of them",
+    ),
     "auto_nobody_fills": Code(
         "error, warning",
         TRAINER,

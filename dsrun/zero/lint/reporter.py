@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from dsrun.findings import Finding, Level
 from dsrun.zero.lint.codes import CODES
-from dsrun.zero.lint.source import Path, Position, Source, dotted
+from dsrun.zero.lint.source import Position, Source, dotted
+from dsrun.zero.schema import Path
 
 
 def printable(text: str) -> str:

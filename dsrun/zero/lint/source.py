@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal
 
-Path = tuple[str | int, ...]
+from dsrun.zero.schema import Path
+
 SlipKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
 
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.zero.lint.coercion import coerce, expected, json_type, outside, python_float, shown
+from dsrun.zero.coercion import coerce, expected, json_type, outside, python_float, shown
 from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.schema import Block, Entry, blocks, homes, nearest, removed
-from dsrun.zero.lint.source import Path, dotted
-from dsrun.zero.lint.view import AUTO, ConfigView
+from dsrun.zero.lint.source import dotted
+from dsrun.zero.schema import Block, Entry, Path, blocks, homes, nearest, removed
+from dsrun.zero.view import AUTO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")

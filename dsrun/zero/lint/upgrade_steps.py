@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.lint.coercion import coerce, shown
+from dsrun.zero.coercion import coerce, shown
 from dsrun.zero.lint.legacy import (
     OLD_COMPILE,
     REMOVED,
@@ -14,9 +14,9 @@ from dsrun.zero.lint.legacy import (
     REMOVED_OPTIMIZERS,
     RENAMED,
 )
-from dsrun.zero.lint.schema import blocks, optimizer_params, removed
-from dsrun.zero.lint.source import Path, dotted
-from dsrun.zero.lint.view import AUTO
+from dsrun.zero.lint.source import dotted
+from dsrun.zero.schema import Path, blocks, optimizer_params, removed
+from dsrun.zero.view import AUTO
 
 ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHER = "stage3_gather_fp16_weights_on_model_save"

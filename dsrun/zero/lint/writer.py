@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.zero.lint.source import BLANK, MARK, Path, Source
+from dsrun.zero.lint.source import BLANK, MARK, Source
+from dsrun.zero.schema import Path
 
 Inline = dict[int, object]
 

@@ -10,6 +10,7 @@ from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.strategy import Candidate
 
 CONFIG_FILE = "ds.json"
+PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ def config_argv(question: PlanRequest, row: Candidate, words: Wording) -> list[s
             argv += ["--nvme-path", words.nvme_path]
             size = nvme_buffer(question.model.largest, question.cluster.world)
             if size > NVME_PARAM_BUFFER:
-                argv += ["--param-buffer-size", str(size)]
+                argv += ["--set", f"{PARAM_BUFFER}={size}"]
     return [*argv, "--precision", question.precision, "--preset", question.preset, "--model", words.model]
 
 

@@ -1,155 +1,182 @@
-"""The rules about parallelism, compilation and observation."""
+"""The rules about parallelism and compilation."""
 
 from __future__ import annotations
 
-from math import prod
+from dsrun.zero.rules.rule import (
+    ENGINE,
+    Rule,
+    has_zenflow,
+    is_on,
+    number,
+    offloads_optimizer,
+)
+from dsrun.zero.view import ZERO, ConfigView
 
-from dsrun.zero.rules.zero import CONFIG, ENGINE, Rule, RuleContext
-
-PARALLEL_PASSES = frozenset({"autosp", "autotp"})
-
-
-def _passes(a: RuleContext, *names: str) -> bool:
-    return bool(set(names) & set(a.spec.compile_passes))
+TENSOR = "tensor_parallel.autotp_size"
+EXPERT = "expert_parallel.autoep_size"
+SEQUENCE = "sequence_parallel_size"
+COMPILED_OFFLOADS = ("offload_activation", "offload_opt_states", "offload_parameters")
+FOLDING = "module_inject/auto_ep_folding.py"
 
 
-def _batch_differs(a: RuleContext) -> bool:
-    """Whether the batch sizes that are given leave no number for the rest."""
-    spec = a.spec
-    ranks = spec.gpus and spec.gpus // (spec.autotp * spec.sequence_parallel)
-    parts = (spec.micro_batch_size, spec.accumulation, ranks)
-    made = prod(each or 1 for each in parts)
-    total = spec.global_batch_size
-    return total is not None and (total != made if all(parts) else total % made != 0)
+def _shared(view: ConfigView) -> int:
+    """Ranks that work on the same samples."""
+    return int(max(1, number(view, TENSOR, 1)) * max(1, number(view, SEQUENCE, 1)))
+
+
+def _has_experts(view: ConfigView) -> bool:
+    return is_on(view, "expert_parallel.enabled") and number(view, EXPERT, 1) > 1
+
+
+def _compiles(view: ConfigView) -> bool:
+    return is_on(view, "compile.deepcompile")
+
+
+def _passes(view: ConfigView, *names: str) -> bool:
+    listed = view.raw("compile", "passes")
+    return _compiles(view) and isinstance(listed, list) and any(name in listed for name in names)
+
+
+def _moves_parameters(view: ConfigView) -> bool:
+    """The engine turns the pass on for parameters and optimizer in host memory."""
+    both = view.offload("offload_param") == view.offload("offload_optimizer") == "cpu"
+    return is_on(view, "compile.offload_parameters") or both
+
+
+def _compiled_offload(key: str) -> Rule:
+    return Rule(
+        when=lambda v: _compiles(v) and is_on(v, f"compile.{key}") and v.stage in (0, 1, 2),
+        key=f"compile.{key}",
+        message=f"{key} is a pass of stage 3; stage {{zero_optimization.stage}} ignores it",
+        fix='write "stage": 3',
+        source="compile/init_z3.py (compile/init_z1_and_2.py does not read it)",
+        level="warning",
+    )
 
 
 PARALLEL_RULES = (
     Rule(
-        when=lambda a: a.spec.autotp > 1 and a.spec.sequence_parallel > 1,
-        message="--autotp {autotp} and --sequence-parallel {sequence_parallel}: both want the mesh of ranks",
-        fix="leave out one of them",
+        when=lambda v: number(v, TENSOR, 1) > 1 and number(v, SEQUENCE, 1) > 1,
+        key=SEQUENCE,
+        message="sequence_parallel_size and autotp_size both arrange the ranks; DeepSpeed keeps one of the two",
+        fix="remove one of them",
         source=f"__init__.py (initialize) and {ENGINE} (_configure_tensor_parallel_states replaces the mpu)",
+        level="warning",
     ),
     Rule(
-        when=lambda a: (
-            a.spec.gpus is not None and a.spec.gpus % (a.spec.autotp * a.spec.sequence_parallel) != 0
-        ),
-        message="--gpus {gpus} does not divide by --autotp {autotp} and --sequence-parallel {sequence_parallel}",
-        fix="use a number of GPUs that does",
+        when=lambda v: v.world_size is not None and _shared(v) > 1 and v.world_size % _shared(v) != 0,
+        key=TENSOR,
+        message="the number of GPUs is not a multiple of autotp_size and sequence_parallel_size",
+        fix="use a number of GPUs that is",
         source="utils/groups.py (_init_tp_mesh_device), runtime/sequence_parallel/parallel_state_sp.py",
     ),
     Rule(
-        when=lambda a: a.spec.gpus is not None and a.spec.gpus % a.spec.autoep != 0,
-        message="--gpus {gpus} does not divide by --autoep {autoep}",
-        fix="use a number of GPUs that does",
-        source="module_inject/auto_ep_folding.py (build_folding_spec)",
-    ),
-    Rule(
-        when=_batch_differs,
-        message="--global-batch-size {global_batch_size} is not what --micro-batch-size, --accumulation and --gpus "
-        "make",
-        fix="leave out --accumulation",
-        source=f"{CONFIG} (_batch_assertion)",
-    ),
-    Rule(
-        when=lambda a: a.spec.target == "deepspeed" and a.spec.sequence_parallel > 1 and a.spec.gpus is None,
-        message="--sequence-parallel {sequence_parallel} --for deepspeed needs to know how many GPUs there are",
-        fix="add --gpus N",
-        source="__init__.py (initialize reads sequence_parallel_size and data_parallel_size together)",
-    ),
-    Rule(
-        when=lambda a: a.spec.autoep > 1 and a.spec.stage == 3 and bool(a.spec.qgz or a.spec.hpz > 1),
-        message="--autoep {autoep}, --zero 3 and ZeRO++'s --qgz or --hpz do not go together",
-        fix="leave out --qgz and --hpz",
-        source=f"{ENGINE} (_validate_zero3_moe_compatibility)",
-    ),
-    Rule(
-        when=lambda a: a.spec.autoep > 1 and a.spec.stage == 3 and a.spec.sequence_parallel > 1,
-        message="--autoep {autoep}, --zero 3 and --sequence-parallel {sequence_parallel} do not go together",
-        fix="use --zero 2",
-        source=f"{ENGINE} (_validate_zero3_moe_compatibility)",
-    ),
-    Rule(
-        when=lambda a: (
-            a.spec.autoep > 1
-            and a.spec.autotp > 1
-            and (a.offloads or a.spec.offload_param != "none" or a.spec.deepcompile)
+        when=lambda v: (
+            _has_experts(v) and v.world_size is not None and v.world_size % number(v, EXPERT, 1) != 0
         ),
-        message="--autoep with --autotp takes neither offload nor --deepcompile",
-        fix="leave out --autotp",
-        source="module_inject/auto_ep_folding.py (validate_folding_global)",
+        key=EXPERT,
+        message="the number of GPUs is not a multiple of autoep_size {expert_parallel.autoep_size}",
+        fix="use a number of GPUs that is",
+        source=f"{FOLDING} (build_folding_spec)",
+    ),
+    Rule(
+        when=lambda v: (
+            _has_experts(v)
+            and v.stage == 3
+            and (
+                is_on(v, f"{ZERO}.zero_quantized_gradients")
+                or number(v, f"{ZERO}.zero_hpz_partition_size", 1) > 1
+            )
+        ),
+        key=EXPERT,
+        message="AutoEP at stage 3 works neither with zero_quantized_gradients (qgZ) nor with zero_hpz_partition_size",
+        fix="remove both",
+        source=f"{ENGINE} (_validate_zero3_moe_compatibility)",
+    ),
+    Rule(
+        when=lambda v: _has_experts(v) and v.stage == 3 and number(v, SEQUENCE, 1) > 1,
+        key=EXPERT,
+        message="AutoEP at stage 3 does not work with sequence parallelism",
+        fix='write "stage": 2',
+        source=f"{ENGINE} (_validate_zero3_moe_compatibility)",
+    ),
+    Rule(
+        when=lambda v: (
+            _has_experts(v)
+            and number(v, TENSOR, 1) > 1
+            and (offloads_optimizer(v) or v.offload("offload_param") in ("cpu", "nvme") or _compiles(v))
+        ),
+        key=EXPERT,
+        message="AutoEP with AutoTP works neither with offload nor with DeepCompile",
+        fix="remove tensor_parallel",
+        source=f"{FOLDING} (validate_folding_global)",
     ),
 )
 
 COMPILE_RULES = (
     Rule(
-        when=lambda a: a.spec.deepcompile and a.spec.stage == 0 and not _passes(a, *PARALLEL_PASSES),
-        message="--deepcompile and --zero 0: DeepCompile schedules ZeRO's communication",
-        fix="use --zero 1, 2 or 3",
-        source=f"{ENGINE} (get_deepcompile_backend falls back to torch.compile in silence)",
+        when=lambda v: _compiles(v) and v.stage == 0 and not _passes(v, "autosp", "autotp"),
+        key="compile.deepcompile",
+        message="DeepCompile schedules ZeRO's communication, and the stage is 0: DeepSpeed falls back to torch.compile",
+        fix='write "stage": 1, 2 or 3',
+        source=f"{ENGINE} (get_deepcompile_backend)",
+        level="warning",
     ),
     Rule(
-        when=lambda a: _passes(a, "autosp") and a.spec.stage > 1,
-        message="--compile-passes autosp and --zero {stage}: the pass works with ZeRO 0 and 1",
-        fix="use --zero 1",
-        source=f"{ENGINE} (get_autosp_backend falls back to torch.compile in silence)",
+        when=lambda v: _passes(v, "autosp") and v.stage in (2, 3),
+        key="compile.passes",
+        message="the pass autosp works at stages 0 and 1: at stage {zero_optimization.stage} DeepSpeed falls back to "
+        "torch.compile",
+        fix='write "stage": 1',
+        source=f"{ENGINE} (get_autosp_backend)",
+        level="warning",
     ),
     Rule(
-        when=lambda a: _passes(a, "autotp") and a.spec.autotp == 1,
-        message="--compile-passes autotp without --autotp",
-        fix="add --autotp GPUS",
-        source=f"{ENGINE} (get_autotp_backend falls back to torch.compile in silence)",
+        when=lambda v: _passes(v, "autotp") and number(v, TENSOR, 1) <= 1,
+        key="compile.passes",
+        message="the pass autotp needs tensor parallelism: without it DeepSpeed falls back to torch.compile",
+        fix='add "tensor_parallel": {"autotp_size": 2}',
+        source=f"{ENGINE} (get_autotp_backend)",
+        level="warning",
     ),
     Rule(
-        when=lambda a: _passes(a, "autotp") and _passes(a, "autosp", "z1", "z3"),
-        message="--compile-passes autotp stands alone",
-        fix="leave out the other passes",
+        when=lambda v: _passes(v, "autotp") and _passes(v, "autosp", "z1", "z3"),
+        key="compile.passes",
+        message="the pass autotp does not work with other passes",
+        fix="remove the others",
         source=f"{ENGINE} (get_deepspeed_compile_backend)",
     ),
+    *map(_compiled_offload, COMPILED_OFFLOADS),
     Rule(
-        when=lambda a: (
-            a.spec.stage != 3
-            and (
-                a.spec.compile_offload_activation
-                or a.spec.compile_offload_states
-                or a.spec.compile_offload_parameters
-            )
+        when=lambda v: (
+            _compiles(v) and v.stage == 3 and is_on(v, "compile.offload_opt_states") and offloads_optimizer(v)
         ),
-        message="--compile-offload-activation, -states and -parameters are passes of ZeRO-3",
-        fix="use --zero 3",
-        source="compile/init_z3.py (compile/init_z1_and_2.py does not read them)",
-    ),
-    Rule(
-        when=lambda a: a.spec.compile_offload_states and a.offloads,
-        message="--compile-offload-states and --offload-optimizer {offload_optimizer} manage the same states",
-        fix="leave out one of them",
+        key="compile.offload_opt_states",
+        message="offload_opt_states and offload_optimizer manage the same states",
+        fix="remove one of them",
         source="compile/init_z3.py (init_z3)",
     ),
     Rule(
-        when=lambda a: (
-            a.spec.compile_offload_activation
-            + a.spec.compile_offload_states
-            + (
-                a.spec.compile_offload_parameters
-                or (a.spec.deepcompile and a.spec.offload_optimizer == a.spec.offload_param == "cpu")
-            )
+        when=lambda v: (
+            _compiles(v)
+            and v.stage == 3
+            and is_on(v, "compile.offload_activation")
+            + is_on(v, "compile.offload_opt_states")
+            + _moves_parameters(v)
             > 1
         ),
-        message="--compile-offload-activation, -states and -parameters (which --offload-param cpu with "
-        "--offload-optimizer cpu turns on) exclude one another",
-        fix="choose one",
+        key="compile.offload_activation",
+        message="offload_activation, offload_opt_states and offload_parameters (which offload_param and "
+        "offload_optimizer on the CPU turn on) exclude one another",
+        fix="keep one of them",
         source="compile/init_z3.py (init_z3)",
     ),
     Rule(
-        when=lambda a: a.spec.deepcompile and a.spec.zenflow,
-        message="--deepcompile and --zenflow both rearrange the step",
-        fix="leave out one of them",
-        source="compile/init_z3.py (init_z3 removes the hooks that ZenFlow rests on)",
-    ),
-    Rule(
-        when=lambda a: a.spec.job_name is not None and a.spec.tensorboard is None and a.spec.csv is None,
-        message="--job-name {job_name} names a folder of TensorBoard's or CSV files",
-        fix="add --tensorboard DIR or --csv DIR",
-        source="monitor/config.py (TensorBoardConfig, CSVConfig)",
+        when=lambda v: _compiles(v) and has_zenflow(v),
+        key="compile.deepcompile",
+        message="DeepCompile removes the hooks that zenflow rests on",
+        fix="remove one of them",
+        source="compile/init_z3.py (init_z3)",
+        level="warning",
     ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsrun.zero.generate.spec import flag_of, options
 from dsrun.zero.reference import PART, markdown
-from dsrun.zero.rules.check import RULES
+from dsrun.zero.rules.table import RULES
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 
@@ -20,7 +20,7 @@ def test_config_page_lists_every_option_and_rule():
     text = markdown()
     assert [name for name in options() if f"| `{flag_of(name)}` | " not in text] == []
     assert all(rule.source in text for rule in RULES)
-    assert "{" not in text
+    assert "{" not in text.replace("{…}", "").replace('{"', "")
 
 
 def test_config_page_table_columns_match_header():

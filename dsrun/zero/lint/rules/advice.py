@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dsrun.model_families import family_of, overflow_in_fp16
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.schema import blocks
-from dsrun.zero.lint.view import AUTO, MISSING, ZERO, ConfigView
+from dsrun.zero.schema import blocks
+from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 GIB = 2**30
 # DeepSpeed's default of 5e8 elements is the most that any of its examples uses; a bucket that is larger than what

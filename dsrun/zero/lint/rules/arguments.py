@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.source import Path
-from dsrun.zero.lint.view import AUTO, MISSING, ZERO, ConfigView, Flags
+from dsrun.zero.schema import Path
+from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView, Flags
 
 UNKNOWN = object()
 PARAMS = ("optimizer", "params")

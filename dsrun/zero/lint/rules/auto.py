@@ -7,12 +7,12 @@ drops an "auto" in its pydantic models and takes it for a text elsewhere.
 
 from __future__ import annotations
 
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.schema import Block, blocks
-from dsrun.zero.lint.source import Path, dotted
+from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
-from dsrun.zero.lint.view import AUTO, CONSTANTS, TRAINER_FILLS, ConfigView
+from dsrun.zero.schema import Block, Path, blocks
+from dsrun.zero.view import AUTO, CONSTANTS, TRAINER_FILLS, ConfigView
 
 # DeepSpeedPlugin.__post_init__ sets it to infinity.
 OVERWRITTEN = (("steps_per_print",),)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.view import AUTO, MISSING, ConfigView
+from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 NAMES = (TRAIN, MICRO, STEPS)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.schema import blocks, nearest
-from dsrun.zero.lint.view import AUTO, MISSING, ZERO, ConfigView
+from dsrun.zero.schema import blocks, nearest
+from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 LATE = "DeepSpeed stops when it builds the engine"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
 from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.rules.engine import LATE
-from dsrun.zero.lint.schema import (
+from dsrun.zero.schema import (
     nearest,
     optimizer_params,
     own_schedulers,
     schedulers,
     torch_optimizers,
 )
-from dsrun.zero.lint.view import AUTO, MISSING, ConfigView
+from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 # deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon", "muadam", "muadamw")

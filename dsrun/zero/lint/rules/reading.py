@@ -9,11 +9,11 @@ import math
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.schema import blocks
 from dsrun.zero.lint.structure import EAGER, check_model_value
-from dsrun.zero.lint.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
+from dsrun.zero.schema import blocks
+from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
 
 MASTER_KEYS = (
     ("fp16", "fp16_master_weights_and_grads"),

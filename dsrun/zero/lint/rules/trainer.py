@@ -7,9 +7,9 @@ Accelerator._prepare_deepspeed.
 from __future__ import annotations
 
 from dsrun.findings import Level
-from dsrun.zero.lint.coercion import shown
+from dsrun.zero.coercion import shown
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.view import MISSING, ZERO, ConfigView
+from dsrun.zero.view import MISSING, ZERO, ConfigView
 
 # fill_match looks into these; anything but an object in the way ends in AttributeError.
 LOOKED_INTO = (

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.zero.coercion import CONVERTERS
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, PART
-from dsrun.zero.lint.coercion import CONVERTERS
 from dsrun.zero.lint.legacy import REMOVED
 from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.schema import blocks, removed
 from dsrun.zero.lint.source import Source
 from dsrun.zero.lint.upgrade import upgrade
-from dsrun.zero.lint.view import TRAINER_FILLS
+from dsrun.zero.schema import blocks, removed
+from dsrun.zero.view import TRAINER_FILLS
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "config-check.md"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsrun.zero.lint.check import check
-from dsrun.zero.lint.view import Flags
+from dsrun.zero.view import Flags
 from tests.unit.zero.lint.judged import CLIP, FILLED, MICRO, found, only, trainer, zero
 
 # -- who reads it -------------------------------------------------------------------------------------------------

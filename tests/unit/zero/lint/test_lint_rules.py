@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.hardware.gpus import lookup
 from dsrun.zero.lint.check import check
-from dsrun.zero.lint.view import Flags
+from dsrun.zero.view import Flags
 from tests.unit.zero.lint.judged import CLIP, MICRO, found, only, trainer, zero
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.zero.lint.check import check
-from dsrun.zero.lint.schema import removed
 from dsrun.zero.lint.upgrade import upgrade
+from dsrun.zero.schema import removed
 
 MICRO = '"train_micro_batch_size_per_gpu": 4'
 

@@ -1,4 +1,4 @@
-"""View: one DeepSpeed config as the rules look at it."""
+"""ConfigView: one DeepSpeed configuration as the rules look at it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.lint.coercion import Fitted, coerce
-from dsrun.zero.lint.schema import blocks
-from dsrun.zero.lint.source import Path
+from dsrun.zero.coercion import Fitted, coerce
+from dsrun.zero.schema import Path, blocks
 
 Target = Literal["trainer", "deepspeed"]
 AUTO = "auto"
@@ -102,6 +101,21 @@ class ConfigView:
     def has(self, *path: str | int) -> bool:
         """Whether the key is there."""
         return self.raw(*path) is not MISSING
+
+    def is_block(self, dotted: str) -> bool:
+        """Whether there is an object at the key, blocks joined by dots."""
+        return isinstance(self.raw(*dotted.split(".")), dict)
+
+    def value(self, dotted: str) -> Any:
+        """What DeepSpeed takes a key for; None where its block is missing, or where it cannot be known."""
+        block, _, key = dotted.rpartition(".")
+        if block and not self.is_block(block):
+            return None
+        if block in blocks() and blocks()[block].style == "model" and key in blocks()[block].keys:
+            found = self.taken(block, key)
+        else:
+            found = self.raw(*dotted.split("."))
+        return None if found is MISSING or (found == AUTO and self.for_trainer) else found
 
     def is_auto(self, *path: str | int) -> bool:
         """Whether the value is "auto"."""

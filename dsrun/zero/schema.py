@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import pathlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 Entry = dict[str, Any]
+Path = tuple[str | int, ...]
+"""A key of the JSON and the blocks that it is in."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Block:
 @cache
 def _content() -> dict[str, Any]:
     # Not importlib.resources: its import alone takes longer than reading the file.
-    text = (Path(__file__).parent.parent / "ds_schema.json").read_text(encoding="utf-8")
+    text = (pathlib.Path(__file__).with_name("ds_schema.json")).read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
