@@ -72,22 +72,24 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
     _require(work, program)
     if place.node == 0 and place.own_terminal:
         remark(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
-    council_of_all = rendezvous(
+    joining = rendezvous(
         place,
         early,
-        run_info=_run_info(work, place),
+        run_info=_run_info(work, place) if place.node == 0 else {},
         secret=os.environ.get(variables.SECRET),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
         timeout_s=options.rendezvous_timeout,
     )
     try:
-        with council_of_all as (coordinator, facts_of_all, met_from):
-            folder = RunFolder(Path(facts_of_all["output"]))
+        with joining as (coordinator, run_info, met_from):
+            folder = RunFolder(Path(run_info["output"]))
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
             else:
-                work = _with_recipe_of_node_0(work, facts_of_all, place)
+                work = _with_recipe_of_node_0(work, run_info, place)
             job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
+            if run_info.get("saved_batch"):
+                job = replace(job, saved_batch=int(run_info["saved_batch"]))
             outcome = supervise(job, coordinator, teller(folder) if place.node == 0 else _silence)
             early.is_over = True
     except RendezvousError as error:
@@ -195,12 +197,19 @@ def _with_recipe_in_force(work: Work) -> Work:
 
 
 def _run_info(work: Work, place: LocalLauncher) -> dict[str, str]:
-    """What node 0 tells the others, which may be in other folders."""
+    """What node 0 tells all nodes, which may be in other folders."""
     found = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     if work.recipe is not None and place.nodes > 1:
         from dsrun.recipe.resolved import to_json, without_secrets
 
         found["recipe"] = json.dumps(to_json(without_secrets(work.recipe)))
+    if work.recipe is not None:
+        from dsrun.runs.attempts import earlier_signatures, saved_global_batch
+        from dsrun.runs.folder import RunFolder
+
+        folder = RunFolder(Path(work.output))
+        saved = saved_global_batch(folder, work.recipe.spec.resume, earlier_signatures(os.environ))
+        found["saved_batch"] = str(saved or "")
     return found
 
 

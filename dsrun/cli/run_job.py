@@ -75,7 +75,6 @@ def training_job(
     from dsrun.launch.job import Job
     from dsrun.launch.supervisor.policy import Limits
     from dsrun.recipe.batch import batch_plan
-    from dsrun.recipe.defaults import RESUME_AUTO
     from dsrun.recipe.resolved import to_json
 
     spec = recipe.spec
@@ -98,8 +97,7 @@ def training_job(
         "accumulation": batch.accumulation,
         "imports": late_imports(recipe),
         "again": "the same command" + ("" if named else f" with --output {shlex.quote(str(run))}"),
-        # The path of a checkpoint, or never.
-        "resumes": spec.resume in RESUME_AUTO,
+        "resume": spec.resume,
     }
     return Job(topology=topology, run=run, env=env, nnodes=nnodes, **{**fields, **more})
 

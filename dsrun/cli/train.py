@@ -73,6 +73,7 @@ def _launch(recipe: Recipe, early: StartupSignals) -> int:
     from dsrun.launch.environment import has_libuv, launch_environment
     from dsrun.launch.supervisor.run import supervise
     from dsrun.recipe.resolved import recipe_in_force
+    from dsrun.runs.attempts import earlier_signatures, saved_global_batch
     from dsrun.runs.folder import RunFolder, refuse_unfit
     from dsrun.system.net import free_port
     from dsrun.system.packages import require_training_packages
@@ -88,7 +89,15 @@ def _launch(recipe: Recipe, early: StartupSignals) -> int:
     )
     env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
     named = bool(recipe.spec.output)
-    job = training_job(recipe, topology=topology, run=folder.path, env=env, port=_port(recipe), named=named)
+    job = training_job(
+        recipe,
+        saved_batch=saved_global_batch(folder, recipe.spec.resume, earlier_signatures(os.environ)),
+        topology=topology,
+        run=folder.path,
+        env=env,
+        port=_port(recipe),
+        named=named,
+    )
     if recipe.spec.dry_run:
         by_hand = run_arguments(with_flags(job, recipe), attempt=0, port=job.port or free_port())
         show(run_command(by_hand), changes)

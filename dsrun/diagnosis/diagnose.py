@@ -13,13 +13,13 @@ from dsrun.diagnosis.read import scan_log
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
+from dsrun.runs.folder import RANK_LOG, RunFolder
 from dsrun.runs.records import read_records
 
 NONE = "none"
 UNKNOWN = "unknown"
 SHOWN = 300
 
-_RANK_LOG = re.compile(r"rank-(\d+)\.attempt-(\d+)\.log(\.gz)?")
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 
 
@@ -120,15 +120,14 @@ def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, ledger: 
 
 def _last_logs(folder: Path) -> dict[str, Path]:
     """The logs of the last attempt: its ranks', the launcher's, the scheduler's, and the logged figures."""
-    ranks: dict[int, list[Path]] = {}
-    launchers: list[Path] = []
-    for path in sorted((folder / "logs").glob("*")):
-        match = _RANK_LOG.fullmatch(path.name)
-        if match:
-            ranks.setdefault(int(match[2]), []).append(path)
-        elif path.is_file() and _LOG.fullmatch(path.name):
-            launchers.append(path)
-    found = sorted(ranks[max(ranks)], key=lambda path: _rank_of(path.name) or 0) if ranks else []
+    run = RunFolder(folder)
+    ranks = run.rank_logs()
+    last = max((attempt for _, attempt in ranks.values()), default=0)
+    found = sorted(
+        (path for path, (_, attempt) in ranks.items() if attempt == last), key=lambda path: ranks[path]
+    )
+    others = (path for path in sorted(run.logs.glob("*")) if path not in ranks)
+    launchers = [path for path in others if path.is_file() and _LOG.fullmatch(path.name)]
     outside = [path for path in folder.glob("*") if path.is_file() and _LOG.fullmatch(path.name)]
     for several in (launchers, [path for path in outside if path.name != "console.log"]):
         found += sorted(several, key=lambda path: path.stat().st_mtime)[-1:]
@@ -172,5 +171,5 @@ def _where(name: str, told: Diagnosis) -> str:
 
 
 def _rank_of(name: str) -> int | None:
-    match = _RANK_LOG.fullmatch(Path(name).name)
+    match = RANK_LOG.fullmatch(Path(name).name)
     return int(match[1]) if match else None

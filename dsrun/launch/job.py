@@ -9,6 +9,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import Limits
+from dsrun.runs.attempts import RESUME_AUTO
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class Job:
     as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
     will load late, for the warm process to load early; one that is not there is passed over. `recipe` is the JSON by
-    which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is what goes on
-    with the run after it was told to stop; with `--resume auto` added where `resumes` is False and something was saved.
+    which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run,
+    with `--resume auto` added where `resume`, the value of --resume, is another and something was saved. `saved_batch`
+    is the global batch of the checkpoint that the first attempt resumes from.
     """
 
     topology: Topology
@@ -80,7 +82,13 @@ class Job:
     imports: Sequence[str] = ()
     recipe: str | None = None
     again: str = "the same command"
-    resumes: bool = True
+    resume: str = RESUME_AUTO[0]
+    saved_batch: int | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the same command resumes from what was saved."""
+        return self.resume in RESUME_AUTO
 
     @property
     def world_size(self) -> int:

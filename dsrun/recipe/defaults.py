@@ -41,6 +41,3 @@ CHOSEN: dict[str, str] = {
     "master_port": "a free one",
     "tensorboard_dir": "in the run folder",
 }
-
-# What --resume takes for "the newest checkpoint of the run folder"; transformers' own flag says true.
-RESUME_AUTO = ("auto", "true", "True")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import read_manifest
+from dsrun.runs.schema import Manifest
 from dsrun.system import variables
 from dsrun.system.host import hostname
+
+RESUME_AUTO = ("auto", "true", "True")
+"""--resume: the newest whole checkpoint of the run folder. Trainer.train also takes a boolean."""
+RESUME_NEVER = "never"
 
 
 def attempt(environ: Mapping[str, str]) -> dict[str, int]:
@@ -40,3 +49,26 @@ def earlier_signatures(environ: Mapping[str, str]) -> frozenset[str]:
 def is_another(environ: Mapping[str, str]) -> bool:
     """Whether this attempt is a restart, or a job's that was put back into the queue."""
     return any(attempt(environ).values())
+
+
+def bears(manifest: Manifest, signed: Collection[str]) -> bool:
+    """Whether a checkpoint bears one of these signatures."""
+    return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
+
+
+def saved_global_batch(run: RunFolder, resume: str, again: Collection[str] = ()) -> int | None:
+    """The global batch of the checkpoint that a run in the folder `run` resumes from, by its manifest; None if there is
+    none. `resume` is auto, never or a checkpoint.
+
+    Not verified: the batch is needed before the ranks can share that work. With `again`, the signatures of this run's
+    earlier attempts, its own checkpoints come before the one that was given: rotation may have deleted that one.
+    """
+    if resume == RESUME_NEVER:
+        return None
+    manifests: Iterator[Manifest | None] = (read_manifest(path) for _, path in run.checkpoints())
+    if resume not in RESUME_AUTO:
+        own = (manifest for manifest in manifests if manifest and bears(manifest, again)) if again else ()
+        manifests = itertools.chain(own, (read_manifest(Path(each)) for each in (resume,)))
+    newest = next((manifest for manifest in manifests if manifest), None)
+    found = newest["extra"].get("global_batch") if newest else None
+    return found if isinstance(found, int) and found > 0 else None

@@ -21,7 +21,11 @@ _OWN = re.compile(
     r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|console\.log|(metrics|events)\.jsonl"
     r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
 )
+RANK_LOG = re.compile(r"rank-(\d+)\.attempt-(\d+)\.log(\.gz)?")
 _SLUG_LENGTH = 60
+MANY_RANKS = 64
+"""Above which each node's ranks write their logs into a sub-folder of its own: parallel file systems are slow with
+folders of many thousand files."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,16 @@ class RunFolder:
         """Folder of the checkpoint after optimizer step `step`."""
         return self.path / f"checkpoint-{step}"
 
-    def log(self, rank: int, attempt: int = 0) -> Path:
-        """Log of one rank in one attempt."""
-        return self.logs / f"rank-{rank}.attempt-{attempt}.log"
+    def log(self, rank: int, attempt: int = 0, *, node: int | None = None) -> Path:
+        """Log of one rank in one attempt; in the sub-folder of its node, if that is given."""
+        folder = self.logs if node is None else self.logs / f"node-{node}"
+        return folder / f"rank-{rank}.attempt-{attempt}.log"
+
+    def rank_logs(self) -> dict[Path, tuple[int, int]]:
+        """All logs of ranks, also compressed ones, each with its rank and attempt."""
+        files = [*self.logs.glob("rank-*"), *self.logs.glob("node-*/rank-*")]
+        found = ((path, RANK_LOG.fullmatch(path.name)) for path in sorted(files))
+        return {path: (int(match[1]), int(match[2])) for path, match in found if match}
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Every checkpoint-N folder as (step, path), highest step first, whole or torn."""

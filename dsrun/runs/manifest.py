@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -97,38 +98,46 @@ def is_complete(checkpoint: Path) -> bool:
     return not missing_or_wrong_size(checkpoint)
 
 
-def verify(
-    checkpoint: Path, *, part: int = 0, parts: int = 1, beat: Callable[[], None] = lambda: None
-) -> list[Finding]:
+def verify(checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> list[Finding]:
     """All that is wrong with `checkpoint`, its files read and their checksums compared; [] when sound.
 
-    Of `parts` processes that share the reading, this one takes the files of `part`; each sees what is missing or of
-    another size. `beat` is called after every file.
+    `beat` is called after every file.
     """
-    findings = missing_or_wrong_size(checkpoint)
     manifest = read_manifest(checkpoint)
-    if manifest is None:
-        return findings
+    findings = missing_or_wrong_size(checkpoint, manifest)
     suspect = {finding.where for finding in findings}
-    by_size = sorted(manifest["files"], key=lambda name: (-manifest["files"][name]["size"], name))
-    names = [name for name in by_size[part::parts] if str(checkpoint / name) not in suspect]
-    with ThreadPoolExecutor(threads(len(names))) as pool:
-        for name, why in zip(
-            names, pool.map(lambda name: _damage(checkpoint, name, manifest), names), strict=True
-        ):
+    files = manifest["files"] if manifest else {}
+    sound = {name: entry for name, entry in files.items() if str(checkpoint / name) not in suspect}
+    return findings + damaged(checkpoint, sound, beat=beat)
+
+
+def shared_out(files: Mapping[str, ManifestFile], parts: int) -> list[dict[str, ManifestFile]]:
+    """The files in `parts` shares of about the same number of bytes."""
+    names = sorted(files, key=lambda name: (-files[name]["size"], name))
+    return [{name: files[name] for name in names[part::parts]} for part in range(parts)]
+
+
+def damaged(
+    checkpoint: Path, files: Mapping[str, ManifestFile], *, beat: Callable[[], None] = lambda: None
+) -> list[Finding]:
+    """Those of the files whose contents are not what was saved. `beat` is called after every file."""
+    findings = []
+    with ThreadPoolExecutor(threads(len(files))) as pool:
+        found = pool.map(lambda name: _damage(checkpoint / name, files[name]), files)
+        for name, why in zip(files, found, strict=True):
             beat()
             if why:
                 findings.append(_finding(CORRUPT, why, checkpoint / name))
     return findings
 
 
-def _damage(checkpoint: Path, name: str, manifest: Manifest) -> str:
+def _damage(file: Path, saved: ManifestFile) -> str:
     """What is wrong with a file's contents; empty when they are those that were saved."""
     try:
-        found = sum_of(checkpoint / name)
+        found = sum_of(file)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return "" if found == manifest["files"][name] else "contents differ from the manifest"
+    return "" if found == saved else "contents differ from the manifest"
 
 
 def survey(run: RunFolder) -> Survey:
@@ -148,9 +157,17 @@ def complete_checkpoints(run: RunFolder) -> list[tuple[int, Path]]:
     return survey(run).complete
 
 
-def missing_or_wrong_size(checkpoint: Path) -> list[Finding]:
-    """What is wrong with `checkpoint` as far as its folder tells; contents are not read."""
-    manifest = read_manifest(checkpoint)
+def newest_complete(run: RunFolder) -> tuple[int, Path] | None:
+    """The newest whole checkpoint of `run` as (step, path). Older ones are not looked at."""
+    return next(((step, path) for step, path in run.checkpoints() if is_complete(path)), None)
+
+
+def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) -> list[Finding]:
+    """What is wrong with `checkpoint` as far as its folder tells, at one look a file; contents are not read.
+
+    `manifest` is its manifest, if that has been read already.
+    """
+    manifest = manifest or read_manifest(checkpoint)
     if manifest is None:
         why = "it has no manifest: its save never finished, or dsrun did not write it"
         if (checkpoint / MANIFEST).exists():
@@ -159,11 +176,21 @@ def missing_or_wrong_size(checkpoint: Path) -> list[Finding]:
     findings = []
     for name, entry in manifest["files"].items():
         path = checkpoint / name
-        if not path.is_file():
+        size = _size(path)
+        if size is None:
             findings.append(_finding(INCOMPLETE, "the file is missing", path))
-        elif (size := path.stat().st_size) != entry["size"]:
+        elif size != entry["size"]:
             findings.append(_finding(CORRUPT, f"{size} bytes instead of {entry['size']}", path))
     return findings
+
+
+def _size(file: Path) -> int | None:
+    """The size in bytes of a regular file; None if there is none."""
+    try:
+        found = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def within(checkpoint: Path, finding: Finding) -> str:

@@ -18,6 +18,8 @@ RUN_ID = "DSRUN_RUN_ID"
 """Inherited by all processes of one supervisor, nested ones joined by "/": how the reaper finds them."""
 RECIPE = "DSRUN_RECIPE"
 """The resolved recipe as JSON, from the supervisor to its ranks."""
+SAVED_BATCH = "DSRUN_SAVED_BATCH"
+"""The global batch of the checkpoint to resume from, empty for none: node 0 reads the manifest for all ranks."""
 HEARTBEAT = "DSRUN_HEARTBEAT"
 """Folder of the heartbeats of this machine's ranks."""
 FAILURES = "DSRUN_FAILURES"
@@ -32,6 +34,6 @@ LOCAL = "DSRUN_LOCAL"
 """Folder on the node's own disk, in SLURM job scripts with --stage."""
 
 OF_THIS_SUPERVISOR = frozenset(
-    {ATTEMPT, CONSOLE, FAILURES, HEARTBEAT, RANKS, RECIPE, RUN_ID, SAVE_ON, STOP_FILE, TERMINAL}
+    {ATTEMPT, CONSOLE, FAILURES, HEARTBEAT, RANKS, RECIPE, RUN_ID, SAVED_BATCH, SAVE_ON, STOP_FILE, TERMINAL}
 )
 """Not forwarded to other machines, whose supervisors set their own."""

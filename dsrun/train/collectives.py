@@ -50,6 +50,17 @@ def rank0_first(work: Callable[[], T]) -> T:
     return answer[0]
 
 
+def rank0_shares(work: Callable[[], list[T]]) -> T:
+    """This rank's entry of the list, one entry per rank, that `work` returns on rank 0. Errors as in `rank0_first`."""
+    shares: list[T] = []
+    rank0_first(lambda: shares.extend(work()))
+    if ranks() == 1:
+        return shares[0]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, shares if my_rank() == 0 else None, src=0)
+    return mine[0]
+
+
 def assert_same_on_all_ranks(what: str, mine: str) -> None:
     """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
     said = all_gather_object(mine)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from dsrun.runs.attempts import attempt
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, words
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
-from dsrun.runs.schema import EventKind, Manifest
+from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.host import git_commit, hostname, versions
 
@@ -99,11 +98,6 @@ class RunRecords:
     def history(self) -> list[dict[str, Any]]:
         """All events of the folder so far, those of earlier attempts included; none on other ranks."""
         return read_records(self.folder.events) if self.main else []
-
-
-def bears(manifest: Manifest, signed: Collection[str]) -> bool:
-    """Whether a checkpoint bears one of these signatures."""
-    return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -11,9 +11,10 @@ from transformers import PrinterCallback, set_seed
 
 from dsrun.recipe.phases import phases
 from dsrun.recipe.resolve import Recipe
-from dsrun.runs.attempts import earlier_signatures
+from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import first_request
+from dsrun.system import variables
 from dsrun.system.host import disk_free
 from dsrun.train import argument_checks, memory_fallbacks, report
 from dsrun.train import world as worlds
@@ -21,7 +22,7 @@ from dsrun.train.arguments import training_arguments
 from dsrun.train.batching.batches import Split
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
-from dsrun.train.checkpoint.fingerprint import checkpoint_facts, saved_global_batch
+from dsrun.train.checkpoint.fingerprint import checkpoint_facts
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.collectives import all_gather_object, assert_same_on_all_ranks
 from dsrun.train.console import Console
@@ -64,7 +65,7 @@ def run(
     remedy = memory_fallbacks.read_remedy(folder.path, recipe)
     saved = None
     if "train" in phases(recipe):
-        saved = saved_global_batch(folder.path, recipe.spec.resume, earlier_signatures(os.environ))
+        saved = _saved_batch(recipe, folder)
     plan = decide_plan(recipe, title, world, say=console.notice, remedy=remedy, saved_batch=saved)
     life.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)
@@ -79,6 +80,14 @@ def run(
     worlds.join(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
     _Run(plan, data, folder, console, records, life).carry_out(tokenizer)
+
+
+def _saved_batch(recipe: Recipe, folder: RunFolder) -> int | None:
+    """The global batch of the checkpoint to resume from: as node 0's supervisor has read it, else from the manifest."""
+    known = os.environ.get(variables.SAVED_BATCH)
+    if known is None:
+        return saved_global_batch(folder, recipe.spec.resume, earlier_signatures(os.environ))
+    return int(known) if known else None
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from dsrun.recipe.resolve import Recipe
 from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
 from dsrun.runs.attempts import earlier_signatures, is_another
-from dsrun.runs.folder import RunFolder, default_name
+from dsrun.runs.folder import MANY_RANKS, RunFolder, default_name
 from dsrun.runs.heartbeat import Heart
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
-from dsrun.system.env import worker_from_env
+from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.pdeathsig import die_with_parent
 from dsrun.train import memory_fallbacks
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
                 console.notice(notice)
             if not (is_another(os.environ) and folder.recipe.exists()):
                 write_stored(asked, folder, os.environ)
-        log = next_log(folder, rank)
+        log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
         _run(recipe, folder, console, rank, life)
@@ -156,10 +156,13 @@ def _console(rank: int) -> Console:
     return Console(open_console(channel), terminal=terminal, width=width)
 
 
-def next_log(folder: RunFolder, rank: int) -> Path:
+def next_log(folder: RunFolder, worker: Worker) -> Path:
     """The log of this rank's attempt: no attempt writes into an earlier one's."""
-    attempts = (folder.log(rank, attempt) for attempt in itertools.count())
-    return next(log for log in attempts if not log.exists())
+    node = worker.rank // worker.local_world_size if worker.world_size > MANY_RANKS else None
+    attempts = (folder.log(worker.rank, attempt, node=node) for attempt in itertools.count())
+    log = next(log for log in attempts if not log.exists())
+    log.parent.mkdir(exist_ok=True)
+    return log
 
 
 def _terminate(signum: int, frame: Any) -> None:

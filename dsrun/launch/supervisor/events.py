@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
-from dsrun.runs.manifest import complete_checkpoints
+from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, write_json_atomic
 from dsrun.runs.schema import EventKind
 
@@ -29,8 +30,17 @@ class RunEventWriter:
     def newest_checkpoint(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where the file server does not tell."""
         with suppress(OSError):  # a moment's trouble with it is no reason to end the run
-            return max((step for step, _ in complete_checkpoints(self._folder)), default=0)
+            newest = newest_complete(self._folder)
+            return newest[0] if newest else 0
         return None
+
+    def saved_batch(self, resume: str, environ: Mapping[str, str]) -> int | None:
+        """The global batch of the checkpoint that the attempt of `environ` resumes from, None if there is none."""
+        again = earlier_signatures(environ)
+        # --resume never is about the first start.
+        return saved_global_batch(
+            self._folder, RESUME_AUTO[0] if again and resume == RESUME_NEVER else resume, again
+        )
 
     def remedy(self) -> MemoryFallback:
         """What remedy.json says. UsageError where it is not dsrun's."""

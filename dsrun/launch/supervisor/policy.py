@@ -83,7 +83,8 @@ class MemoryFallback:
 class Decision:
     """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
 
-    `cause` is the last failure's, or deterministic_crash where its history tells so.
+    `cause` is the last failure's, or deterministic_crash where its history tells so. `saved_batch` is the global batch
+    of the checkpoint that the next attempt resumes from.
     """
 
     action: Literal["restart", "stop"]
@@ -92,6 +93,7 @@ class Decision:
     why: str
     remedy: MemoryFallback
     cause: str = ""
+    saved_batch: int | None = None
 
 
 def decide(

@@ -118,6 +118,9 @@ class _Supervision:
             self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._history: list[Failure] = []
         self._progress: list[int | None] = []
+        # A node that joins a run later was not told of its checkpoints.
+        self._saved_batch = job.saved_batch
+        self._knows_saved_batch = not job.external and coordinator.attempt == 0
 
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
@@ -157,6 +160,7 @@ class _Supervision:
                         self._ledger.clean_up()
                     return self._outcome(end, decision)
                 self._number += 1
+                self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
                 if not self._pause(decision.wait_s):
                     return self._result_after_signal()
         finally:
@@ -168,7 +172,8 @@ class _Supervision:
         if self._stop_wanted():
             return None
         port = self._job.port or free_port()
-        return Attempt(self._around, self._number).run(self._starter, self._env, port)
+        known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
+        return Attempt(self._around, self._number).run(self._starter, {**self._env, **known}, port)
 
     def _must_clean_up(self, decision: Decision) -> bool:
         """Whether it is on this node to clear up after ranks of ours that ended in the middle of something."""
@@ -176,8 +181,12 @@ class _Supervision:
         return ours and decision.exit_code not in (0, EXIT_RESUME)
 
     def _newest(self) -> int | None:
-        """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows."""
-        return None if self._job.external else self._ledger.newest_checkpoint()
+        """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows.
+
+        Only node 0, which decides, looks: a thousand nodes would each ask the file server for every file.
+        """
+        unknown = self._job.external or self._job.node_rank != 0
+        return None if unknown else self._ledger.newest_checkpoint()
 
     def _ended(self, end: AttemptResult) -> NodeResult:
         failure = None
@@ -206,6 +215,9 @@ class _Supervision:
             micro_batch=micro,
         )
         self._ledger.failed(failure, decision, attempt=self._number)
+        if decision.action == "restart" and not self._job.external:
+            environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
+            decision = replace(decision, saved_batch=self._ledger.saved_batch(self._job.resume, environ))
         return decision
 
     def _pause(self, seconds: float) -> bool:

@@ -50,6 +50,7 @@ class Checkpointing(Seq2SeqTrainer):
     interrupted: bool
     _under_way: Save | None = None
     _stall = 0.0
+    _complete: set[int] | None = None
 
     def keep_checkpoints(self, saving: Saving) -> None:
         """Say how; before training begins."""
@@ -176,7 +177,7 @@ class Checkpointing(Seq2SeqTrainer):
             self._rotate(save)
 
     def _rotate(self, save: Save) -> None:
-        steps = [step for step, _ in complete_checkpoints(save.run)]
+        steps = self._complete_steps(save)
         protected = {save.step, self.state.best_global_step or save.step}
         if self.state.best_model_checkpoint:
             protected.add(int(Path(self.state.best_model_checkpoint).name.rpartition("-")[2]))
@@ -188,6 +189,14 @@ class Checkpointing(Seq2SeqTrainer):
                 logger.exception("checkpoint-%d could not be deleted", step)
                 continue
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
+
+    def _complete_steps(self, save: Save) -> list[int]:
+        """The steps of the whole checkpoints. The files of those of earlier attempts are looked at once; those that
+        this run has shown are whole."""
+        if self._complete is None:
+            self._complete = {step for step, _ in complete_checkpoints(save.run)}
+        self._complete.add(save.step)
+        return [step for step, _ in save.run.checkpoints() if step in self._complete]
 
     def check_best_checkpoint(self) -> None:
         """Raise ToolError where the best checkpoint, which is to be loaded, is not what was saved. A collective."""

@@ -5,20 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.recipe.defaults import RESUME_AUTO
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import signatures
-from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import versions
 from dsrun.train.data.tokens.special import tokenizer_identity
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.model.load import lora_targets
-from dsrun.train.records import bears
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -70,24 +64,6 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "lora": lora_identity(plan.recipe.spec),
         "signed": [*signatures(os.environ).values()],
     }
-
-
-def saved_global_batch(run: Path, resume: str, again: Collection[str] = ()) -> int | None:
-    """The global batch of the checkpoint that a run in the folder `run` goes on from, by its manifest; None where there
-    is none to go on from. Not verified yet: the batch is needed before the ranks can share that work. `again` as in
-    `find_checkpoint`: rotation may have deleted the checkpoint that a run began with."""
-    if resume == "never":
-        return None
-    own = [read_manifest(path) for _, path in RunFolder(run).checkpoints()]
-    if resume not in RESUME_AUTO:
-        own = [manifest for manifest in own if manifest and bears(manifest, again)] + [
-            read_manifest(Path(resume))
-        ]
-    for manifest in own:
-        if manifest:
-            found = manifest["extra"].get("global_batch")
-            return found if isinstance(found, int) and found > 0 else None
-    return None
 
 
 def model_identity(config: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.defaults import RESUME_AUTO
+from dsrun.runs.attempts import RESUME_AUTO, bears
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
@@ -20,7 +20,6 @@ from dsrun.system.host import hostname
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
 from dsrun.train.collectives import all_gather_object, rank0_first, ranks
-from dsrun.train.records import bears
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0

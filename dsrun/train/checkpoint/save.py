@@ -17,7 +17,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.fsync_pool import ChecksumPool
-from dsrun.runs.manifest import complete_checkpoints, write_manifest
+from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.runs.schema import ManifestFile
 from dsrun.system.host import hostname
 from dsrun.train.collectives import all_gather_object, my_rank, rank0_first
@@ -144,10 +144,10 @@ class Save:
 def _left(run: RunFolder) -> str:
     """What a failed save leaves to go on from."""
     try:
-        whole = complete_checkpoints(run)
+        newest = newest_complete(run)
     except OSError:  # It must not hide why the save failed.
         return "the run folder cannot be read any more"
-    return f"checkpoint-{whole[0][0]} is whole" if whole else "there is no earlier checkpoint"
+    return f"checkpoint-{newest[0]} is whole" if newest else "there is no earlier checkpoint"
 
 
 def not_shared(run: Path, why: str) -> UsageError:

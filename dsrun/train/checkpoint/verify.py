@@ -8,9 +8,18 @@ from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, verify, within
+from dsrun.runs.manifest import (
+    MANIFEST,
+    STATE_FILE,
+    damaged,
+    missing_or_wrong_size,
+    read_manifest,
+    shared_out,
+    within,
+)
 from dsrun.runs.ownership import refuse_untrusted
-from dsrun.train.collectives import all_gather_object, my_rank, rank0_first, ranks
+from dsrun.runs.schema import Manifest
+from dsrun.train.collectives import all_gather_object, rank0_first, rank0_shares, ranks
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")
@@ -24,13 +33,22 @@ def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
 
     Raises UsageError, on all ranks, where it is not to be trusted.
     """
-    findings = rank0_first(lambda: missing_or_wrong_size(path))
+    manifest: Manifest | None = None
+
+    def look() -> list[Finding]:
+        nonlocal manifest
+        manifest = read_manifest(path)
+        return missing_or_wrong_size(path, manifest)
+
+    findings = rank0_first(look)
     if findings:
         return findings
     if not trust:
         rank0_first(lambda: refuse_untrusted(path))
-    found = all_gather_object(verify(path, part=my_rank(), parts=ranks(), beat=beat))
-    return list({finding.where: finding for part in found for finding in part}.values())
+    # Rank 0 alone has looked at every file: each rank is told which ones to read.
+    mine = rank0_shares(lambda: shared_out(manifest["files"] if manifest else {}, ranks()))
+    found = all_gather_object(damaged(path, mine, beat=beat))
+    return [finding for part in found for finding in part]
 
 
 def check_foreign(path: Path, *, trust: bool) -> None:

@@ -99,13 +99,13 @@ def test_stopped_run_prints_resume_command(job):
     def said(coordinator, **fields):
         return str(supervise(replace(job, external=False, **fields), coordinator).message)
 
-    elsewhere = {"again": "the same command with --output here", "resumes": False}
+    elsewhere = {"again": "the same command with --output here", "resume": "never"}
     coordinator = SingleNodeCoordinator()
     coordinator.announce_stop(StopRequest("SIGTERM"))
     assert said(coordinator, **elsewhere).endswith("the same command with --output here resumes from there")
     assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto resumes from there")
     run.checkpoint(5).rename(run.checkpoint(4))
-    assert said(SavesFirst(), resumes=False).endswith(
+    assert said(SavesFirst(), resume="never").endswith(
         "the same command with --resume auto resumes from there"
     )
     run.checkpoint(4).rename(run.path / "aside")

@@ -2,8 +2,10 @@ import pytest
 from transformers import LlamaConfig
 
 from dsrun.recipe.resolve import resolve
+from dsrun.runs.attempts import saved_global_batch
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.checkpoint.fingerprint import lora_identity, model_identity, saved_global_batch
+from dsrun.train.checkpoint.fingerprint import lora_identity, model_identity
 
 
 def config(**values):
@@ -46,9 +48,9 @@ def test_saved_global_batch_of_resumed_checkpoint(tmp_path):
         (tmp_path / f"checkpoint-{step}").mkdir()
         if facts:
             write_manifest(tmp_path / f"checkpoint-{step}", facts, durable=False)
-    assert saved_global_batch(tmp_path, "auto") == 32
-    assert saved_global_batch(tmp_path, "never") is None
-    assert saved_global_batch(tmp_path / "other", str(tmp_path / "checkpoint-5")) == 16
+    assert saved_global_batch(RunFolder(tmp_path), "auto") == 32
+    assert saved_global_batch(RunFolder(tmp_path), "never") is None
+    assert saved_global_batch(RunFolder(tmp_path / "other"), str(tmp_path / "checkpoint-5")) == 16
 
 
 def test_saved_global_batch_after_checkpoint_rotation(tmp_path):
@@ -60,8 +62,8 @@ def test_saved_global_batch_after_checkpoint_rotation(tmp_path):
         (tmp_path / f"checkpoint-{step}").mkdir()
         write_manifest(tmp_path / f"checkpoint-{step}", facts, durable=False)
     began_with = str(tmp_path / "checkpoint-5")
-    assert saved_global_batch(tmp_path, began_with, {"us"}) == 16
-    assert saved_global_batch(tmp_path, began_with) is None
+    assert saved_global_batch(RunFolder(tmp_path), began_with, {"us"}) == 16
+    assert saved_global_batch(RunFolder(tmp_path), began_with) is None
 
 
 @pytest.mark.parametrize("facts", [None, {}, {"global_batch": "32"}, {"global_batch": 0}])
@@ -69,4 +71,4 @@ def test_checkpoint_without_saved_global_batch(facts, tmp_path):
     (tmp_path / "checkpoint-5").mkdir()
     if facts is not None:
         write_manifest(tmp_path / "checkpoint-5", facts, durable=False)
-    assert saved_global_batch(tmp_path, "auto") is None
+    assert saved_global_batch(RunFolder(tmp_path), "auto") is None
