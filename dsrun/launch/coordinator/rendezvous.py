@@ -15,7 +15,7 @@ from dsrun.launch.coordinator.messages import (
     shared_key,
 )
 from dsrun.launch.coordinator.server import CoordinatorServer
-from dsrun.launch.coordinator.transport import listen
+from dsrun.launch.coordinator.transport import allow_open_files, listen
 from dsrun.launch.signals import StartupSignals
 from dsrun.system.interfaces import plain_address
 from dsrun.system.net import claim_port
@@ -46,6 +46,7 @@ def rendezvous(
             return
         key = shared_key(run=place.run, secret=secret)
         if place.node == 0:
+            allow_open_files(place.nodes)
             port = claim_port(place.port or 0, find=None)
             coordinator = first = CoordinatorServer(
                 listen(place.host, port + 1),

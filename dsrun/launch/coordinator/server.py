@@ -57,6 +57,7 @@ class CoordinatorServer(EventLoop):
         self._now = 0
         self._pending: dict[Connection, PendingConnection] = {}
         self._peers: dict[int, Peer] = {}
+        self._by_connection: dict[Connection, Peer] = {}
         self._hosts: dict[int, str] = {}
         self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
@@ -187,6 +188,7 @@ class CoordinatorServer(EventLoop):
             peer = self._peers.pop(node, None)
             if peer is None:
                 return
+            self._by_connection.pop(peer.connection, None)
             self.post(peer.connection, {"bye": True})
             self.dismiss(peer.connection)
             began = not peer.waiting
@@ -204,7 +206,7 @@ class CoordinatorServer(EventLoop):
         if pending is not None:
             self._handshake(pending, message)
             return
-        peer = self._peer_of(connection)
+        peer = self._by_connection.get(connection)
         if peer is None:
             return
         if "ended" in message:
@@ -220,7 +222,7 @@ class CoordinatorServer(EventLoop):
 
     def on_disconnect(self, connection: Connection) -> None:
         self._pending.pop(connection, None)
-        peer = self._peer_of(connection)
+        peer = self._by_connection.get(connection)
         if peer is not None:
             self._drop_peer(peer.node, lost_node(peer.node, peer.host, silent=False))
 
@@ -244,9 +246,6 @@ class CoordinatorServer(EventLoop):
             # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
             self._forwarded = stop
 
-    def _peer_of(self, connection: Connection) -> Peer | None:
-        return next((each for each in list(self._peers.values()) if each.connection is connection), None)
-
     def _handshake(self, pending: PendingConnection, message: Message) -> None:
         why = reject_reason(pending, message, key=self._key, nodes=self.nodes, peers=self._peers)
         if why:
@@ -260,5 +259,6 @@ class CoordinatorServer(EventLoop):
         self.post(pending.connection, {"welcome": self._run_info, "proof": welcome})
         with self.changed:
             self._hosts[node] = host
-            self._peers[node] = Peer(node, host, pending.connection)
+            peer = Peer(node, host, pending.connection)
+            self._peers[node] = self._by_connection[pending.connection] = peer
             self.changed.notify_all()

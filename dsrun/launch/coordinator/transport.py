@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import os
+import resource
 import selectors
 import socket
 import threading
@@ -26,6 +27,7 @@ PEER_TIMEOUT_S = 15.0
 _LOOK_S = 0.25
 _SEND_S = 5.0
 _LONGEST = 1 << 20
+_USUAL_FILES = 512
 
 
 def hmac_digest(key: bytes, *words: object) -> str:
@@ -216,6 +218,17 @@ class EventLoop:
     def _lost(self, connection: Connection) -> None:
         self.drop(connection)
         self.on_disconnect(connection)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the soft limit of open files to `count` more than a process usually needs, as far as the hard limit allows:
+    on many systems it is 1024, and node 0 has a connection per node."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _USUAL_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
