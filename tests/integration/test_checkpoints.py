@@ -173,7 +173,8 @@ import os, sys
 from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.train import resume, world
+from dsrun.train import world
+from dsrun.train.checkpoint import resume
 resume._NFS_PATIENCE_S = 1.0
 world.join(world.here(use_cpu=True), deepspeed=False)
 folder = RunFolder(Path(sys.argv[1]))

@@ -279,7 +279,7 @@ def test_export_peak_memory_is_bounded_by_shard_size(tmp_path):
         }  # fmt: skip
         # Not ru_maxrss: it begins with the memory of this process, from which the child is forked.
         code = (
-            "import sys; from pathlib import Path; from dsrun.train import exporting; exporting.main(sys.argv[1:]);"
+            "import sys; from pathlib import Path; from dsrun.train.export import run; run.main(sys.argv[1:]);"
             "print(Path('/proc/self/status').read_text())"
         )
         argv = [sys.executable, "-c", code, json.dumps(request)]
