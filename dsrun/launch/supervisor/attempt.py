@@ -25,15 +25,15 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import oom_kills
 
-LOOK_S = 0.1
+POLL_S = 0.1
 BEFORE_TRAINING_S = 3.0
 """Before training there is nothing to save: ranks that were told to stop have so long to leave."""
-STRAGGLER_S = 10.0
+STRAGGLER_TIMEOUT_S = 10.0
 """When one rank has left, as told, the others have so long to follow."""
 NO_HEARTBEAT_PATIENCE_S = 600.0
 """Programs without signs of life have so long to save when they are told to stop."""
-INTERRUPT_S = 2.0
-AGENT_S = 5.0
+INTERRUPT_TIMEOUT_S = 2.0
+AGENT_TIMEOUT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that has failed longer ago without a word of it is news of its own.
 _AGENT_REPORT_S = 0.5
 # One that has ended well fails nobody while its agent waits for a busy machine to let it look.
@@ -42,7 +42,7 @@ _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
 class OtherNodes(Protocol):
-    """What an attempt asks of the council."""
+    """What an attempt asks the coordinator."""
 
     def check(self) -> bool: ...
 
@@ -51,57 +51,59 @@ class OtherNodes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptResult:
-    """How the attempt ended here. `ok`: all ranks left with exit code 0, or were ended as they were told to leave and
-    had nothing to save; `told`: they were told to stop; `by_others`: ended because another node's part has failed;
-    `saved` names the checkpoint they left, where they did."""
+    """How the attempt ended here.
+
+    `ok`: all ranks exited with 0, or were ended after a stop request with nothing to save; `stop_requested`: they were
+    asked to stop; `by_others`: ended because another node's part has failed; `saved` is the checkpoint that they left.
+    """
 
     ok: bool
-    told: bool
+    stop_requested: bool
     by_others: bool
     saved: str | None
-    remains: FailureInputs
+    failure_inputs: FailureInputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
-    """What all attempts of a run share. `scratch` is a folder of this machine's own, `mark` what all processes of the
-    family carry in their environment, `log` where agent and ranks write, `look` what else to do at every look."""
+    """What all attempts of a run share. `scratch` is a folder of this machine's own, `run_id` what all processes of the
+    family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look."""
 
     job: Job
     scratch: Path
-    mark: str
+    run_id: str
     stop_requests: StopRequests
     others: OtherNodes
     log: Path
-    look: Callable[[], None]
+    poll: Callable[[], None]
 
 
 class Attempt:
     """Attempt number `number`."""
 
-    def __init__(self, around: AttemptContext, number: int) -> None:
-        self.job = job = around.job
+    def __init__(self, context: AttemptContext, number: int) -> None:
+        self.job = job = context.job
         self.number = number
-        self._folder = around.scratch / f"attempt-{number}"
-        self._mark = around.mark
-        self._stop_requests = around.stop_requests
-        self._others = around.others
-        self._log = around.log
-        self._log_begins = _size(around.log)
-        self._around = around
+        self._folder = context.scratch / f"attempt-{number}"
+        self._run_id = context.run_id
+        self._stop_requests = context.stop_requests
+        self._others = context.others
+        self._log = context.log
+        self._log_begins = _size(context.log)
+        self._context = context
         self._watch = Watchdog(job.hang_timeout)
         self._pids: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._missing: dict[int, float] = {}
         self._codes: dict[int, int] = {}
-        self._told: set[int] = set()
-        self._told_at: float | None = None
+        self._signalled: set[int] = set()
+        self._signalled_at: float | None = None
         self._interrupted_at: float | None = None
         self._beats: dict[int, Beat] = {}
         self._hang: Hang | None = None
         self._by_others = False
         self._evidence: Path | None = None
-        self._well = self._began = time.monotonic()
+        self._last_well = self._began = time.monotonic()
         self._stalled = 0.0
         self._began_at = time.time()
         self._ooms = oom_kills()
@@ -120,7 +122,7 @@ class Attempt:
         agent = starter.start(arguments, {**env, **own}, ranks=self.job.topology.workers)
         try:
             code = self._watch_until_end(agent)
-            noticed = time.monotonic() - self._well
+            noticed = time.monotonic() - self._last_well
             if code is None and self._is_failure():
                 self._collect()
         finally:
@@ -131,18 +133,18 @@ class Attempt:
         """The agent's return code; None when the attempt must be ended."""
         while True:
             code = agent.poll()
-            self._look()
-            self._around.look()
+            self._poll()
+            self._context.poll()
             if code is not None:
                 self._request_stop_if_signalled(code)
                 return code
             if self._failed(agent) or self._must_end(agent):
                 return None
-            self._well = time.monotonic()
-            time.sleep(LOOK_S)
-            self._stalled = max(0.0, time.monotonic() - self._well - LOOK_S)
+            self._last_well = time.monotonic()
+            time.sleep(POLL_S)
+            self._stalled = max(0.0, time.monotonic() - self._last_well - POLL_S)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Take in what has happened since the last look."""
         for news in read_rank_statuses(self._folder / "ranks"):
             self._pids[news.rank] = news.pid
@@ -162,7 +164,7 @@ class Attempt:
         self._codes |= {rank: code for rank, code in codes.items() if code is not None}
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
-        self._hang = self._watch.look(beats, living, now)
+        self._hang = self._watch.poll(beats, living, now)
 
     def _alive(self) -> dict[int, int]:
         """The ranks that have not ended as far as the agent has said."""
@@ -170,14 +172,14 @@ class Attempt:
 
     def _request_stop_if_signalled(self, status: int, *, rank: int | None = None) -> None:
         """A process that had no handler yet was told to stop, and died of it."""
-        if status in _STOP_STATUSES and self._told_at is None:
+        if status in _STOP_STATUSES and self._signalled_at is None:
             self._stop_requests.ask(StopRequest.now(signal.Signals(-status).name, rank))
 
     def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
         if self._hang is not None:
             return True
-        if self._told_at is not None or self._stop_requests.stop():
+        if self._signalled_at is not None or self._stop_requests.stop():
             return False
         return self._unreported(agent) or any(self._ended.values())
 
@@ -188,7 +190,7 @@ class Attempt:
         alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
-        patience = {None: AGENT_S, 0: _CLEAN_EXIT_REPORT_S}
+        patience = {None: AGENT_TIMEOUT_S, 0: _CLEAN_EXIT_REPORT_S}
         return any(
             now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items()
         )
@@ -217,26 +219,28 @@ class Attempt:
             self._interrupted_at = now
             for pid in self._alive().values():
                 _kill(pid, signal.SIGINT)
-        return not self._alive() or now - self._interrupted_at > INTERRUPT_S
+        return not self._alive() or now - self._interrupted_at > INTERRUPT_TIMEOUT_S
 
     def _forward(self, request: StopRequest, agent: Agent) -> bool:
         """Signal the ranks, but for the one that the request came from; whether they have taken too long to exit."""
         now = time.monotonic()
-        self._told_at = self._told_at or now
+        self._signalled_at = self._signalled_at or now
         signum = signal.SIGUSR1
         if self.job.external:
             signum = signal.Signals.__members__.get(request.signal, signal.SIGTERM)
         for rank, pid in self._alive().items():
-            if rank not in self._told:
-                self._told.add(rank)
+            if rank not in self._signalled:
+                self._signalled.add(rank)
                 if self.job.external or rank != request.rank:
                     _kill(pid, signum)
-        return self._agent_is_stuck(now) or now - self._told_at > self._patience(now)
+        return self._agent_is_stuck(now) or now - self._signalled_at > self._patience(now)
 
     def _agent_is_stuck(self, now: float) -> bool:
         """Whether all ranks have gone and their agent takes no notice, as when it is stopped."""
         gone = self._missing
-        return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_S
+        return (
+            bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_TIMEOUT_S
+        )
 
     def _patience(self, now: float) -> float:
         """Seconds that the ranks may take from being told to stop until they have left."""
@@ -250,12 +254,12 @@ class Attempt:
             return BEFORE_TRAINING_S
         if self._ended and alive:
             last = max((beat.time for beat in beats if beat), default=0.0)
-            return max(last, self._told_at or now) - (self._told_at or now) + STRAGGLER_S
+            return max(last, self._signalled_at or now) - (self._signalled_at or now) + STRAGGLER_TIMEOUT_S
         return self.job.patience or float("inf")
 
     def _is_failure(self) -> bool:
         return self._hang is not None or (
-            self._told_at is None and bool(self._missing or any(self._ended.values()))
+            self._signalled_at is None and bool(self._missing or any(self._ended.values()))
         )
 
     def _collect(self) -> None:
@@ -268,26 +272,28 @@ class Attempt:
         # Without an agent the warm process still has the request, which it must not follow any more.
         kept_processes = starter.kept_processes() if agent.pid() is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
-        while not reaper.end(self._mark, spare=kept_processes) and self._stop_requests.force_quit is None:
+        while not reaper.end(self._run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
             pass
-        deadline = time.monotonic() + AGENT_S
+        deadline = time.monotonic() + AGENT_TIMEOUT_S
         while kept_processes and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if kept_processes and agent.poll() is None:
             # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
-            reaper.end(self._mark)
+            reaper.end(self._run_id)
 
     def _end(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")
-        told = self._told_at is not None or saved is not None or self._stop_requests.stop() is not None
-        left = told and (self.job.external or code != 0 or saved is not None)
+        stop_requested = (
+            self._signalled_at is not None or saved is not None or self._stop_requests.stop() is not None
+        )
+        left = stop_requested and (self.job.external or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
                 # Gone, and the agent has not said how (yet; or it is itself stopped). Without a word, a guess.
                 told_code = exit_code_of(self._folder / "failures", rank)
                 found = self._codes.get(rank) if told_code is None else told_code
                 self._ended.setdefault(rank, found or -signal.SIGKILL)
-        remains = FailureInputs(
+        failure_inputs = FailureInputs(
             failures=self._folder / "failures",
             log=self._log,
             log_begins=self._log_begins,
@@ -305,7 +311,11 @@ class Attempt:
         )
         path = saved.get("path") if saved else None
         return AttemptResult(
-            ok=code == 0 or told, told=left, by_others=self._by_others, saved=path, remains=remains
+            ok=code == 0 or stop_requested,
+            stop_requested=left,
+            by_others=self._by_others,
+            saved=path,
+            failure_inputs=failure_inputs,
         )
 
 

@@ -110,34 +110,40 @@ class FailureInputs:
     node: int = 0
 
 
-def explain(remains: FailureInputs, classify: Classify) -> Failure:
+def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     """The failure of the rank that failed first."""
-    hang = remains.hang
+    hang = failure_inputs.hang
     if hang is not None:
         found = _failure(
-            remains, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
+            failure_inputs, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
         )
-        return replace(found, log=str(remains.evidence or remains.log))
-    killed = _killed(remains.ended)
-    order = list(remains.ended)
+        return replace(found, log=str(failure_inputs.evidence or failure_inputs.log))
+    killed = _killed(failure_inputs.ended)
+    order = list(failure_inputs.ended)
     before = order[: order.index(killed)] if killed is not None else order
-    said = first_failure(remains.failures, only_expected=killed is not None, first=before)
+    said = first_failure(failure_inputs.failures, only_expected=killed is not None, first=before)
     if said:
-        return _told(remains, said, classify)
+        return _signalled(failure_inputs, said, classify)
     if killed is not None:
-        return _death(remains, killed, classify)
-    failed = next(((rank, code) for rank, code in remains.ended.items() if code), None)
-    text = _words(remains)
+        return _death(failure_inputs, killed, classify)
+    failed = next(((rank, code) for rank, code in failure_inputs.ended.items() if code), None)
+    text = _words(failure_inputs)
     if failed:
         rank, code = failed
         message = f"rank {rank} ended with exit code {code}"
-        found = _failure(remains, classify(text, code), rank, code, message)
+        found = _failure(failure_inputs, classify(text, code), rank, code, message)
         return replace(found, trace=trace_of(text))
-    if remains.agent is not None and remains.agent < 0:
-        message = f"the agent of the ranks was killed ({_signal_name(-remains.agent)})"
-        return _failure(remains, "agent_killed", None, remains.agent, message)
+    if failure_inputs.agent is not None and failure_inputs.agent < 0:
+        message = f"the agent of the ranks was killed ({_signal_name(-failure_inputs.agent)})"
+        return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
     message = _last_words(text) or "the ranks could not be started"
-    return _failure(remains, classify(text, remains.agent), None, remains.agent or EXIT_TOOL_FAILED, message)
+    return _failure(
+        failure_inputs,
+        classify(text, failure_inputs.agent),
+        None,
+        failure_inputs.agent or EXIT_TOOL_FAILED,
+        message,
+    )
 
 
 def _killed(ended: Mapping[int, int]) -> int | None:
@@ -145,7 +151,7 @@ def _killed(ended: Mapping[int, int]) -> int | None:
     return next((rank for rank, code in ended.items() if code < 0 and code != -signal.SIGTERM), None)
 
 
-def _told(remains: FailureInputs, said: Mapping[str, Any], classify: Classify) -> Failure:
+def _signalled(failure_inputs: FailureInputs, said: Mapping[str, Any], classify: Classify) -> Failure:
     """A worker wrote down why."""
     code, log = int(said["exit_code"]), said["log"]
     cause = said.get("cause")
@@ -153,29 +159,29 @@ def _told(remains: FailureInputs, said: Mapping[str, Any], classify: Classify) -
         cause = (
             "" if said["expected"] else classify(f"{said['message']}\n{tail(Path(log)) if log else ''}", code)
         )
-    failure = _failure(remains, cause, int(said["rank"]), code, str(said["message"]))
+    failure = _failure(failure_inputs, cause, int(said["rank"]), code, str(said["message"]))
     step = said.get("step", failure.step)
     rollback = bool(said.get("rollback", False))
     return replace(failure, trace=said.get("trace"), log=log, step=step, rollback=rollback)
 
 
-def _death(remains: FailureInputs, rank: int, classify: Classify) -> Failure:
+def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Failure:
     """A rank died by a signal and could not say why."""
-    code = remains.ended[rank]
-    step = remains.steps.get(rank)
+    code = failure_inputs.ended[rank]
+    step = failure_inputs.steps.get(rank)
     where = f" after step {step}" if step else ""
-    cause = "host_oom_killed" if remains.out_of_memory and code == -signal.SIGKILL else ""
+    cause = "host_oom_killed" if failure_inputs.out_of_memory and code == -signal.SIGKILL else ""
     if not cause and code != -signal.SIGKILL:
         # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
-        cause = classify(_words(remains), code)
+        cause = classify(_words(failure_inputs), code)
     message = f"rank {rank} was killed ({_signal_name(-code)}){where}" + (
-        ", out of host memory" if remains.out_of_memory else ""
+        ", out of host memory" if failure_inputs.out_of_memory else ""
     )
-    return _failure(remains, cause or "rank_killed", rank, code, message)
+    return _failure(failure_inputs, cause or "rank_killed", rank, code, message)
 
 
 def _failure(
-    remains: FailureInputs,
+    failure_inputs: FailureInputs,
     cause: str,
     rank: int | None,
     code: int,
@@ -186,13 +192,15 @@ def _failure(
     return Failure(
         cause=cause,
         rank=rank,
-        node=remains.node,
+        node=failure_inputs.node,
         exit_code=code,
         message=message,
-        step=remains.steps.get(rank) if rank is not None else max(remains.steps.values(), default=None),
-        detected_s=remains.detected_s if detected_s is None else detected_s,
-        stalled_s=remains.stalled_s,
-        log=str(remains.log),
+        step=failure_inputs.steps.get(rank)
+        if rank is not None
+        else max(failure_inputs.steps.values(), default=None),
+        detected_s=failure_inputs.detected_s if detected_s is None else detected_s,
+        stalled_s=failure_inputs.stalled_s,
+        log=str(failure_inputs.log),
     )
 
 
@@ -203,8 +211,8 @@ def _signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def _words(remains: FailureInputs) -> str:
-    return tail(remains.log, begins=remains.log_begins)
+def _words(failure_inputs: FailureInputs) -> str:
+    return tail(failure_inputs.log, begins=failure_inputs.log_begins)
 
 
 def tail(log: Path, size: int = _LOG_TAIL, *, begins: int = 0) -> str:

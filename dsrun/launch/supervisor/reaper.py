@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 # Inherited by every descendant. dsrun.system.variables.RUN_ID, which cannot be imported here.
 VARIABLE = b"DSRUN_RUN_ID="
@@ -26,8 +27,8 @@ _LOOK_S = 0.02
 _QUIET_ROUNDS = 3
 
 
-def members(mark: str, *, spare: Iterable[int] = ()) -> set[int]:
-    """Process ids of the living that carry `mark`, and of their descendants, but for this process and `spare`."""
+def members(run_id: str, *, spare: Iterable[int] = ()) -> set[int]:
+    """Process ids of the living that carry `run_id`, and of their descendants, but for this process and `spare`."""
     parents: dict[int, int] = {}
     family: set[int] = set()
     for pid in (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()):
@@ -35,7 +36,7 @@ def members(mark: str, *, spare: Iterable[int] = ()) -> set[int]:
         if not _is_alive(pid, state):
             continue
         parents[pid] = parent
-        if _carries(pid, mark.encode()):
+        if _carries(pid, run_id.encode()):
             family.add(pid)
     kept_processes = {os.getpid(), *spare}
     grown = True
@@ -87,7 +88,7 @@ def _is_alive(pid: int, state: str) -> bool:
     return threads(pid) > 1 if state == "Z" else state not in ("", "X")
 
 
-def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
+def end(run_id: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
     """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
     kept_processes = set(spare)
     deadline = time.monotonic() + within_s
@@ -95,7 +96,7 @@ def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool
     dying: set[int] = set()
     quiet = 0
     while quiet < _QUIET_ROUNDS:
-        found = members(mark, spare=kept_processes)
+        found = members(run_id, spare=kept_processes)
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -107,10 +108,10 @@ def end(mark: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool
     return True
 
 
-def _carries(pid: int, mark: bytes) -> bool:
+def _carries(pid: int, run_id: bytes) -> bool:
     environ = _environ(pid)
     _, found, rest = (b"\0" + environ).partition(b"\0" + VARIABLE)
-    return bool(found) and mark in rest.partition(b"\0")[0].split(b"/")
+    return bool(found) and run_id in rest.partition(b"\0")[0].split(b"/")
 
 
 def _environ(pid: int) -> bytes:
@@ -126,15 +127,50 @@ def _environ(pid: int) -> bytes:
     return b""
 
 
+class Reaper:
+    """The reaper of this supervisor, started again if it is killed; it ends the run when this process is gone."""
+
+    def __init__(self, run_id: str, scratch: Path) -> None:
+        self._words = [run_id, str(scratch)]
+        self._begin()
+
+    def _begin(self) -> None:
+        import subprocess  # not in the process itself, which starts in milliseconds
+
+        read, self._write = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(read), *self._words],
+            pass_fds=(read,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read)
+
+    def keep(self) -> None:
+        """Start another one where it was killed."""
+        if self._process.poll() is not None:
+            os.close(self._write)
+            self._begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._write)
+        self._process.wait()
+
+
 def main(arguments: list[str]) -> int:
     """Wait, end the family, remove the scratch folder."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # What ends the others with a signal to everybody must not end the one who tidies up after them.
         signal.signal(signum, signal.SIG_IGN)
-    fd, mark, scratch = int(arguments[0]), arguments[1], arguments[2]
+    fd, run_id, scratch = int(arguments[0]), arguments[1], arguments[2]
     while os.read(fd, 4096):
         pass
-    gone = end(mark)
+    gone = end(run_id)
     shutil.rmtree(scratch, ignore_errors=True)
     return 0 if gone else 1
 

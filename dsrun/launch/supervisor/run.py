@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -19,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.launch.coordinator.messages import Coordinator, NodeResult
@@ -43,7 +41,7 @@ __all__ = ["Job", "Outcome", "supervise"]
 Say = Callable[[str], None]
 """Shows the user one line while the run goes on."""
 
-WAIT_LOOK_S = 0.1
+WAIT_POLL_S = 0.1
 
 
 def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) -> Outcome:
@@ -61,28 +59,28 @@ def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) 
             scratch / "stop", coordinator.announce_stop, outer=Path(outer) if outer else None
         )
         stack.enter_context(stop_requests.handling_signals())
-        mark = uuid.uuid4().hex
-        guardian = stack.enter_context(Reaper(mark, scratch))
+        run_id = uuid.uuid4().hex
+        reaper_process = stack.enter_context(reaper.Reaper(run_id, scratch))
         job.run.joinpath("logs").mkdir(parents=True, exist_ok=True)
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
-        around = AttemptContext(
+        context = AttemptContext(
             job=job,
             scratch=scratch,
-            mark=mark,
+            run_id=run_id,
             stop_requests=stop_requests,
             others=coordinator,
             log=log,
-            look=guardian.keep,
+            poll=reaper_process.keep,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(Tee(scratch / "console"))
-            voice = stack.enter_context(AsyncLineWriter(say, timeout_s=STUCK_S))
+            line_writer = stack.enter_context(AsyncLineWriter(say, timeout_s=STUCK_S))
             return _Supervision(
-                around, coordinator, RunEventWriter(RunFolder(job.run), voice), sink
+                context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink
             ).run_attempts()
 
 
@@ -100,15 +98,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 class _Supervision:
     def __init__(
-        self, around: AttemptContext, coordinator: Coordinator, ledger: RunEventWriter, sink: IO[bytes]
+        self, context: AttemptContext, coordinator: Coordinator, event_writer: RunEventWriter, sink: IO[bytes]
     ) -> None:
-        self._job = job = around.job
-        self._around = around
+        self._job = job = context.job
+        self._context = context
         self._coordinator = coordinator
-        self._stop_requests = around.stop_requests
-        self._mark = around.mark
-        self._log = around.log
-        self._ledger = ledger
+        self._stop_requests = context.stop_requests
+        self._run_id = context.run_id
+        self._log = context.log
+        self._event_writer = event_writer
         self._number = coordinator.attempt
         self._env = self._environment()
         self._starter: Starter = SpawnStarter(sink)
@@ -124,17 +122,17 @@ class _Supervision:
 
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
-        mark = self._around.mark
+        run_id = self._context.run_id
         outer = self._job.env.get(variables.RUN_ID)
         own = {
-            variables.RUN_ID: f"{outer}/{mark}" if outer else mark,
-            variables.CONSOLE: str(self._around.scratch / "console"),
+            variables.RUN_ID: f"{outer}/{run_id}" if outer else run_id,
+            variables.CONSOLE: str(self._context.scratch / "console"),
             variables.STOP_FILE: str(self._stop_requests.file),
             variables.SAVE_ON: "USR1,TERM",
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
         if self._job.recipe is not None:
-            file = self._around.scratch / "recipe.json"
+            file = self._context.scratch / "recipe.json"
             file.write_text(self._job.recipe, encoding="utf-8")
             own[variables.RECIPE] = str(file)
         if self._job.terminal_width:
@@ -154,10 +152,10 @@ class _Supervision:
                 ):
                     return self._result_after_signal()
                 decision = self._coordinator.report_and_wait(self._ended(end), self._decide)
-                self._ledger.apply(decision)
+                self._event_writer.apply(decision)
                 if decision.action == "stop":
                     if self._must_clean_up(decision):
-                        self._ledger.clean_up()
+                        self._event_writer.clean_up()
                     return self._outcome(end, decision)
                 self._number += 1
                 self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
@@ -165,7 +163,7 @@ class _Supervision:
                     return self._result_after_signal()
         finally:
             self._coordinator.close()
-            reaper.end(self._mark)
+            reaper.end(self._run_id)
 
     def _attempt(self) -> AttemptResult | None:
         """One attempt; None when nobody wants another one any more."""
@@ -173,7 +171,7 @@ class _Supervision:
             return None
         port = self._job.port or free_port()
         known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
-        return Attempt(self._around, self._number).run(self._starter, {**self._env, **known}, port)
+        return Attempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
 
     def _must_clean_up(self, decision: Decision) -> bool:
         """Whether it is on this node to clear up after ranks of ours that ended in the middle of something."""
@@ -186,21 +184,23 @@ class _Supervision:
         Only node 0, which decides, looks: a thousand nodes would each ask the file server for every file.
         """
         unknown = self._job.external or self._job.node_rank != 0
-        return None if unknown else self._ledger.newest_checkpoint()
+        return None if unknown else self._event_writer.newest_checkpoint()
 
     def _ended(self, end: AttemptResult) -> NodeResult:
         failure = None
         if not end.ok and not end.by_others:
-            failure = explain(end.remains, _classify)
-        return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.told, failure=failure)
+            failure = explain(end.failure_inputs, _classify)
+        return NodeResult(
+            node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure
+        )
 
     def _decide(self, ended: list[NodeResult]) -> Decision:
         """On the first node: what all nodes do next."""
-        remedy = self._ledger.remedy()
+        remedy = self._event_writer.remedy()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
         if failure is None:
-            told = any(each.interrupted for each in ended)
-            code = EXIT_RESUME if told else 0
+            stop_requested = any(each.interrupted for each in ended)
+            code = EXIT_RESUME if stop_requested else 0
             return Decision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
         self._history.append(failure)
         micro = self._job.micro_batch
@@ -214,10 +214,12 @@ class _Supervision:
             remedy=remedy,
             micro_batch=micro,
         )
-        self._ledger.failed(failure, decision, attempt=self._number)
+        self._event_writer.failed(failure, decision, attempt=self._number)
         if decision.action == "restart" and not self._job.external:
             environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
-            decision = replace(decision, saved_batch=self._ledger.saved_batch(self._job.resume, environ))
+            decision = replace(
+                decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ)
+            )
         return decision
 
     def _pause(self, seconds: float) -> bool:
@@ -226,7 +228,7 @@ class _Supervision:
         while time.monotonic() < until:
             if self._stop_wanted():
                 return False
-            time.sleep(WAIT_LOOK_S)
+            time.sleep(WAIT_POLL_S)
         return True
 
     def _stop_wanted(self) -> bool:
@@ -276,36 +278,3 @@ def _classify(text: str, exit_code: int | None) -> str:
     if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.transient):
         return ""
     return found.cause
-
-
-class Reaper:
-    """A process that ends the family when this one is gone, however. See `dsrun.launch.supervisor.reaper`."""
-
-    def __init__(self, mark: str, scratch: Path) -> None:
-        self._words = [mark, str(scratch)]
-        self._begin()
-
-    def _begin(self) -> None:
-        read, self._write = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, str(read), *self._words],
-            pass_fds=(read,),
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(read)
-
-    def keep(self) -> None:
-        """Start another one where it was killed."""
-        if self._process.poll() is not None:
-            os.close(self._write)
-            self._begin()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._write)
-        self._process.wait()

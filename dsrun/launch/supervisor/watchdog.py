@@ -64,7 +64,7 @@ class Watchdog:
         self._looked: float | None = None
         self._since = -math.inf
 
-    def look(self, beats: Mapping[int, Beat], states: Mapping[int, str], now: float) -> Hang | None:
+    def poll(self, beats: Mapping[int, Beat], states: Mapping[int, str], now: float) -> Hang | None:
         """The rank that hangs, None where none does.
 
         `beats` are those of the ranks that live, `states` their letters of proc(5), `now` is by the clock of the

@@ -79,13 +79,13 @@ def test_stalled_time_is_only_what_wait_overran(slow, stalled, tmp_path, monkeyp
     if slow == "wait":
         monkeypatch.setattr(attempt.time, "sleep", lambda seconds: sleep(seconds + 0.5))
     else:
-        monkeypatch.setattr(Attempt, "_look", lambda self: sleep(0.5))
+        monkeypatch.setattr(Attempt, "_poll", lambda self: sleep(0.5))
     starter = Starter()
     starter.start = lambda argv, env, *, ranks: FailingAgent()
     remains = (
         Attempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None)), 0)
         .run(starter, {}, 29500)
-        .remains
+        .failure_inputs
     )
     assert remains.detected_s >= 0.5
     assert (remains.stalled_s >= 0.4) == stalled
@@ -129,7 +129,7 @@ def attempted(tmp_path, monkeypatch):
     def make(agent, pid):
         around = surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None))
         end = Attempt(around, 0).run(OneRank(agent, pid), {}, 29500)
-        return end, explain(end.remains, lambda text, code: "")
+        return end, explain(end.failure_inputs, lambda text, code: "")
 
     return make
 
@@ -177,11 +177,11 @@ def surroundings(folder, stop_requests):
     return AttemptContext(
         job=job,
         scratch=folder,
-        mark="mark",
+        run_id="mark",
         stop_requests=stop_requests,
         others=SingleNodeCoordinator(),
         log=folder / "log",
-        look=lambda: None,
+        poll=lambda: None,
     )
 
 
