@@ -150,7 +150,7 @@ def test_rank_success_despite_slow_agent_exit(attempted, monkeypatch):
 
     Half a second without the processor, at the end of a run, was a failure and a restart.
     """
-    monkeypatch.setattr(attempt, "AGENT_S", 0.0)
+    monkeypatch.setattr(attempt, "AGENT_TIMEOUT_S", 0.0)
     with subprocess.Popen(["true"]) as rank:
         until_zombie(rank.pid)
         end, _ = attempted(SlowAgent(os.getpid(), 0), rank.pid)

@@ -23,7 +23,7 @@ def watched(*beats: Beat, timeout=None, states=None, until: float, every: float 
     letters = {each.rank: "S" for each in beats} | (states or {})
     now = 0.0
     while now <= until:
-        hang = watch.look(found, letters, now)
+        hang = watch.poll(found, letters, now)
         if hang:
             return hang, now
         now += every
@@ -93,9 +93,9 @@ def test_watchdog_ignores_suspended_time():
     """The machine slept, or the scheduler suspended the whole job."""
     watch = Watchdog(None)
     said = {0: beat(0, at=0.0)}
-    assert watch.look(said, {0: "S"}, 1.0) is None
-    assert watch.look(said, {0: "S"}, 1000.0) is None
-    late = [watch.look(said, {0: "S"}, 1000.0 + seconds) for seconds in range(1, 12)]
+    assert watch.poll(said, {0: "S"}, 1.0) is None
+    assert watch.poll(said, {0: "S"}, 1000.0) is None
+    late = [watch.poll(said, {0: "S"}, 1000.0 + seconds) for seconds in range(1, 12)]
     assert late[8] is None
     assert late[10] is not None
 
@@ -104,6 +104,6 @@ def test_watchdog_forgives_resumed_rank():
     """A rank that goes on again is forgiven."""
     watch = Watchdog(None)
     for second in range(9):
-        assert watch.look({0: beat(0)}, {0: "T"}, second) is None
+        assert watch.poll({0: beat(0)}, {0: "T"}, second) is None
     for second in range(9, 30):
-        assert watch.look({0: beat(0, at=second)}, {0: "S"}, second) is None
+        assert watch.poll({0: beat(0, at=second)}, {0: "S"}, second) is None
