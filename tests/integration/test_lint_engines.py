@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 
 
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+BF16_MASTER = {"enabled": True, "bf16_master_weights_and_grads": True}
+
+
 def config(zero: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "optimizer": ADAM}
     return found | ({} if zero is None else {"zero_optimization": zero}) | keys
@@ -68,6 +72,30 @@ RUN = [
     ),
 ]
 FAIL = [
+    *[
+        ("conflict", case)
+        for case in (
+            config({"stage": 2, "allgather_bucket_size": 7}),
+            config({"stage": 2}, prescale_gradients=True),
+            config({"stage": 2}, gradient_predivide_factor=2.0),
+            config({"stage": 2, "compute_grad_norm": False, **OFFLOADED}, gradient_clipping=0),
+            config(
+                {"stage": 1, "compute_grad_norm": False},
+                gradient_clipping=0,
+                bf16={"enabled": True},
+                data_types={"grad_accum_dtype": "fp32"},
+            ),
+            config({"stage": 3}, optimizer={"type": "Muon", "params": {"lr": 1e-3}}),
+            config({"stage": 2}, bf16=BF16_MASTER),
+            config({"stage": 2, **OFFLOADED}, bf16=BF16_MASTER),
+            config({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
+            config(
+                {"stage": 2, **OFFLOADED, "zenflow": {"select_strategy": "step", "select_interval": 8}},
+                optimizer={"type": "SGD", "params": {"lr": 0.1}},
+                zero_allow_untested_optimizer=True,
+            ),
+        )
+    ],
     ("breaks_later", config(gradient_clipping="1.0")),
     ("breaks_later", config({"stage": 2}, gradient_clipping=None)),
     ("breaks_later", config(steps_per_print="10")),

@@ -12,6 +12,7 @@ from dsrun.zero.rules.rule import (
     has_zenflow,
     is_adam,
     is_on,
+    is_own_adam,
     number,
     offloads_optimizer,
     optimizer_name,
@@ -95,10 +96,10 @@ OFFLOAD_RULES = (
         level="warning",
     ),
     Rule(
-        when=lambda v: _splits(v) and v.stage == 3 and (not is_adam(v) or has_zenflow(v)),
+        when=lambda v: _splits(v) and v.stage == 3 and (not is_own_adam(v) or has_zenflow(v)),
         key=RATIO,
         message=f"ratio {{{RATIO}}}: only DeepSpeed's own CPU Adam can be split between GPU and CPU",
-        fix="use AdamW without zenflow",
+        fix="use AdamW without torch_adam and zenflow",
         source=f"{STAGE3} (Hybrid Optimizer Only Supports DeepSpeedCPUAdam)",
     ),
     Rule(
@@ -174,10 +175,10 @@ ZENFLOW_RULES = (
         level="warning",
     ),
     Rule(
-        when=lambda v: has_zenflow(v) and bool(v.stage) and not is_adam(v),
+        when=lambda v: has_zenflow(v) and bool(v.stage) and offloads_optimizer(v) and not is_own_adam(v),
         key=ZENFLOW,
-        message="zenflow has an AdamW of its own, and the optimizer is {optimizer.type}: the first step fails",
-        fix="use AdamW",
+        message="zenflow works with DeepSpeed's own AdamW only: the first step fails",
+        fix="use AdamW without torch_adam",
         source="runtime/zenflow/zenflow_stage_1_and_2.py (ZenFlowSelectiveAdamW)",
     ),
     Rule(

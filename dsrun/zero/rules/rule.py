@@ -89,6 +89,11 @@ def is_adam(view: ConfigView) -> bool:
     return optimizer_name(view) in (None, "adam", "adamw", "auto")
 
 
+def is_own_adam(view: ConfigView) -> bool:
+    """Whether the Adam is DeepSpeed's own, not PyTorch's."""
+    return is_adam(view) and view.raw("optimizer", "params", "torch_adam") is not True
+
+
 def precision(view: ConfigView) -> str | None:
     """bf16, fp16 or fp32, None where the Trainer decides."""
     fp16, bf16 = view.precision("fp16"), view.precision("bf16")

@@ -8,8 +8,8 @@ from dsrun.zero.rules.rule import (
     STAGE12,
     Rule,
     has_zenflow,
-    is_adam,
     is_on,
+    is_own_adam,
     number,
     offloads_optimizer,
     optimizer_name,
@@ -22,7 +22,7 @@ FP16_MASTER = "fp16.fp16_master_weights_and_grads"
 
 
 def _uses_cpu_adam(view: ConfigView) -> bool:
-    return offloads_optimizer(view) and is_adam(view) and not has_zenflow(view)
+    return offloads_optimizer(view) and is_own_adam(view) and not has_zenflow(view)
 
 
 def _bf16_master_needs_cpu_adam(view: ConfigView) -> bool:
