@@ -22,10 +22,9 @@ from dsrun.launch.command import agent_argv, worker_environment
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.model.shapes import describe
-from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.resident import resident
+from dsrun.zero.memory.calibration import resident
+from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import Strategy, gpu
 
 GIB = 2**30

@@ -15,9 +15,9 @@ from dsrun.errors import MissingError, ToolError, UsageError
 if TYPE_CHECKING:
     from dsrun.system.gpus import Gpu
     from dsrun.zero.memory.calibration import Calibration
-    from dsrun.zero.memory.gpus_arg import Cluster
     from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.plan import Plan
+    from dsrun.zero.memory.request import Cluster
     from dsrun.zero.memory.strategy import Candidate
 
 STEPS = 2
@@ -89,7 +89,7 @@ def training_argv(
     made: Plan, row: Candidate, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
-    from dsrun.zero.memory.commands import Wording, train_argv
+    from dsrun.zero.memory.report import Wording, train_argv
 
     question = made.question
     data = scratch / "train.jsonl"
@@ -126,8 +126,7 @@ def compare(
 ) -> Calibration:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
-    from dsrun.zero.memory.calibration import Calibration, save
-    from dsrun.zero.memory.resident import resident
+    from dsrun.zero.memory.calibration import Calibration, resident, save
 
     plain = replace(made.question, factor=1.0)
     if not records:

@@ -59,7 +59,7 @@ class ConfigGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from dsrun.zero.generate.override import nearest_key
+            from dsrun.zero.generate.config import nearest_key
 
             key = nearest_key(error.option_name.lstrip("-").replace("-", "_"))
             if key is None or error.possibilities:
@@ -159,7 +159,7 @@ def run(**values: Any) -> int:
     spec = _with_batch(ZeroSpec(**{name: _plain(name, value) for name, value in values.items()}))
     facts = find_facts(spec)
     text = _explanation(spec, facts, own["output_format"]) if own["explain"] else _json(spec, facts)
-    from dsrun.zero.generate.notices import notices
+    from dsrun.zero.generate.explain import notices
 
     for line in notices(spec, facts):
         remark(line)
@@ -222,7 +222,7 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
     """What this machine knows about the spec's model and GPU. Raises UsageError for a GPU nobody knows."""
     from dsrun.zero.generate.blocks import HardwareFacts
-    from dsrun.zero.memory.model.reading import Settings
+    from dsrun.zero.memory.model.configs import Settings
 
     gpu = _gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
@@ -243,7 +243,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
 def _largest(config: dict[str, Any]) -> int | None:
     """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
     from dsrun.errors import DsrunError
-    from dsrun.zero.memory.model.shapes import describe
+    from dsrun.zero.memory.model.count import describe
 
     if not config:
         return None

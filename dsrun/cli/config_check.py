@@ -57,7 +57,7 @@ def command(
     Exit code 0 without errors (warnings and remarks are fine), 3 with one.
     """
     from dsrun.zero.lint.check import check
-    from dsrun.zero.lint.reporter import printable
+    from dsrun.zero.lint.codes import printable
 
     if target == "deepspeed" and (flags or against):
         raise UsageError(

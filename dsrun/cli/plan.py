@@ -13,10 +13,10 @@ from dsrun.cli.words import remark
 from dsrun.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
-    from dsrun.zero.memory.commands import Wording
     from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.model.count import Counted
     from dsrun.zero.memory.plan import Plan
+    from dsrun.zero.memory.report import Wording
     from dsrun.zero.memory.request import PlanRequest
 
 
@@ -117,7 +117,7 @@ def _model_folder(name: str) -> str:
 
 
 def _question(counted: Counted, given: dict[str, Any]) -> PlanRequest:
-    from dsrun.zero.memory.model.shapes import check_length
+    from dsrun.zero.memory.model.count import check_length
     from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, default_precision
 
     cluster = _cluster(given)
@@ -158,7 +158,7 @@ def _first(*values: int | None) -> int:
 
 def _cluster(given: dict[str, Any]) -> Any:
     from dsrun.errors import UsageError
-    from dsrun.zero.memory.gpus_arg import cluster
+    from dsrun.zero.memory.request import cluster
 
     gpus = given["gpus"]
     if gpus is None:
@@ -175,7 +175,7 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 def _wording(given: dict[str, Any]) -> Wording:
     from dsrun.recipe.files import has_weights
-    from dsrun.zero.memory.commands import Wording
+    from dsrun.zero.memory.report import Wording
 
     data = tuple(
         word
@@ -201,7 +201,7 @@ def _correction(found: Found, question: PlanRequest) -> float:
 
 
 def _print(made: Plan, counted: Counted, words: Wording) -> None:
-    from dsrun.zero.memory import commands, report
+    from dsrun.zero.memory import report
     from dsrun.zero.memory.strategy import GIB
 
     for line in report.header(made, counted, words):
@@ -227,7 +227,7 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
     disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
     click.echo(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
     click.echo()
-    for line in commands.lines(made.question, made.choice, words):
+    for line in report.lines(made.question, made.choice, words):
         click.echo(line)
     if not words.data:
         click.echo(

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dsrun.errors import UsageError
-from dsrun.recipe.convert import describe
 from dsrun.recipe.flags import Flag, nearest, normalise
-from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, from_data, from_words
+from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
 HELP = "`dsrun train --help` lists all flags"

@@ -11,11 +11,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from dsrun.docpage import GeneratedPart, table
-from dsrun.recipe.defaults import CHOSEN
-from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown
-from dsrun.recipe.option import GROUPS
+from dsrun.recipe.flags import CHOSEN, Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.parsed_value import shown_value
 from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
+from dsrun.recipe.resilience import GROUPS
 
 TITLES = {
     "model": "Model",

@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.convert import Rejected, check_choice
 from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling
-from dsrun.recipe.parsed_value import ParsedValue, shown_value
+from dsrun.recipe.parsed_value import ParsedValue, Rejected, check_choice, shown_value
 
 SAME = object()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.defaults import CHOSEN, FIXED
-from dsrun.recipe.flags import SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
+from dsrun.recipe.flags import CHOSEN, FIXED, SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
 from dsrun.recipe.parsed_value import HIDDEN, ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe

@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 import yaml
 
 from dsrun.errors import UsageError
-from dsrun.recipe.convert import YAML_FLOAT
 from dsrun.recipe.flags import Flag, nearest, normalise
-from dsrun.recipe.parsed_value import ParsedValue, from_data, from_words
+from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
 NULL_TAG = "tag:yaml.org,2002:null"

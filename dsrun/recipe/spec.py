@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.recipe.option import option
-from dsrun.recipe.resilience import ResilienceOptions
+from dsrun.recipe.resilience import ResilienceOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.recipe.defaults import FIXED
+from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.loop.metrics import ROUGE_TYPES

@@ -19,8 +19,8 @@ from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import TITLES, flag_of, options
 from dsrun.zero.generate.training_blocks import FILLED
+from dsrun.zero.rules import RULES
 from dsrun.zero.rules.rule import Rule
-from dsrun.zero.rules.table import RULES
 
 
 def markdown() -> str:

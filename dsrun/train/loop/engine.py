@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.recipe.defaults import ZERO_STAGE
+from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.search_path import own_programs_first

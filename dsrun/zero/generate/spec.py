@@ -1,7 +1,7 @@
 """ZeroSpec: what can be asked of a DeepSpeed configuration by flags.
 
 An option is declared once. The command line, --explain, the rules that need another flag and docs/config.md are derived
-from the declarations. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.override`).
+from the declarations. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.config`).
 """
 
 from __future__ import annotations

@@ -6,20 +6,18 @@ from typing import Any
 
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.rules.advice import check_advice
-from dsrun.zero.lint.rules.arguments import check_against
-from dsrun.zero.lint.rules.auto import check_auto
-from dsrun.zero.lint.rules.batch import check_batch
-from dsrun.zero.lint.rules.engine import check_engine
-from dsrun.zero.lint.rules.optimizer import check_optimizer, check_scheduler
-from dsrun.zero.lint.rules.reading import check_reading
-from dsrun.zero.lint.rules.trainer import check_trainer
+from dsrun.zero.lint.advice import check_advice
+from dsrun.zero.lint.batch import check_batch
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.engine import check_engine
+from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
+from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
+from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
+from dsrun.zero.rules import RULES
 from dsrun.zero.rules.rule import broken
-from dsrun.zero.rules.table import RULES
+from dsrun.zero.schema import shown
 from dsrun.zero.view import ConfigView, Flags, Target, find_target
 
 CHECKS = (

@@ -6,11 +6,24 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.zero.coercion import coerce, expected, json_type, outside, python_float, shown
+from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
-from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.source import dotted
-from dsrun.zero.schema import Block, Entry, Path, blocks, homes, nearest, removed
+from dsrun.zero.schema import (
+    Block,
+    Entry,
+    Path,
+    blocks,
+    coerce,
+    expected,
+    homes,
+    json_type,
+    nearest,
+    outside,
+    python_float,
+    removed,
+    shown,
+)
 from dsrun.zero.view import AUTO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
@@ -107,7 +120,7 @@ def _legacy(block: Block, path: Path, entry: Entry, sheet: Reporter) -> None:
 
 
 def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
-    """Whether dsrun.zero.lint.rules.auto judges this "auto": the Trainer fills or refuses it, or a model drops it."""
+    """Whether dsrun.zero.lint.trainer judges this "auto": the Trainer fills or refuses it, or a model drops it."""
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 

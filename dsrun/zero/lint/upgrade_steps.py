@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.coercion import coerce, shown
 from dsrun.zero.lint.legacy import (
     OLD_COMPILE,
     REMOVED,
@@ -15,7 +14,7 @@ from dsrun.zero.lint.legacy import (
     RENAMED,
 )
 from dsrun.zero.lint.source import dotted
-from dsrun.zero.schema import Path, blocks, optimizer_params, removed
+from dsrun.zero.schema import Path, blocks, coerce, optimizer_params, removed, shown
 from dsrun.zero.view import AUTO
 
 ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"

@@ -7,10 +7,9 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.gpus_arg import Cluster
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.plan import Chosen, choose
-from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, Switch
+from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch
 
 
 def decide(

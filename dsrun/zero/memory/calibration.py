@@ -1,4 +1,9 @@
-"""Corrections: what a run really took over what the plan had said, kept per model, GPU and precision."""
+"""Corrections: measured over predicted memory, kept per model, GPU and precision.
+
+On a machine without GPU, `dsrun plan --calibrate` and bench/memory.py measure the resident memory of a CPU rank. There
+is no CUDA context; glibc's heap can hold a good deal more than is in use, unless MALLOC_MMAP_THRESHOLD_ is set: see
+docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dsrun.system.cache import cache_root
 from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.strategy import Strategy, gpu
 
 SANE = (0.5, 2.0)
 """A correction outside is no correction: the plan or the measurement is wrong, and applying it would hide that."""
@@ -79,3 +85,23 @@ def save(config: Mapping[str, Any], question: PlanRequest, predicted: int, measu
     part.write_text(json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n")
     part.replace(file)
     return file
+
+
+MIB = 2**20
+BASELINE = 560 * MIB
+"""Resident bytes of one `dsrun train` worker before it has a model: torch, transformers, datasets, DeepSpeed, gloo."""
+HEAP = 0.02
+"""Share of what is held that small blocks and their bookkeeping add."""
+
+
+def resident(question: PlanRequest, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
+    """Peak resident bytes of one CPU rank.
+
+    Before it is sharded, a model of ZeRO-0 to 2 is whole in fp32 and then cast, which never exceeds what training
+    itself takes; under ZeRO-3 it is built shard by shard.
+    """
+    peak = gpu(replace(question, factor=1.0), strategy, micro_batch)
+    states = peak.states
+    backward = peak.buffers.total - peak.buffers.context + peak.activations.peak
+    held = states.gpu.total + states.host.total + max(backward, states.step)
+    return int(baseline + held * (1 + HEAP))

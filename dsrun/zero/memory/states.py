@@ -14,7 +14,7 @@ from math import ceil
 from typing import Literal
 
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
-from dsrun.zero.memory.model.lora import Training
+from dsrun.zero.memory.model.architecture import Training
 
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["bf16", "fp16", "fp32"]

@@ -8,10 +8,8 @@ from functools import lru_cache
 from typing import Literal
 
 from dsrun.zero.generate.presets import nvme_buffer
-from dsrun.zero.memory.activations import Activations, activations
-from dsrun.zero.memory.buffers import FRAGMENTATION, Buffers, buffers, sizes
-from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.lora import Training, training
+from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers, sizes
+from dsrun.zero.memory.model.architecture import Architecture, Training, training
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.speed import estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.recipe.flags import all_flags, by_spelling, hf_flags, nearest, own_flags
-from dsrun.recipe.option import GROUPS
+from dsrun.recipe.resilience import GROUPS
 from dsrun.recipe.spec import TrainSpec
 
 TOOL = Path(__file__).parents[3] / "tools" / "harvest_hf_flags.py"

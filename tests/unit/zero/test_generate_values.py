@@ -9,8 +9,7 @@ import pytest
 from dsrun.hardware.gpus import lookup
 from dsrun.zero.generate.blocks import MOVED, HardwareFacts
 from dsrun.zero.generate.config import build, generate, render
-from dsrun.zero.generate.explain import as_json, as_text, explain, meanings
-from dsrun.zero.generate.notices import notices
+from dsrun.zero.generate.explain import as_json, as_text, explain, meanings, notices
 from dsrun.zero.generate.presets import (
     LARGEST_BUCKET,
     PRESETS,

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import choose, plan
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import Strategy, active_parameters, gpu, largest_micro_batch
 
 LLAMA = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dsrun.model_families import family_of, overflow_in_fp16
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.schema import blocks
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 GIB = 2**30

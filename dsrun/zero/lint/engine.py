@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.schema import blocks, nearest
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 LATE = "DeepSpeed stops when it builds the engine"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.coercion import shown
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.engine import LATE
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.rules.engine import LATE
 from dsrun.zero.schema import (
     nearest,
     optimizer_params,
     own_schedulers,
     schedulers,
+    shown,
     torch_optimizers,
 )
 from dsrun.zero.view import AUTO, MISSING, ConfigView

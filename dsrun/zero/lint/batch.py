@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.schema import shown
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"

@@ -9,10 +9,9 @@ import math
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
+from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.structure import EAGER, check_model_value
-from dsrun.zero.schema import blocks
+from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
 
 MASTER_KEYS = (
