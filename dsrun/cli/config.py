@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import Field, replace
 from importlib import import_module
@@ -13,7 +12,7 @@ import click
 
 from dsrun.cli.output import put
 from dsrun.cli.words import remark
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ class ConfigGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean `dsrun config {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
+            near = nearest(args[0], COMMANDS)
+            hint = f"did you mean `dsrun config {near}`?" if near else f"commands: {', '.join(COMMANDS)}"
             raise UsageError(f"{args[0]!r} belongs to no flag and is no command of `dsrun config`", fix=hint)
         given = [each for each in ctx.params if ctx.get_parameter_source(each) is not _DEFAULT]
         if given:
@@ -224,7 +223,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     from dsrun.zero.generate.blocks import HardwareFacts
     from dsrun.zero.memory.model.configs import Settings
 
-    gpu = _gpu(spec.gpu) if spec.gpu is not None else None
+    gpu = find_gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
@@ -253,14 +252,13 @@ def _largest(config: dict[str, Any]) -> int | None:
         return None
 
 
-def _gpu(name: str) -> GpuModel:
-    from dsrun.hardware.gpus import gpu_table, lookup
+def find_gpu(name: str) -> GpuModel:
+    """The row of the table of GPUs. Raises UsageError, with similar names, when there is none."""
+    from dsrun.hardware.gpus import lookup, meanings, near_names
 
     found = lookup(name)
     if found is None:
-        near = difflib.get_close_matches(
-            name.lower(), [each.name.lower() for each in gpu_table()], n=3, cutoff=0.5
-        )
+        near = [row.name for row in meanings(name)[:3]] or near_names(name)
         hint = (
             f"did you mean {', '.join(near)}?"
             if near

@@ -6,9 +6,8 @@ suggestion cost no import of transformers.
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -93,7 +92,7 @@ def _own_flag(option: Field[Any]) -> Flag:
         group=meta["group"],
         help=meta["help"],
         metavar=meta["metavar"],
-        example_scripts=meta["example_scripts"],
+        example_scripts=meta.get("example_scripts", False),
     )
 
 
@@ -157,12 +156,6 @@ def by_spelling() -> dict[str, Flag]:
                 raise ValueError(f"{spelling} names both {table[spelling].name} and {flag.name}")
             table[spelling] = flag
     return table
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, or None."""
-    matches = difflib.get_close_matches(normalise(name), list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 ZERO_STAGE = 2

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.errors import UsageError
-from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, SECRETS, Flag, hf_flags, nearest, own_flags
+from dsrun.errors import UsageError, nearest
+from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, SECRETS, Flag, hf_flags, own_flags
 
 # The words HfArgumentParser takes, and YAML's on/off.
 TRUE_WORDS = frozenset({"true", "yes", "t", "y", "1", "on"})

@@ -14,17 +14,8 @@ from dsrun.docpage import GeneratedPart, table
 from dsrun.recipe.flags import CHOSEN, Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.parsed_value import shown_value
 from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
-from dsrun.recipe.resilience import GROUPS
+from dsrun.recipe.spec import TITLES
 
-TITLES = {
-    "model": "Model",
-    "zero": "ZeRO",
-    "batch": "Batch",
-    "data": "Data",
-    "lora": "LoRA",
-    "survive": "Checkpoints and restarts",
-    "run": "Run",
-}
 HELP_COLUMN = 30
 
 
@@ -47,7 +38,7 @@ def value_text(flag: Flag) -> str:
 
 def _grouped() -> list[tuple[str, list[Flag]]]:
     flags = own_flags().values()
-    return [(TITLES[group], [each for each in flags if each.group == group]) for group in GROUPS]
+    return [(title, [each for each in flags if each.group == group]) for group, title in TITLES.items()]
 
 
 def help_text(width: int = 80) -> str:

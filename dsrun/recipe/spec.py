@@ -9,12 +9,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.recipe.resilience import ResilienceOptions, option
+from dsrun.options import option
+from dsrun.recipe.resilience import ResilienceOptions
+
+# The groups in the order of --help and of docs/train.md.
+TITLES = {
+    "model": "Model",
+    "zero": "ZeRO",
+    "batch": "Batch",
+    "data": "Data",
+    "lora": "LoRA",
+    "survive": "Checkpoints and restarts",
+    "run": "Run",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec(ResilienceOptions):
-    """What a training run needs, apart from the Transformers training arguments."""
+    """What a training run needs, apart from the Transformers training arguments.
+
+    `example_scripts` marks a flag that exists so that command lines of the Transformers example scripts run unchanged.
+    """
 
     # model
     model: str | None = option(

@@ -51,7 +51,7 @@ def markdown() -> str:
 
 def _option_row(each: Field[Any]) -> tuple[str, str, str, str, str]:
     meta = each.metadata
-    key = f"`{meta['key']}`" if meta["key"] else ""
+    key = f"`{meta['key']}`" if "key" in meta else ""
     also = ", ".join("`--" + alias.replace("_", "-") + "`" for alias in meta["aliases"])
     meaning = meta["help"] + (f"; also {also}" if also else "")
     default = "" if each.default in (None, (), False, "none") else f"`{each.default}`"

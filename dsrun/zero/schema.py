@@ -7,19 +7,23 @@ tests/integration/test_lint_verdicts.py.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
+
+from dsrun import errors
 
 Entry = dict[str, Any]
 Path = tuple[str | int, ...]
 """A key of the JSON and the blocks that it is in."""
+
+nearest = partial(errors.nearest, cutoff=0.75)
+"""DeepSpeed's keys are long and resemble one another."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,6 @@ def homes() -> dict[str, tuple[str, ...]]:
         for key in block.keys:
             found[key] = (*found.get(key, ()), path)
     return found
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, or None."""
-    folded = {each.lower(): each for each in known}
-    matches = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.75)
-    return folded[matches[0]] if matches else None
 
 
 Fit = Literal["exact", "converted", "refused"]

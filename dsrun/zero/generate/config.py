@@ -180,10 +180,12 @@ def _copied(spec: ZeroSpec) -> FlatConfig:
     """What options ask for that are a key of the JSON as they are; they win over every preset."""
     flat: FlatConfig = {}
     for each, value in given(spec):
-        if each.metadata["copied"]:
+        if each.metadata.get("copied"):
             asked = f"asked by {as_typed(each.name, value)}"
             flat[each.metadata["key"]] = ReasonedValue(value, asked)
-            flat |= {also: ReasonedValue(fixed, asked) for also, fixed in each.metadata["along"].items()}
+            flat |= {
+                also: ReasonedValue(fixed, asked) for also, fixed in each.metadata.get("along", {}).items()
+            }
     return flat
 
 

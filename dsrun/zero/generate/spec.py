@@ -7,10 +7,12 @@ from the declarations. Every other key of DeepSpeed's JSON is set with --set (`d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
+from dsrun import options as declared
+from dsrun.options import option
 from dsrun.zero.view import ZERO
 
 Offload = Literal["none", "cpu", "nvme"]
@@ -34,46 +36,13 @@ TITLES = {
 }
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    key: str | None = None,
-    flag: str | None = None,
-    copied: bool = False,
-    along: dict[str, Any] | None = None,
-    choices: tuple[str, ...] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    metavar: str | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """Declare one option.
-
-    `key` is the key of the JSON that it decides, blocks joined by dots; a `copied` option that differs from its default
-    is written there as it is, with `along` beside it. `flag` is its name on the command line where that is not the
-    field's. `least` and `most` bound a number, both included.
-    """
-    meta = {
-        "help": help,
-        "group": group,
-        "key": key,
-        "flag": flag,
-        "copied": copied,
-        "along": along or {},
-        "choices": choices,
-        "least": least,
-        "most": most,
-        "metavar": metavar,
-        "aliases": aliases,
-    }
-    return field(default=default, metadata=meta)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ZeroSpec:
-    """What a DeepSpeed configuration is asked to do; `dsrun.zero.generate.config.generate` writes it."""
+    """What a DeepSpeed configuration is asked to do; `dsrun.zero.generate.config.generate` writes it.
+
+    `key` is the key of the JSON that an option decides, blocks joined by dots; a `copied` option that differs from its
+    default is written there as it is, with `along` beside it.
+    """
 
     # for whom
     target: str = option(
@@ -376,7 +345,7 @@ def options() -> dict[str, Field[Any]]:
 
 def flag_of(name: str) -> str:
     """The flag of a field as a user writes it."""
-    return "--" + (options()[name].metadata["flag"] or name).replace("_", "-")
+    return declared.flag_of(options()[name])
 
 
 def given(spec: ZeroSpec) -> Iterator[tuple[Field[Any], Any]]:

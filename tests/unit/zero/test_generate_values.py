@@ -231,7 +231,7 @@ def test_explain_covers_every_config_key():
 
 
 def test_meanings_cover_options_and_moved_defaults():
-    by_option = {each.metadata["key"] for each in options().values()} - {None}
+    by_option = {each.metadata.get("key") for each in options().values()} - {None}
     blocks = {f"{ZERO}.zenflow", "activation_checkpointing"}
     assert (by_option - blocks) | set(MOVED) | set(FILLED) <= set(meanings())
 

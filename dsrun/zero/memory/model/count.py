@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
@@ -13,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings import Finding
 from dsrun.model_families import family_of
 from dsrun.system.capture import ask
@@ -43,8 +42,8 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Archit
     family = str(config.get("model_type"))
     make = FAMILIES.get(family)
     if make is None:
-        near = difflib.get_close_matches(family, FAMILIES, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        near = nearest(family, FAMILIES)
+        hint = f" (did you mean {near}?)" if near else ""
         raise MissingError(
             f"the parameters of model type {family!r} cannot be counted without torch and transformers{hint}",
             fix="install dsrun[train]",
