@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.cli.words import remark
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.zero.generate.presets import GIB
 
 if TYPE_CHECKING:
     from dsrun.system.gpus import Gpu
@@ -25,7 +26,6 @@ SECONDS = 3600.0
 CPU_MICRO_BATCH = 4
 RUN = "run"
 NVME_PATH = "/local_nvme"
-GIB = 2**30
 SAME_SIZE = 0.15
 """Share by which a GPU's memory may be below its nominal size: ECC and the driver take some, and GB are no GiB."""
 WORD = "four "

@@ -201,8 +201,8 @@ def _correction(found: Found, question: PlanRequest) -> float:
 
 
 def _print(made: Plan, counted: Counted, words: Wording) -> None:
+    from dsrun.zero.generate.presets import GIB
     from dsrun.zero.memory import report
-    from dsrun.zero.memory.strategy import GIB
 
     for line in report.header(made, counted, words):
         click.echo(line)

@@ -183,10 +183,7 @@ class TrainSpec(ResilienceOptions):
         None, "column of the target text", group="data", aliases=("target_column",), metavar="NAME"
     )
     max_length: int | None = option(
-        None,
-        "tokens per sequence: the source of seq2seq, the block of causal LM",
-        group="data",
-        metavar="N",
+        None, "tokens per sequence: the source of seq2seq, the block of causal LM", group="data", metavar="N"
     )
     max_source_length: int | None = option(None, "tokens per source", group="data", metavar="N")
     max_target_length: int | None = option(None, "tokens per target", group="data", metavar="N")
@@ -212,11 +209,7 @@ class TrainSpec(ResilienceOptions):
         False, "read the data while training instead of preparing it; needs --max-steps", group="data"
     )
     num_proc: int | None = option(
-        None,
-        "processes that tokenise",
-        group="data",
-        aliases=("preprocessing_num_workers",),
-        metavar="N",
+        None, "processes that tokenise", group="data", aliases=("preprocessing_num_workers",), metavar="N"
     )
     overwrite_cache: bool = option(False, "tokenise again even if a prepared copy exists", group="data")
     validation_split_percentage: int = option(
@@ -260,11 +253,7 @@ class TrainSpec(ResilienceOptions):
     explain: bool = option(False, "print every value with its source and stop", group="run")
     dry_run: bool = option(False, "print the command and environment and stop", group="run")
     nproc: int | None = option(
-        None,
-        "worker processes on this machine",
-        group="run",
-        aliases=("nproc_per_node",),
-        metavar="N",
+        None, "worker processes on this machine", group="run", aliases=("nproc_per_node",), metavar="N"
     )
     master_port: int | None = option(None, "rendezvous port", group="run", metavar="PORT")
     find_port: bool = option(

@@ -18,6 +18,7 @@ from dsrun.train.model.load import Task
 from dsrun.train.model.meta_count import report, without_storage
 from dsrun.train.model.precision import Precision
 from dsrun.train.world import World
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import auto
 from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.configs import find
@@ -25,7 +26,6 @@ from dsrun.zero.memory.model.count import describe, generic
 from dsrun.zero.memory.request import Cluster, cluster
 
 SOURCE = "--zero auto"
-GIB = 2**30
 
 
 def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world: World) -> tuple[Recipe, str]:

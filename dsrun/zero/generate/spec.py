@@ -238,11 +238,7 @@ class ZeroSpec:
         choices=SCHEDULERS,
     )
     warmup_steps: int | None = option(
-        None,
-        "steps of warm-up",
-        group="optimizer",
-        key="scheduler.params.warmup_num_steps",
-        least=1,
+        None, "steps of warm-up", group="optimizer", key="scheduler.params.warmup_num_steps", least=1
     )
     total_steps: int | None = option(
         None,
@@ -261,18 +257,10 @@ class ZeroSpec:
 
     # batch
     global_batch_size: int | None = option(
-        None,
-        "samples per optimizer step over all GPUs",
-        group="batch",
-        key="train_batch_size",
-        least=1,
+        None, "samples per optimizer step over all GPUs", group="batch", key="train_batch_size", least=1
     )
     micro_batch_size: int | None = option(
-        None,
-        "samples per GPU and forward pass",
-        group="batch",
-        key="train_micro_batch_size_per_gpu",
-        least=1,
+        None, "samples per GPU and forward pass", group="batch", key="train_micro_batch_size_per_gpu", least=1
     )
     accumulation: int | None = option(
         None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
-GIB = 2**30
 # DeepSpeed's default of 5e8 elements is the most that any of its examples uses; a bucket that is larger than what
 # one collective needs to reach the link's bandwidth (some tens of MB) only costs memory.
 LARGEST_BUCKET = 500_000_000

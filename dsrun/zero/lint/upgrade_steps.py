@@ -6,13 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.lint.legacy import (
-    OLD_COMPILE,
-    REMOVED,
-    REMOVED_FROM_COMPILE,
-    REMOVED_OPTIMIZERS,
-    RENAMED,
-)
+from dsrun.zero.lint.legacy import OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_OPTIMIZERS, RENAMED
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.schema import Path, blocks, coerce, optimizer_params, removed, shown
 from dsrun.zero.view import AUTO

@@ -198,7 +198,6 @@ def _feed_forward(model: Architecture, stack: Stack, work: Work) -> int:
     return total
 
 
-GIB = 2**30
 MIB = 2**20
 
 CUDA_CONTEXT = 600 * MIB

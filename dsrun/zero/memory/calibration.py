@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.system.cache import cache_root
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.strategy import Strategy, gpu
 
@@ -39,11 +40,10 @@ class Calibration:
     @property
     def sentence(self) -> str:
         """One line for the user."""
-        gib = 2**30
         off = (self.predicted - self.measured) / self.measured
         kept = f"; the correction {self.factor:.3f} is kept in {self.saved}" if self.saved else ""
         return (
-            f"{self.what}: predicted {self.predicted / gib:.2f} GiB, measured {self.measured / gib:.2f} GiB"
+            f"{self.what}: predicted {self.predicted / GIB:.2f} GiB, measured {self.measured / GIB:.2f} GiB"
             f" ({off:+.1%}){kept}"
         )
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsrun.errors import UsageError
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.strategy import GIB, Candidate, evaluate, strategies
+from dsrun.zero.memory.strategy import Candidate, evaluate, strategies
 
 NEARLY = 0.95
 """Strategies this close in speed count as equal; then the simplest wins."""

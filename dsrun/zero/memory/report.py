@@ -6,12 +6,12 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsrun.zero.generate.presets import NVME_PARAM_BUFFER, nvme_buffer
+from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import Counted
 from dsrun.zero.memory.plan import Plan, described
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.strategy import GIB, Candidate
+from dsrun.zero.memory.strategy import Candidate
 
 CONFIG_FILE = "ds.json"
 PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"

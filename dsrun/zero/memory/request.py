@@ -11,6 +11,7 @@ from typing import Literal
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.activations import Attention, Work
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.states import Precision
@@ -167,12 +168,12 @@ class PlanRequest:
     @property
     def budget(self) -> float:
         """Bytes of one GPU that the preset lets a run fill."""
-        return SHARES[self.preset] * self.cluster.memory * 2**30
+        return SHARES[self.preset] * self.cluster.memory * GIB
 
     @property
     def limit(self) -> float:
         """Bytes of one GPU that can be filled at all."""
-        return PHYSICAL * self.cluster.memory * 2**30
+        return PHYSICAL * self.cluster.memory * GIB
 
     @property
     def host(self) -> float:

@@ -225,10 +225,7 @@ def _sharded(training: Training, sharding: Sharding) -> States:
         return States(
             gpu=Place(parameters=whole),
             host=Place(
-                parameters=parameters,
-                gradients=gradients + FP32 * trained,
-                master=master,
-                optimizer=moments,
+                parameters=parameters, gradients=gradients + FP32 * trained, master=master, optimizer=moments
             ),
             pinned=(
                 width * trained,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from dsrun.zero.generate.presets import nvme_buffer
+from dsrun.zero.generate.presets import GIB, nvme_buffer
 from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers, sizes
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
 from dsrun.zero.memory.request import PlanRequest
@@ -17,7 +17,6 @@ from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes
 Verdict = Literal["fits", "tight", "does not fit"]
 
 LARGEST_MICRO_BATCH = 4096
-GIB = 2**30
 PROCESS = int(1.5 * GIB)
 """Host memory of one training process with torch and CUDA loaded and no model."""
 
