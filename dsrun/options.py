@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, field
+from dataclasses import Field, field, fields
 from typing import Any
 
 
@@ -10,7 +10,7 @@ def option(
     default: Any,
     help: str,
     *,
-    group: str,
+    group: str | None = None,
     flag: str | None = None,
     aliases: tuple[str, ...] = (),
     metavar: str | None = None,
@@ -21,9 +21,10 @@ def option(
 ) -> Any:
     """Declare one option.
 
-    `group` is its heading in --help and in docs/. `flag` is its name on the command line and in run.yaml where that is
-    not the field's; `aliases` are further names there. `least` and `most` bound a number, both included. `own` is what
-    only one command has: the class of options that uses it documents it.
+    `group` is its heading in --help and in docs/; without one it is under that of the option above. `flag` is its name
+    on the command line and in run.yaml where that is not the field's; `aliases` are further names there. `least` and
+    `most` bound a number, both included. `own` is what only one command has: the class of options that uses it
+    documents it.
     """
     common = {"help": help, "group": group, "flag": flag, "aliases": aliases, "metavar": metavar}
     meta = {**common, "choices": choices, "least": least, "most": most, **own}
@@ -45,3 +46,13 @@ def flag_of(each: Field[Any]) -> str:
 def value_kind(each: Field[Any]) -> str:
     """What an option takes, None aside: int, float, str, bool, list[str], tuple[str, ...]."""
     return str(each.type).removesuffix(" | None")
+
+
+def by_group(spec: type) -> dict[str, list[Field[Any]]]:
+    """The options of a dataclass under their groups, in the order of their declaration."""
+    found: dict[str, list[Field[Any]]] = {}
+    group = ""
+    for each in fields(spec):
+        group = each.metadata["group"] or group
+        found.setdefault(group, []).append(each)
+    return found

@@ -13,6 +13,7 @@ import click
 from dsrun.cli.output import put
 from dsrun.cli.words import remark
 from dsrun.errors import UsageError, nearest
+from dsrun.options import by_group
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
 
 if TYPE_CHECKING:
@@ -87,12 +88,11 @@ class ConfigGroup(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under the headings of the spec, then those of the command itself."""
+        titles = {each.name: TITLES[group] for group, found in by_group(ZeroSpec).items() for each in found}
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*TITLES.values(), "Output")}
         for each in self.get_params(ctx):
-            record = each.get_help_record(ctx)
-            field = options().get(each.name or "")
-            if record:
-                groups[TITLES[field.metadata["group"]] if field else "Output"].append(record)
+            if record := each.get_help_record(ctx):
+                groups[titles.get(each.name or "", "Output")].append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)

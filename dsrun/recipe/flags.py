@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.options import by_group, value_kind
 from dsrun.recipe.spec import TrainSpec
 
 Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
@@ -73,23 +74,24 @@ def normalise(name: str) -> str:
 @cache
 def own_flags() -> dict[str, Flag]:
     """The options of TrainSpec by name, in the order of their declaration."""
-    return {each.name: _own_flag(each) for each in fields(TrainSpec)}
+    return {
+        each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found
+    }
 
 
-def _own_flag(option: Field[Any]) -> Flag:
+def _own_flag(option: Field[Any], group: str) -> Flag:
     meta = option.metadata
-    annotation = str(option.type)  # a string: spec.py postpones its annotations
-    kind = annotation.removesuffix(" | None")
+    kind = value_kind(option)
     return Flag(
         name=option.name,
         owner="dsrun",
         key=option.name,
         kind="list" if kind == "list[str]" else _scalar_kind(kind),
         default=option.default if option.default_factory is MISSING else option.default_factory(),
-        optional=annotation.endswith(" | None"),
+        optional=kind != option.type,
         choices=meta["choices"],
         aliases=meta["aliases"],
-        group=meta["group"],
+        group=group,
         help=meta["help"],
         metavar=meta["metavar"],
         example_scripts=meta.get("example_scripts", False),

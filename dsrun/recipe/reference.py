@@ -32,7 +32,7 @@ def value_text(flag: Flag) -> str:
         return "|".join(flag.choices)
     if flag.kind == "bool":
         return ""
-    word = flag.metavar or flag.name.upper()
+    word = flag.metavar or {"int": "N"}.get(flag.kind, flag.name.upper())
     return f"{word} …" if flag.kind == "list" else word
 
 
