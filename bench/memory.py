@@ -90,7 +90,7 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
 
 def predict(case: Case, world: int, gpu_name: str | None) -> int:
     """dsrun's bytes for one rank."""
-    question = PlanRequest(
+    request = PlanRequest(
         model=describe(case.config, from_scratch=True),
         cluster=cluster(f"{gpu_name or 'none'}:{world}", memory=80),
         length=case.length,
@@ -102,8 +102,8 @@ def predict(case: Case, world: int, gpu_name: str | None) -> int:
     offload = "cpu" if case.offload == "cpu" else "none"
     strategy = Strategy(stage=case.stage, offload=offload, checkpointing=case.checkpointing)
     if gpu_name is None:
-        return resident(question, strategy, case.micro_batch, baseline=BASELINE)
-    return gpu(question, strategy, case.micro_batch).total
+        return resident(request, strategy, case.micro_batch, baseline=BASELINE)
+    return gpu(request, strategy, case.micro_batch).total
 
 
 def estimates(case: Case, elements: dict[str, int], world: int, *, on_cpu: bool) -> tuple[int, int]:

@@ -42,20 +42,20 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibrati
     from dsrun.system.packages import require_training_packages
 
     require_training_packages()
-    row, question = made.choice, made.question
+    row, request = made.choice, made.request
     if row is None:
         raise UsageError("nothing fits, so there is nothing to calibrate")
     gpus = visible_gpus()
-    if question.cluster.nodes != 1 or (gpus and len(gpus) < question.cluster.per_node):
+    if request.cluster.nodes != 1 or (gpus and len(gpus) < request.cluster.per_node):
         raise UsageError(
             f"--calibrate runs on this machine, which has {len(gpus)} GPUs, and the plan is for"
-            f" {question.cluster.world}",
+            f" {request.cluster.world}",
             fix="plan for the GPUs here",
         )
-    other = next((gpu for gpu in gpus if is_another(gpu, question.cluster)), None)
+    other = next((gpu for gpu in gpus if is_another(gpu, request.cluster)), None)
     if other is not None:
         raise UsageError(
-            f"--calibrate runs on this machine, which has {other.name}, and the plan is for {question.cluster.name}",
+            f"--calibrate runs on this machine, which has {other.name}, and the plan is for {request.cluster.name}",
             fix="plan for the GPUs here",
         )
     if not gpus:
@@ -78,11 +78,11 @@ def _on_cpu(made: Plan, row: Candidate) -> tuple[Plan, Candidate]:
     """The same strategy on as many ranks as there are cores, with a micro batch a CPU gets through."""
     from dsrun.system.host import cores
 
-    question = made.question
-    ranks = min(question.cluster.per_node, cores())
+    request = made.request
+    ranks = min(request.cluster.per_node, cores())
     small = replace(row, micro_batch=min(row.micro_batch, CPU_MICRO_BATCH))
-    asked = replace(question, cluster=question.cluster.with_nodes(1, ranks), global_batch=None)
-    return replace(made, question=asked), small
+    asked = replace(request, cluster=request.cluster.with_nodes(1, ranks), global_batch=None)
+    return replace(made, request=asked), small
 
 
 def training_argv(
@@ -91,16 +91,16 @@ def training_argv(
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
     from dsrun.zero.memory.report import Wording, train_argv
 
-    question = made.question
+    request = made.request
     data = scratch / "train.jsonl"
-    samples = row.micro_batch * question.cluster.world * STEPS
-    long = WORD * max(question.length, question.source_length)
-    text = {"source": long, "target": long} if question.model.seq2seq else {"text": long}
+    samples = row.micro_batch * request.cluster.world * STEPS
+    long = WORD * max(request.length, request.source_length)
+    text = {"source": long, "target": long} if request.model.seq2seq else {"text": long}
     data.write_text("".join(json.dumps(text) + "\n" for _ in range(samples)))
     words = Wording(model=str(found.folder), data=("--train-file", str(data)))
     strategy = row.strategy
     # One micro batch per step is enough: accumulation does not change the peak but for ZeRO-1's gradients.
-    argv = train_argv(replace(question, global_batch=None), row, words)[2:]
+    argv = train_argv(replace(request, global_batch=None), row, words)[2:]
     if strategy.stage:
         place = argv.index("--deepspeed")
         argv[place : place + 2] = ["--zero", str(strategy.stage), "--offload", strategy.offload]
@@ -128,7 +128,7 @@ def compare(
     from dsrun.zero.memory import strategy
     from dsrun.zero.memory.calibration import Calibration, resident, save
 
-    plain = replace(made.question, factor=1.0)
+    plain = replace(made.request, factor=1.0)
     if not records:
         raise MissingError("the two steps left no memory figures in metrics.jsonl")
     if not on_gpu:

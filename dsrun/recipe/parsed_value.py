@@ -1,4 +1,4 @@
-"""Given: one value that the user gave, and where. Both the command line and files yield these."""
+"""A value that the user gave, its place, and how text becomes it. Command line and files both yield these."""
 
 from __future__ import annotations
 

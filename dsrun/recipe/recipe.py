@@ -18,8 +18,8 @@ class Recipe:
 
     `hf` holds the given fields of Seq2SeqTrainingArguments only, by their names there. `sources` says for
     every option of ours and every given training argument "command line", "run.yaml:12", "args.json",
-    "default", or what `with_defaults` was told. `notices` are one-line remarks for stderr, `argv` the words of the
-    command line.
+    "default", or the source given to `with_defaults`. `notices` are one-line remarks for stderr, `argv` the words
+    of the command line.
     """
 
     spec: TrainSpec

@@ -83,13 +83,13 @@ def notices(spec: ZeroSpec, facts: HardwareFacts) -> list[str]:
     """What is worth saying beside the file, for the Trainer and for the machine."""
     case = ConfigContext(spec=spec, facts=facts)
     chosen = precision_of(case).value
-    said = [line for holds, line in _of_the_machine(case, chosen) if holds]
+    lines = [line for holds, line in _of_the_machine(case, chosen) if holds]
     if case.trainer:
-        said += [line for holds, line in _of_the_trainer(case, chosen) if holds]
+        lines += [line for holds, line in _of_the_trainer(case, chosen) if holds]
         agree = [flag for name, flag in MUST_AGREE.items() if getattr(spec, name) is not None]
         if agree:
-            said.append(f"the Trainer refuses the file unless it gets the same {', '.join(agree)}")
-    return said + _of_overrides(spec, facts)
+            lines.append(f"the Trainer refuses the file unless it gets the same {', '.join(agree)}")
+    return lines + _of_overrides(spec, facts)
 
 
 def _of_overrides(spec: ZeroSpec, facts: HardwareFacts) -> list[str]:

@@ -29,7 +29,7 @@ TRAINER, NOBODY = "the HF Trainer", "nobody"
 
 CODES: dict[str, Code] = {
     # the text
-    "not_json": Code("error", TEXT, "the text is not JSON; nothing after this place can be judged"),
+    "not_json": Code("error", TEXT, "the text is not JSON; nothing after this place can be checked"),
     "json_extension": Code(
         "error, warning",
         TRAINER,
@@ -162,18 +162,18 @@ class Reporter:
 
     def add(self, level: Level, code: str, path: Path, message: str, fix: str = "") -> None:
         """Raises ValueError for a code or level that the table of codes does not have."""
-        self.at(self.source.spot(path), level, code, message, fix, name=dotted(path))
+        self.at(self.source.position(path), level, code, message, fix, name=dotted(path))
 
     def at(
-        self, spot: Position, level: Level, code: str, message: str, fix: str = "", *, name: str = ""
+        self, position: Position, level: Level, code: str, message: str, fix: str = "", *, name: str = ""
     ) -> None:
         """A finding at a place in the text; `name` is the key's path, if it has one."""
         if level not in CODES[code].levels:
             raise ValueError(f"{code} is never of level {level}")
-        place = f"{self.file}:{spot.line}" if name else f"{self.file}:{spot}"
+        place = f"{self.file}:{position.line}" if name else f"{self.file}:{position}"
         where = f"{name} ({place})" if name else place
         message, fix, where = printable(message), printable(fix), printable(where)
-        self.rows.append((spot, Finding(level=level, code=code, message=message, fix=fix, where=where)))
+        self.rows.append((position, Finding(level=level, code=code, message=message, fix=fix, where=where)))
 
     def findings(self) -> list[Finding]:
         """Everything that was found, in the order of the file and without repetitions."""

@@ -32,12 +32,12 @@ LOOKED_INTO = (
 LEGACY_BF16 = ("bfloat16",)
 
 
-def check_trainer(view: ConfigView, sheet: Reporter) -> None:
+def check_trainer(view: ConfigView, report: Reporter) -> None:
     """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
     level: Level = "error" if view.for_trainer else "warning"
     if not view.has(ZERO) and not (view.asked and not view.for_trainer):
         message = "accelerate refuses a file without zero_optimization"
-        sheet.add(
+        report.add(
             level,
             "trainer_stops",
             (),
@@ -50,77 +50,77 @@ def check_trainer(view: ConfigView, sheet: Reporter) -> None:
         message = (
             f"the Trainer looks for a stage in zero_optimization, which is {shown(view.raw(ZERO))}, and fails"
         )
-        sheet.error("trainer_stops", (ZERO,), message, 'write {"stage": 1}')
+        report.error("trainer_stops", (ZERO,), message, 'write {"stage": 1}')
     if not view.has("optimizer") and view.raw(ZERO, "offload_optimizer") is None:
         message = "accelerate looks for a device in offload_optimizer, which is null, and fails"
-        sheet.error("trainer_stops", (ZERO, "offload_optimizer"), message, "leave the key out")
+        report.error("trainer_stops", (ZERO, "offload_optimizer"), message, "leave the key out")
     for path in LOOKED_INTO:
         value = view.raw(*path)
         if value is not MISSING and value is not None and not isinstance(value, dict):
             message = f"the Trainer looks into {path[-1]}, which is {shown(value)}, and fails"
-            sheet.error("trainer_stops", path, message, f'write "{path[-1]}": {{…}}')
+            report.error("trainer_stops", path, message, f'write "{path[-1]}": {{…}}')
     micro = view.raw("train_micro_batch_size_per_gpu")
     if view.raw("gradient_accumulation_steps") is None and micro not in (MISSING, None):
         message = "accelerate multiplies by gradient_accumulation_steps, which is null, and fails"
-        sheet.error("trainer_stops", ("gradient_accumulation_steps",), message, 'write "auto"')
-    _tensor_parallel(view, sheet)
-    _ignored(view, sheet)
+        report.error("trainer_stops", ("gradient_accumulation_steps",), message, 'write "auto"')
+    _tensor_parallel(view, report)
+    _ignored(view, report)
 
 
-def _tensor_parallel(view: ConfigView, sheet: Reporter) -> None:
+def _tensor_parallel(view: ConfigView, report: Reporter) -> None:
     size = view.raw("tensor_parallel", "autotp_size")
     if size is not MISSING and not isinstance(size, int | float):
         message = f"accelerate compares autotp_size with 1 and fails on {shown(size)}"
-        sheet.error(
+        report.error(
             "trainer_stops", ("tensor_parallel", "autotp_size"), message, "write a number without quotes"
         )
 
 
-def _ignored(view: ConfigView, sheet: Reporter) -> None:
+def _ignored(view: ConfigView, report: Reporter) -> None:
     """Keys that the Trainer makes useless."""
     if view.has(*LEGACY_BF16):
         message = (
             "accelerate adds a bf16 block that is off, and DeepSpeed then ignores bfloat16: it trains in fp32"
         )
-        sheet.warning("ignored_key", LEGACY_BF16, message, "rename it to bf16")
+        report.warning("ignored_key", LEGACY_BF16, message, "rename it to bf16")
     if view.has("steps_per_print"):
         message = "accelerate sets steps_per_print to infinity; the Trainer logs every --logging_steps"
-        sheet.info("no_effect", ("steps_per_print",), message, "leave it out")
+        report.info("no_effect", ("steps_per_print",), message, "leave it out")
     if isinstance(view.raw("activation_checkpointing"), dict):
         message = "models of transformers do not use DeepSpeed's activation checkpointing"
-        sheet.info("no_effect", ("activation_checkpointing",), message, "use --activation_checkpointing")
+        report.info("no_effect", ("activation_checkpointing",), message, "use --activation_checkpointing")
 
 
 # DeepSpeedPlugin.__post_init__ sets it to infinity.
 OVERWRITTEN = (("steps_per_print",),)
 
 
-def check_auto(view: ConfigView, sheet: Reporter) -> None:
-    """Judge every "auto" of the file."""
+def check_auto(view: ConfigView, report: Reporter) -> None:
+    """Check every "auto" of the file."""
     for path, value in leaves(view.config):
         if not isinstance(value, str) or value != AUTO:
             continue
         if view.for_trainer:
-            _under_the_trainer(path, view, sheet)
+            _under_the_trainer(path, view, report)
         else:
-            _under_deepspeed(path, view, sheet)
+            _under_deepspeed(path, view, report)
 
 
-def _under_the_trainer(path: Path, view: ConfigView, sheet: Reporter) -> None:
+def _under_the_trainer(path: Path, view: ConfigView, report: Reporter) -> None:
     if path in TRAINER_FILLS or path in OVERWRITTEN:
         return
     if path == ("zero_allow_untested_optimizer",) and not view.has("optimizer"):
         return  # deepspeed_optim_sched sets it to true
     if path in CONSTANTS:
         constant = shown(CONSTANTS[path])
-        sheet.warning(
+        report.warning(
             "auto_is_a_constant",
             path,
             f'accelerate fills this "auto" with {constant}, whatever the training flags say',
             f'write "{path[-1]}": {constant}, or the value you mean',
         )
         return
-    sheet.error(
+    report.error(
         "auto_nobody_fills",
         path,
         f'{path[-1]} is "auto", which neither the Trainer nor accelerate fills: accelerate stops with it',
@@ -137,12 +137,12 @@ def _instead(path: Path) -> str:
     )
 
 
-def _under_deepspeed(path: Path, view: ConfigView, sheet: Reporter) -> None:
+def _under_deepspeed(path: Path, view: ConfigView, report: Reporter) -> None:
     block = _block_of(path)
     dropped = (block is not None and block.style == "model") or path[-1] in MONITORS
     own = block is not None and block.path in ("expert_parallel", "data_types", "pipeline")
     if dropped:
-        sheet.warning(
+        report.warning(
             "auto_nobody_fills",
             path,
             f'without the HF Trainer nobody fills this "auto": DeepSpeed takes its default'
@@ -152,14 +152,14 @@ def _under_deepspeed(path: Path, view: ConfigView, sheet: Reporter) -> None:
             _instead(path),
         )
     elif own:
-        sheet.warning(
+        report.warning(
             "auto_nobody_fills",
             path,
             'the HF Trainer refuses this "auto"',
             "leave the key out: it is the default",
         )
     elif block is not None and path[-1] in block.keys and path not in BATCH:
-        sheet.warning("auto_nobody_fills", path, 'DeepSpeed takes this "auto" for a text', _instead(path))
+        report.warning("auto_nobody_fills", path, 'DeepSpeed takes this "auto" for a text', _instead(path))
 
 
 BATCH = (("train_batch_size",), ("train_micro_batch_size_per_gpu",), ("gradient_accumulation_steps",))
@@ -181,8 +181,8 @@ PARAMS = ("optimizer", "params")
 WARMUP = ("scheduler", "params")
 
 
-def check_against(view: ConfigView, sheet: Reporter) -> None:
-    """Judge what the file and the flags say about the same thing."""
+def check_against(view: ConfigView, report: Reporter) -> None:
+    """Check what the file and the flags say about the same thing."""
     flags = view.flags
     if flags is None:
         return
@@ -192,16 +192,16 @@ def check_against(view: ConfigView, sheet: Reporter) -> None:
         if value is UNKNOWN or ours in (MISSING, None, AUTO) or ours == value:
             continue
         default = "" if name in flags.given else " (not given, so its default)"
-        sheet.error(
+        report.error(
             "conflicts_with_flag",
             path,
             f"{path[-1]} is {shown(ours)}, but {flags.where(name)}{default} asks for {shown(value)}: the Trainer stops",
             f'write "{path[-1]}": "auto", or {_fix(name, ours)}',
         )
-    _unanswered(view, flags, sheet)
+    _unanswered(view, flags, report)
     if view.stage == 3 and flags.values.get("auto_find_batch_size"):
         message = f"{flags.where('auto_find_batch_size')} does not work with ZeRO-3: the Trainer stops"
-        sheet.error("conflicts_with_flag", (ZERO, "stage"), message, "set --per_device_train_batch_size")
+        report.error("conflicts_with_flag", (ZERO, "stage"), message, "set --per_device_train_batch_size")
 
 
 def _fix(name: str, ours: Any) -> str:
@@ -256,7 +256,7 @@ def _switch(flags: Flags, name: str) -> Any:
     return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if asked else UNKNOWN
 
 
-def _unanswered(view: ConfigView, flags: Flags, sheet: Reporter) -> None:
+def _unanswered(view: ConfigView, flags: Flags, report: Reporter) -> None:
     """Flags that a block of the file, or a key that it lacks, leaves without effect."""
     silent = (
         (
@@ -273,9 +273,9 @@ def _unanswered(view: ConfigView, flags: Flags, sheet: Reporter) -> None:
             key = path[0]
             fix = f'add "{key}": "auto"' if not view.has(key) else f"remove the block {key}, or the flag"
             message = f"{flags.where(name)} has no effect: {instead}"
-            sheet.warning("flag_has_no_effect", path, message, fix)
+            report.warning("flag_has_no_effect", path, message, fix)
     steps = flags.values.get("gradient_accumulation_steps", 1)
     if not view.has("gradient_accumulation_steps") and steps not in (1, UNKNOWN):
         message = f"{flags.where('gradient_accumulation_steps')} {steps} has no effect: accelerate takes 1"
         path = ("gradient_accumulation_steps",)
-        sheet.warning("flag_has_no_effect", path, message, 'add "gradient_accumulation_steps": "auto"')
+        report.warning("flag_has_no_effect", path, message, 'add "gradient_accumulation_steps": "auto"')

@@ -29,8 +29,10 @@ def _collect(path: Path, value: Any, source: Source, found: Inline) -> None:
     members = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
-    line = source.spot(path).line
-    if members and all(spot.line == line for each, spot in source.spots.items() if each[: len(path)] == path):
+    line = source.position(path).line
+    if members and all(
+        position.line == line for each, position in source.positions.items() if each[: len(path)] == path
+    ):
         found[id(value)] = value
     for key, each in members:
         _collect((*path, key), each, source, found)
@@ -39,8 +41,8 @@ def _collect(path: Path, value: Any, source: Source, found: Inline) -> None:
 def indent_of(text: str, source: Source) -> str:
     """What the first member that begins a line is indented with; two spaces when none is."""
     lines = text.removeprefix(MARK).split("\n")
-    for path, spot in source.spots.items():
-        before = lines[spot.line - 1][: spot.column - 1]
+    for path, position in source.positions.items():
+        before = lines[position.line - 1][: position.column - 1]
         if len(path) == 1 and before and not before.strip(BLANK):
             return before
     return "  "
@@ -103,7 +105,9 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     try:
         source = read(text)
     except NotJsonError as error:
-        raise UsageError(f"{file}:{error.spot}: not JSON: {error.message}", fix=error.fix or None) from None
+        raise UsageError(
+            f"{file}:{error.position}: not JSON: {error.message}", fix=error.fix or None
+        ) from None
     config = source.value
     if not isinstance(config, dict):
         raise UsageError(f"{file}: not a JSON object", fix="a DeepSpeed config is one object {…}")
@@ -125,8 +129,10 @@ def _text(source: Source, log: Log) -> None:
         ("mark", "byte order mark left out"),
         ("single_quotes", "single quotes written as double quotes"),
     ):
-        lines = [str(slip.spot.line) for slip in source.slips if slip.kind == kind]
+        lines = [str(issue.position.line) for issue in source.issues if issue.kind == kind]
         if lines:
             log.changes.append(Change(f"line {', '.join(lines)}", what, "accelerate reads strict JSON"))
-    for double in source.doubles:
-        log.add(double.path, f"the first of two left out (line {double.first.line})", "the last one holds")
+    for duplicate in source.duplicates:
+        log.add(
+            duplicate.path, f"the first of two left out (line {duplicate.first.line})", "the last one holds"
+        )

@@ -41,7 +41,7 @@ def decide(
         raise UsageError(
             f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs"
         )
-    question = PlanRequest(
+    request = PlanRequest(
         model=model,
         cluster=cluster,
         length=length or usual,
@@ -52,8 +52,8 @@ def decide(
         precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
         checkpointing=switch,
     )
-    question = question.corrected(remembered(config, question))
-    return choose(question, micro_batch=micro_batch, offload=offload)
+    request = request.corrected(remembered(config, request))
+    return choose(request, micro_batch=micro_batch, offload=offload)
 
 
 def settings(chosen: Chosen) -> dict[str, object]:

@@ -48,38 +48,38 @@ class Calibration:
         )
 
 
-def key(config: Mapping[str, Any], question: PlanRequest) -> str:
+def key(config: Mapping[str, Any], request: PlanRequest) -> str:
     """The file name of a correction: the same model shape, GPU, precision and adapters share one."""
     facts = {
         "config": {name: value for name, value in sorted(config.items()) if not name.startswith("_")},
-        "gpu": question.cluster.model.name,
-        "memory": question.cluster.memory,
-        "precision": question.precision,
-        "lora": question.lora is not None,
+        "gpu": request.cluster.model.name,
+        "memory": request.cluster.memory,
+        "precision": request.precision,
+        "lora": request.lora is not None,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def path_of(config: Mapping[str, Any], question: PlanRequest) -> Path:
+def path_of(config: Mapping[str, Any], request: PlanRequest) -> Path:
     """Where the correction of this model on this GPU lies."""
-    return cache_root() / "calibration" / f"{key(config, question)}.json"
+    return cache_root() / "calibration" / f"{key(config, request)}.json"
 
 
-def remembered(config: Mapping[str, Any], question: PlanRequest) -> float:
+def remembered(config: Mapping[str, Any], request: PlanRequest) -> float:
     """The correction of an earlier calibration, 1 where there is none or the file is damaged."""
     try:
-        factor = json.loads(path_of(config, question).read_text())["factor"]
+        factor = json.loads(path_of(config, request).read_text())["factor"]
     except (OSError, ValueError, KeyError, TypeError):
         return 1.0
     return float(factor) if isinstance(factor, int | float) and SANE[0] <= factor <= SANE[1] else 1.0
 
 
-def save(config: Mapping[str, Any], question: PlanRequest, predicted: int, measured: int) -> Path | None:
+def save(config: Mapping[str, Any], request: PlanRequest, predicted: int, measured: int) -> Path | None:
     """Keep measured over predicted bytes for later plans; None when the ratio is beyond what a correction can be."""
     factor = measured / predicted
     if not SANE[0] <= factor <= SANE[1]:
         return None
-    file = path_of(config, question)
+    file = path_of(config, request)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n")
@@ -94,13 +94,13 @@ HEAP = 0.02
 """Share of what is held that small blocks and their bookkeeping add."""
 
 
-def resident(question: PlanRequest, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
+def resident(request: PlanRequest, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
     """Peak resident bytes of one CPU rank.
 
     Before it is sharded, a model of ZeRO-0 to 2 is whole in fp32 and then cast, which never exceeds what training
     itself takes; under ZeRO-3 it is built shard by shard.
     """
-    peak = gpu(replace(question, factor=1.0), strategy, micro_batch)
+    peak = gpu(replace(request, factor=1.0), strategy, micro_batch)
     states = peak.states
     backward = peak.buffers.total - peak.buffers.context + peak.activations.peak
     held = states.gpu.total + states.host.total + max(backward, states.step)

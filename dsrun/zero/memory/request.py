@@ -162,7 +162,7 @@ class PlanRequest:
             )
 
     def corrected(self, factor: float) -> PlanRequest:
-        """The same question with a calibration's correction."""
+        """The same request with a calibration's correction."""
         return replace(self, factor=factor)
 
     @property

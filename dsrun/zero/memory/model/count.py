@@ -128,8 +128,10 @@ def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
     done = ask([sys.executable, "-m", COUNTER, str(folder)], seconds=SECONDS, changes={"HF_HUB_OFFLINE": "1"})
     if done.exit_code != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
-    said = json.loads(done.stdout.strip().splitlines()[-1])
-    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"]), said["config"]
+    output = json.loads(done.stdout.strip().splitlines()[-1])
+    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"]), output[
+        "config"
+    ]
 
 
 def _reason(stderr: str) -> str:
