@@ -22,8 +22,9 @@ Entry = dict[str, Any]
 Path = tuple[str | int, ...]
 """A key of the JSON and the blocks that it is in."""
 
+# DeepSpeed's keys are long and resemble one another.
 nearest = partial(errors.nearest, cutoff=0.75)
-"""DeepSpeed's keys are long and resemble one another."""
+did_you_mean = partial(errors.did_you_mean, cutoff=0.75)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from dsrun.findings import Level
 from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.engine import LATE
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
-from dsrun.zero.schema import nearest, optimizer_params, own_schedulers, schedulers, shown, torch_optimizers
+from dsrun.zero.schema import (
+    did_you_mean,
+    optimizer_params,
+    own_schedulers,
+    schedulers,
+    shown,
+    torch_optimizers,
+)
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 # deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.
@@ -27,15 +34,9 @@ def check_optimizer(view: ConfigView, report: Reporter) -> None:
         return
     name = block.get("type")
     if name is None:
-        level = "error" if view.for_trainer else "warning"
+        level: Level = "error" if view.for_trainer else "warning"
         message = "the optimizer block has no type: DeepSpeed builds no optimizer"
-        report.add(
-            "error" if level == "error" else "warning",
-            "optimizer_needs",
-            ("optimizer",),
-            message,
-            'add "type": "AdamW"',
-        )
+        report.add(level, "optimizer_needs", ("optimizer",), message, 'add "type": "AdamW"')
     elif isinstance(name, str) and not (view.for_trainer and name == AUTO):
         _name(name, view, report)
         params = block.get("params")
@@ -47,9 +48,9 @@ def _name(name: str, view: ConfigView, report: Reporter) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
         gone = REMOVED_OPTIMIZERS.get(name.lower())
-        match = nearest(name, ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()])
         reason = f": {gone[0]}" if gone else ""
-        fix = f"use {gone[1]}" if gone else f"did you mean {match}?" if match else "use AdamW"
+        known = ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()]
+        fix = f"use {gone[1]}" if gone else did_you_mean(name, known, "use AdamW")
         report.error("unknown_optimizer", path, f"DeepSpeed has no optimizer {name}{reason}; {LATE}", fix)
         return
     tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
@@ -67,8 +68,7 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Reporte
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
         if known is not None and key not in known and key != "max_grad_norm":
-            match = nearest(key, known)
-            fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
+            fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
             # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
             level: Level = "warning" if name.lower() == "muon" else "error"
             then = ", and DeepSpeed ignores it in silence" if level == "warning" else f": {LATE}"
@@ -125,14 +125,9 @@ def check_scheduler(view: ConfigView, report: Reporter) -> None:
         return
     known = schedulers().get(name) if isinstance(name, str) else None
     if known is None:
-        match = nearest(str(name), schedulers())
-        fix = f"did you mean {match}?" if match else f"DeepSpeed has {', '.join(own_schedulers())}"
-        report.error(
-            "unknown_scheduler",
-            ("scheduler", "type"),
-            f"DeepSpeed has no scheduler {shown(name)}: {LATE}",
-            fix,
-        )
+        fix = did_you_mean(str(name), schedulers(), f"DeepSpeed has {', '.join(own_schedulers())}")
+        message = f"DeepSpeed has no scheduler {shown(name)}: {LATE}"
+        report.error("unknown_scheduler", ("scheduler", "type"), message, fix)
         return
     if name not in own_schedulers() and view.stage:
         # torch's classes test isinstance(optimizer, Optimizer), which ZeRO's are not.
@@ -152,8 +147,7 @@ def check_scheduler(view: ConfigView, report: Reporter) -> None:
 def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Reporter) -> None:
     for key in params:
         if key not in known:
-            match = nearest(key, known)
-            fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
+            fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
             report.error("scheduler_param", (*AT, key), f"{name} has no parameter {key}: {LATE}", fix)
     for key, required in known.items():
         if required and key not in params:

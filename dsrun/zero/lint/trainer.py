@@ -38,11 +38,7 @@ def check_trainer(view: ConfigView, report: Reporter) -> None:
     if not view.has(ZERO) and not (view.asked and not view.for_trainer):
         message = "accelerate refuses a file without zero_optimization"
         report.add(
-            level,
-            "trainer_stops",
-            (),
-            message,
-            'add "zero_optimization": {"stage": 0}, or the stage you want',
+            level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage'
         )
     if not view.for_trainer:
         return
@@ -63,25 +59,17 @@ def check_trainer(view: ConfigView, report: Reporter) -> None:
     if view.raw("gradient_accumulation_steps") is None and micro not in (MISSING, None):
         message = "accelerate multiplies by gradient_accumulation_steps, which is null, and fails"
         report.error("trainer_stops", ("gradient_accumulation_steps",), message, 'write "auto"')
-    _tensor_parallel(view, report)
-    _ignored(view, report)
-
-
-def _tensor_parallel(view: ConfigView, report: Reporter) -> None:
-    size = view.raw("tensor_parallel", "autotp_size")
+    size, path = view.raw("tensor_parallel", "autotp_size"), ("tensor_parallel", "autotp_size")
     if size is not MISSING and not isinstance(size, int | float):
         message = f"accelerate compares autotp_size with 1 and fails on {shown(size)}"
-        report.error(
-            "trainer_stops", ("tensor_parallel", "autotp_size"), message, "write a number without quotes"
-        )
+        report.error("trainer_stops", path, message, "write a number without quotes")
+    _ignored(view, report)
 
 
 def _ignored(view: ConfigView, report: Reporter) -> None:
     """Keys that the Trainer makes useless."""
     if view.has(*LEGACY_BF16):
-        message = (
-            "accelerate adds a bf16 block that is off, and DeepSpeed then ignores bfloat16: it trains in fp32"
-        )
+        message = "accelerate adds a bf16 block that is off, so DeepSpeed ignores bfloat16 and trains in fp32"
         report.warning("ignored_key", LEGACY_BF16, message, "rename it to bf16")
     if view.has("steps_per_print"):
         message = "accelerate sets steps_per_print to infinity; the Trainer logs every --logging_steps"
