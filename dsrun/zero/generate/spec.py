@@ -44,7 +44,6 @@ class ZeroSpec:
     default is written there as it is, with `along` beside it.
     """
 
-    # for whom
     target: str = option(
         "trainer",
         "trainer: the Hugging Face Trainer fills what says auto; deepspeed: every number is written",
@@ -68,7 +67,6 @@ class ZeroSpec:
         metavar="NAME",
     )
 
-    # zero
     stage: int = option(
         2,
         "1 shards optimizer states, 2 gradients too, 3 parameters too; 0 is plain data parallelism",
@@ -91,7 +89,6 @@ class ZeroSpec:
         None, "reduce gradients during the backward pass", key=f"{ZERO}.overlap_comm", copied=True
     )
 
-    # offload
     offload_optimizer: Literal["none", "cpu", "nvme"] = option(
         "none",
         "keep optimizer states, and step, in host memory or on NVMe",
@@ -128,7 +125,6 @@ class ZeroSpec:
         key=f"{ZERO}.zenflow",
     )
 
-    # zeropp
     hpz: int = option(
         1,
         "hpZ: ranks (usually of one node) among which a second copy of the weights is sharded (ZeRO 3)",
@@ -151,7 +147,6 @@ class ZeroSpec:
         copied=True,
     )
 
-    # precision
     precision: str = option(
         "auto",
         "format of weights and activations; auto: as the Trainer is told, or as the GPU can",
@@ -173,7 +168,6 @@ class ZeroSpec:
         along={"bf16.bf16_optimizer_states": True},
     )
 
-    # optimizer
     optimizer: str | None = option(
         None,
         "optimizer; client: the program brings its own. Default: AdamW, from the Trainer where it can",
@@ -211,7 +205,6 @@ class ZeroSpec:
         None, "largest norm of all gradients; 0: no clipping", key="gradient_clipping", least=0
     )
 
-    # batch
     global_batch_size: int | None = option(
         None, "samples per optimizer step over all GPUs", group="batch", key="train_batch_size", least=1
     )
@@ -227,7 +220,6 @@ class ZeroSpec:
     )
     gpus: int | None = option(None, "GPUs (ranks) of the run, all nodes together", least=1)
 
-    # parallel
     autotp: int = option(
         1,
         "AutoTP: GPUs that share each layer by tensor parallelism",
@@ -262,7 +254,6 @@ class ZeroSpec:
         key="activation_checkpointing",
     )
 
-    # other
     overrides: tuple[str, ...] = option(
         (),
         "any key of DeepSpeed's JSON: --set zero_optimization.stage3_max_live_parameters=1e8",
@@ -300,20 +291,3 @@ def as_typed(name: str, value: Any) -> str:
         return flag if value else flag.replace("--", "--no-", 1)
     words = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return f"{flag} {words}"
-
-
-def from_offload(
-    stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False
-) -> ZeroSpec:
-    """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too.
-
-    `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
-    """
-    place: Offload = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
-    return ZeroSpec(
-        stage=stage,
-        offload_optimizer=place,
-        offload_param=place if stage == 3 else "none",
-        nvme_path=nvme_path if place == "nvme" else None,
-        optimizer="client" if own_optimizer else None,
-    )

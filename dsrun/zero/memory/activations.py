@@ -189,9 +189,7 @@ def _feed_forward(model: Architecture, stack: Stack, work: Work) -> int:
     if stack.gated:
         tensors = 7 if model.norm == "t5" else 4
     else:
-        tensors = 1 if model.norm == "t5" else 2
-        if model.family == "gpt2":
-            tensors = 5
+        tensors = 5 if model.family == "gpt2" else 1 if model.norm == "t5" else 2
     total = tensors * b * stack.ffn
     if stack.experts:
         total += 3 * b * stack.experts_per_token * model.hidden + FP32 * 2 * stack.experts
