@@ -22,10 +22,9 @@ from dsrun.launch.command import agent_argv, worker_environment
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.model.shapes import describe
-from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.resident import resident
+from dsrun.zero.memory.calibration import resident
+from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import Strategy, gpu
 
 GIB = 2**30
@@ -91,7 +90,7 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
 
 def predict(case: Case, world: int, gpu_name: str | None) -> int:
     """dsrun's bytes for one rank."""
-    question = PlanRequest(
+    request = PlanRequest(
         model=describe(case.config, from_scratch=True),
         cluster=cluster(f"{gpu_name or 'none'}:{world}", memory=80),
         length=case.length,
@@ -103,8 +102,8 @@ def predict(case: Case, world: int, gpu_name: str | None) -> int:
     offload = "cpu" if case.offload == "cpu" else "none"
     strategy = Strategy(stage=case.stage, offload=offload, checkpointing=case.checkpointing)
     if gpu_name is None:
-        return resident(question, strategy, case.micro_batch, baseline=BASELINE)
-    return gpu(question, strategy, case.micro_batch).total
+        return resident(request, strategy, case.micro_batch, baseline=BASELINE)
+    return gpu(request, strategy, case.micro_batch).total
 
 
 def estimates(case: Case, elements: dict[str, int], world: int, *, on_cpu: bool) -> tuple[int, int]:

@@ -1,6 +1,8 @@
-"""The errors a user may see: each is one line, knows its exit code and how to mend it."""
+"""The errors a user may see: each is one line, knows its exit code and what repairs it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 EXIT_TOOL_FAILED = 1
 EXIT_USAGE = 2
@@ -14,7 +16,7 @@ EXIT_INTERRUPTED = 130
 class DsrunError(Exception):
     """Something went wrong that the user can act on.
 
-    `message` says what and where; `fix` is the command or the line that mends it; `cause` is the code of
+    `message` says what and where; `fix` is the command or the line that repairs it; `cause` is the code of
     docs/diagnose.md, where one fits.
     """
 
@@ -50,3 +52,18 @@ class MissingError(DsrunError):
     """Something dsrun needs is not installed or not there."""
 
     exit_code = EXIT_MISSING
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that was probably meant, in whatever case and with hyphens or underscores; None without one."""
+    import difflib
+
+    folded = {each.lower().replace("-", "_"): each for each in known}
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, n=1, cutoff=cutoff)
+    return folded[matches[0]] if matches else None
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, cutoff: float = 0.6) -> str:
+    """The fix for a name that nobody knows: the nearest one that is known, else `otherwise`."""
+    match = nearest(name, known, cutoff=cutoff)
+    return f"did you mean {match}?" if match else otherwise

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.cli.words import remark
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.zero.generate.presets import GIB
 
 if TYPE_CHECKING:
     from dsrun.system.gpus import Gpu
     from dsrun.zero.memory.calibration import Calibration
-    from dsrun.zero.memory.gpus_arg import Cluster
     from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.plan import Plan
+    from dsrun.zero.memory.request import Cluster
     from dsrun.zero.memory.strategy import Candidate
 
 STEPS = 2
@@ -25,7 +26,6 @@ SECONDS = 3600.0
 CPU_MICRO_BATCH = 4
 RUN = "run"
 NVME_PATH = "/local_nvme"
-GIB = 2**30
 SAME_SIZE = 0.15
 """Share by which a GPU's memory may be below its nominal size: ECC and the driver take some, and GB are no GiB."""
 WORD = "four "
@@ -42,20 +42,20 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibrati
     from dsrun.system.packages import require_training_packages
 
     require_training_packages()
-    row, question = made.choice, made.question
+    row, request = made.choice, made.request
     if row is None:
         raise UsageError("nothing fits, so there is nothing to calibrate")
     gpus = visible_gpus()
-    if question.cluster.nodes != 1 or (gpus and len(gpus) < question.cluster.per_node):
+    if request.cluster.nodes != 1 or (gpus and len(gpus) < request.cluster.per_node):
         raise UsageError(
             f"--calibrate runs on this machine, which has {len(gpus)} GPUs, and the plan is for"
-            f" {question.cluster.world}",
+            f" {request.cluster.world}",
             fix="plan for the GPUs here",
         )
-    other = next((gpu for gpu in gpus if is_another(gpu, question.cluster)), None)
+    other = next((gpu for gpu in gpus if is_another(gpu, request.cluster)), None)
     if other is not None:
         raise UsageError(
-            f"--calibrate runs on this machine, which has {other.name}, and the plan is for {question.cluster.name}",
+            f"--calibrate runs on this machine, which has {other.name}, and the plan is for {request.cluster.name}",
             fix="plan for the GPUs here",
         )
     if not gpus:
@@ -78,29 +78,29 @@ def _on_cpu(made: Plan, row: Candidate) -> tuple[Plan, Candidate]:
     """The same strategy on as many ranks as there are cores, with a micro batch a CPU gets through."""
     from dsrun.system.host import cores
 
-    question = made.question
-    ranks = min(question.cluster.per_node, cores())
+    request = made.request
+    ranks = min(request.cluster.per_node, cores())
     small = replace(row, micro_batch=min(row.micro_batch, CPU_MICRO_BATCH))
-    asked = replace(question, cluster=question.cluster.with_nodes(1, ranks), global_batch=None)
-    return replace(made, question=asked), small
+    asked = replace(request, cluster=request.cluster.with_nodes(1, ranks), global_batch=None)
+    return replace(made, request=asked), small
 
 
 def training_argv(
     made: Plan, row: Candidate, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
-    from dsrun.zero.memory.commands import Wording, train_argv
+    from dsrun.zero.memory.report import Wording, train_argv
 
-    question = made.question
+    request = made.request
     data = scratch / "train.jsonl"
-    samples = row.micro_batch * question.cluster.world * STEPS
-    long = WORD * max(question.length, question.source_length)
-    text = {"source": long, "target": long} if question.model.seq2seq else {"text": long}
+    samples = row.micro_batch * request.cluster.world * STEPS
+    long = WORD * max(request.length, request.source_length)
+    text = {"source": long, "target": long} if request.model.seq2seq else {"text": long}
     data.write_text("".join(json.dumps(text) + "\n" for _ in range(samples)))
     words = Wording(model=str(found.folder), data=("--train-file", str(data)))
     strategy = row.strategy
     # One micro batch per step is enough: accumulation does not change the peak but for ZeRO-1's gradients.
-    argv = train_argv(replace(question, global_batch=None), row, words)[2:]
+    argv = train_argv(replace(request, global_batch=None), row, words)[2:]
     if strategy.stage:
         place = argv.index("--deepspeed")
         argv[place : place + 2] = ["--zero", str(strategy.stage), "--offload", strategy.offload]
@@ -126,10 +126,9 @@ def compare(
 ) -> Calibration:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
-    from dsrun.zero.memory.calibration import Calibration, save
-    from dsrun.zero.memory.resident import resident
+    from dsrun.zero.memory.calibration import Calibration, resident, save
 
-    plain = replace(made.question, factor=1.0)
+    plain = replace(made.request, factor=1.0)
     if not records:
         raise MissingError("the two steps left no memory figures in metrics.jsonl")
     if not on_gpu:

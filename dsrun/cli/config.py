@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import Field, replace
 from importlib import import_module
@@ -13,7 +12,8 @@ import click
 
 from dsrun.cli.output import put
 from dsrun.cli.words import remark
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest
+from dsrun.options import by_group
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ConfigGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from dsrun.zero.generate.override import nearest_key
+            from dsrun.zero.generate.config import nearest_key
 
             key = nearest_key(error.option_name.lstrip("-").replace("-", "_"))
             if key is None or error.possibilities:
@@ -70,8 +70,8 @@ class ConfigGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean `dsrun config {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
+            near = nearest(args[0], COMMANDS)
+            hint = f"did you mean `dsrun config {near}`?" if near else f"commands: {', '.join(COMMANDS)}"
             raise UsageError(f"{args[0]!r} belongs to no flag and is no command of `dsrun config`", fix=hint)
         given = [each for each in ctx.params if ctx.get_parameter_source(each) is not _DEFAULT]
         if given:
@@ -88,12 +88,11 @@ class ConfigGroup(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under the headings of the spec, then those of the command itself."""
+        titles = {each.name: TITLES[group] for group, found in by_group(ZeroSpec).items() for each in found}
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*TITLES.values(), "Output")}
         for each in self.get_params(ctx):
-            record = each.get_help_record(ctx)
-            field = options().get(each.name or "")
-            if record:
-                groups[TITLES[field.metadata["group"]] if field else "Output"].append(record)
+            if record := each.get_help_record(ctx):
+                groups[titles.get(each.name or "", "Output")].append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -159,7 +158,7 @@ def run(**values: Any) -> int:
     spec = _with_batch(ZeroSpec(**{name: _plain(name, value) for name, value in values.items()}))
     facts = find_facts(spec)
     text = _explanation(spec, facts, own["output_format"]) if own["explain"] else _json(spec, facts)
-    from dsrun.zero.generate.notices import notices
+    from dsrun.zero.generate.explain import notices
 
     for line in notices(spec, facts):
         remark(line)
@@ -222,9 +221,9 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
     """What this machine knows about the spec's model and GPU. Raises UsageError for a GPU nobody knows."""
     from dsrun.zero.generate.blocks import HardwareFacts
-    from dsrun.zero.memory.model.reading import Settings
+    from dsrun.zero.memory.model.configs import Settings
 
-    gpu = _gpu(spec.gpu) if spec.gpu is not None else None
+    gpu = find_gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
@@ -243,7 +242,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
 def _largest(config: dict[str, Any]) -> int | None:
     """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
     from dsrun.errors import DsrunError
-    from dsrun.zero.memory.model.shapes import describe
+    from dsrun.zero.memory.model.count import describe
 
     if not config:
         return None
@@ -253,14 +252,13 @@ def _largest(config: dict[str, Any]) -> int | None:
         return None
 
 
-def _gpu(name: str) -> GpuModel:
-    from dsrun.hardware.gpus import gpu_table, lookup
+def find_gpu(name: str) -> GpuModel:
+    """The row of the table of GPUs. Raises UsageError, with similar names, when there is none."""
+    from dsrun.hardware.gpus import lookup, meanings, near_names
 
     found = lookup(name)
     if found is None:
-        near = difflib.get_close_matches(
-            name.lower(), [each.name.lower() for each in gpu_table()], n=3, cutoff=0.5
-        )
+        near = [row.name for row in meanings(name)[:3]] or near_names(name)
         hint = (
             f"did you mean {', '.join(near)}?"
             if near

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
+from dsrun.cli.config import find_gpu
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.model_families import model_type_from_name
 
 if TYPE_CHECKING:
     from dsrun.findings import Finding
-    from dsrun.hardware.gpus import GpuModel
     from dsrun.recipe.parsed_value import ParsedValue
     from dsrun.zero.view import Flags
 
@@ -57,7 +57,7 @@ def command(
     Exit code 0 without errors (warnings and remarks are fine), 3 with one.
     """
     from dsrun.zero.lint.check import check
-    from dsrun.zero.lint.reporter import printable
+    from dsrun.zero.lint.codes import printable
 
     if target == "deepspeed" and (flags or against):
         raise UsageError(
@@ -73,7 +73,7 @@ def command(
         world_size=world_size or _workers(known),
         against=known,
         model_type=_model_type(known),
-        gpu=_gpu(gpu),
+        gpu=find_gpu(gpu) if gpu else None,
     )
     if form == "json":
         click.echo(json.dumps(as_json(shown, findings), indent=2, ensure_ascii=False))
@@ -120,10 +120,11 @@ def as_json(file: str, findings: list[Finding]) -> dict[str, Any]:
 def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:
     if not argv and run_file is None:
         return None
-    from dsrun.recipe.overlay import flags_in_force, trainer_values
+    from dsrun.recipe.batch import trainer_values
+    from dsrun.recipe.resolve import given_values
     from dsrun.zero.view import Flags
 
-    given = flags_in_force(argv, run_file, Path.cwd())
+    given = given_values(argv, Path.cwd(), [], run_file)
     workers = world_size or _value(given, "nproc")
     own = {name: each.value for name, each in given.items()}
     names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
@@ -150,19 +151,6 @@ def _model_type(flags: Flags | None) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return model_type_from_name(model)
     return str(kind)
-
-
-def _gpu(name: str | None) -> GpuModel | None:
-    if name is None:
-        return None
-    from dsrun.hardware.gpus import lookup
-
-    found = lookup(name)
-    if found is None:
-        raise UsageError(
-            f"--gpu: {name!r} is not in the table of GPUs", fix="leave it out, or see build/gpus.toml"
-        )
-    return found
 
 
 def _print(file: str, findings: list[Finding]) -> None:

@@ -11,7 +11,7 @@ import click
 
 from dsrun import __version__
 from dsrun.cli.words import complain
-from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, nearest
 
 # A full disk or quota, mostly behind `>`.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,10 +51,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean `dsrun {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
+            near = nearest(args[0], COMMANDS)
+            hint = f"did you mean `dsrun {near}`?" if near else f"commands: {', '.join(COMMANDS)}"
             raise click.UsageError(f"there is no command {args[0]!r} ({hint})")
         return super().resolve_command(ctx, args)
 

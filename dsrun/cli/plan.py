@@ -13,10 +13,10 @@ from dsrun.cli.words import remark
 from dsrun.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
-    from dsrun.zero.memory.commands import Wording
     from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.model.count import Counted
     from dsrun.zero.memory.plan import Plan
+    from dsrun.zero.memory.report import Wording
     from dsrun.zero.memory.request import PlanRequest
 
 
@@ -86,15 +86,15 @@ def command(**given: Any) -> int:
         meta={"auto": None, "meta": True, "shapes": False}[given["counting"]],
         from_scratch=given["from_scratch"],
     )
-    question = _question(counted, given)
+    request = _request(counted, given)
     _remark_idle_lengths(counted.architecture.seq2seq, given)
     words = _wording(given)
-    question = replace(question, factor=_correction(found, question))
-    made = plan(question)
+    request = replace(request, factor=_correction(found, request))
+    made = plan(request)
     for finding in counted.findings:
         remark(f"{finding.message}{f' ({finding.fix})' if finding.fix else ''}")
-    if question.cluster.note:
-        remark(question.cluster.note)
+    if request.cluster.note:
+        remark(request.cluster.note)
     if given["form"] == "json":
         from dsrun.zero.memory.report import as_json
 
@@ -116,8 +116,8 @@ def _model_folder(name: str) -> str:
     return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
 
 
-def _question(counted: Counted, given: dict[str, Any]) -> PlanRequest:
-    from dsrun.zero.memory.model.shapes import check_length
+def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
+    from dsrun.zero.memory.model.count import check_length
     from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, default_precision
 
     cluster = _cluster(given)
@@ -125,7 +125,7 @@ def _question(counted: Counted, given: dict[str, Any]) -> PlanRequest:
     both = given["max_length"]
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     target = given["max_target_length"] if model.seq2seq else None
-    question = replace(
+    request = replace(
         PlanRequest(model=model, cluster=cluster),
         length=_first(target, both, usual),
         source_length=_first(given["max_source_length"], both, usual),
@@ -137,11 +137,11 @@ def _question(counted: Counted, given: dict[str, Any]) -> PlanRequest:
         attention=given["attention"],
         host_memory=given["host_memory"],
     )
-    check_length(model, "--max-length" if target is None else "--max-target-length", question.length)
+    check_length(model, "--max-length" if target is None else "--max-target-length", request.length)
     if model.seq2seq:
         flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
-        check_length(model, flag, question.source_length)
-    return question
+        check_length(model, flag, request.source_length)
+    return request
 
 
 def _remark_idle_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ def _first(*values: int | None) -> int:
 
 def _cluster(given: dict[str, Any]) -> Any:
     from dsrun.errors import UsageError
-    from dsrun.zero.memory.gpus_arg import cluster
+    from dsrun.zero.memory.request import cluster
 
     gpus = given["gpus"]
     if gpus is None:
@@ -175,7 +175,7 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 def _wording(given: dict[str, Any]) -> Wording:
     from dsrun.recipe.files import has_weights
-    from dsrun.zero.memory.commands import Wording
+    from dsrun.zero.memory.report import Wording
 
     data = tuple(
         word
@@ -194,15 +194,15 @@ def _wording(given: dict[str, Any]) -> Wording:
     )
 
 
-def _correction(found: Found, question: PlanRequest) -> float:
+def _correction(found: Found, request: PlanRequest) -> float:
     from dsrun.zero.memory.calibration import remembered
 
-    return remembered(found.config, question)
+    return remembered(found.config, request)
 
 
 def _print(made: Plan, counted: Counted, words: Wording) -> None:
-    from dsrun.zero.memory import commands, report
-    from dsrun.zero.memory.strategy import GIB
+    from dsrun.zero.generate.presets import GIB
+    from dsrun.zero.memory import report
 
     for line in report.header(made, counted, words):
         click.echo(line)
@@ -227,7 +227,7 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
     disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
     click.echo(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
     click.echo()
-    for line in commands.lines(made.question, made.choice, words):
+    for line in report.lines(made.request, made.choice, words):
         click.echo(line)
     if not words.data:
         click.echo(

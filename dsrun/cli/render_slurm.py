@@ -58,7 +58,7 @@ def click_option(each: Field[Any]) -> click.Option:
     if kind == "bool":
         return click.Option([f"{flag}/--no-{flag[2:]}", each.name], default=each.default, help=meta["help"])
     names = [flag, *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
-    short = [f"-{meta['short']}"] if meta["short"] else []
+    short = [f"-{meta['short']}"] if "short" in meta else []
     shown = each.default not in (None, ()) and kind != "list"
     return click.Option(
         [*short, *names, each.name],

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, did_you_mean
 
 _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>\S+)")
 _NAME = re.compile(r"[A-Za-z0-9_.:%@-]+")
@@ -105,8 +104,7 @@ def _choices(hosts: Sequence[Host], choice: str, flag: str) -> dict[str, tuple[i
     for part in choice.split("@"):
         name, colon, slots = part.strip().partition(":")
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(list(known)[:5])}"
+            hint = did_you_mean(name, known, f"it has {', '.join(list(known)[:5])}")
             raise UsageError(f"{flag}: the hostfile has no machine {name!r}", fix=hint)
         if name in found:
             raise UsageError(f"{flag}: {name} stands there twice", fix=f"{name}:0,1")

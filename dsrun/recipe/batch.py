@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.flags import hf_flags
+from dsrun.recipe.parsed_value import ParsedValue
 
 SHOWN_DIVISORS = 4
+# What the Trainer and `dsrun train` both take when nothing is said.
+DEFAULT_MICRO_BATCH = 8
+SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +109,33 @@ def _micro_hint(global_batch: int, micro: int, world_size: int) -> str:
 def _either(numbers: list[int]) -> str:
     words = [str(number) for number in numbers]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def trainer_values(given: dict[str, ParsedValue], world_size: int | None) -> dict[str, Any]:
+    """The training arguments as the Trainer will see them, defaults included; what cannot be known is left out.
+
+    `world_size` counts ranks. With a global batch size the accumulation steps follow from it, and
+    `train_batch_size` is there too. Raises UsageError when the batch sizes do not divide.
+    """
+    values = {flag.key: flag.default for flag in hf_flags().values()}
+    values |= {hf_flags()[name].key: each.value for name, each in given.items() if name in hf_flags()}
+    own = {
+        name: given[name].value for name in ("global_batch_size", "micro_batch_size", *SIZES) if name in given
+    }
+    total, micro = own.get("global_batch_size"), own.get("micro_batch_size") or own.get(SIZES[0])
+    if micro is not None:
+        values[SIZES[0]] = micro
+    if total is None:
+        return values
+    values["train_batch_size"] = total
+    if world_size is not None:
+        plan = batch_plan(
+            global_batch_size=total,
+            micro_batch_size=micro,
+            accumulation=own.get(SIZES[1]),
+            world_size=world_size,
+            default_micro=DEFAULT_MICRO_BATCH,
+        )
+        return values | dict(zip(SIZES, (plan.micro_batch, plan.accumulation), strict=True))
+    unknown = [name for name, size in zip(SIZES, (micro, own.get(SIZES[1])), strict=True) if size is None]
+    return {name: value for name, value in values.items() if name not in unknown}

@@ -84,7 +84,7 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
     """The first error of the head of a JSON file, as (line, reason); None when there is none to be seen.
 
     A file is JSON lines, or one value over many lines. `complete` says that `text` is the whole file;
-    otherwise its last line may be cut off and is not judged.
+    otherwise its last line may be cut off and is not checked.
     """
     # Not splitlines: U+2028 and its like may stand within a string.
     lines = _LINE_END.split(text)
@@ -98,7 +98,7 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
         return number, "it begins with neither { nor ["
     error = _parse_error(first)
     if error is None:
-        # The first line is a value of its own: these are JSON lines, and each is judged.
+        # The first line is a value of its own: these are JSON lines, and each is checked.
         errors = ((number, _parse_error(line)) for number, line in numbered[1:])
         return next(((number, error.msg) for number, error in errors if error), None)
     if len(numbered) > 1 and first.lstrip()[0] == "{" and _is_object(numbered[1][1]):

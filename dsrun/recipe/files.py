@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest
 from dsrun.recipe.data_files import FORMATS, check_data_file, suffix_of
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
@@ -124,5 +123,5 @@ def _near(path: Path) -> str | None:
     """Did you mean a neighbour?"""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-    return f"did you mean {path.parent / close[0]}?" if close else None
+    close = nearest(path.name, [entry.name for entry in path.parent.iterdir()])
+    return f"did you mean {path.parent / close}?" if close else None

@@ -6,14 +6,14 @@ suggestion cost no import of transformers.
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.options import by_group, value_kind
 from dsrun.recipe.spec import TrainSpec
 
 Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
@@ -74,26 +74,27 @@ def normalise(name: str) -> str:
 @cache
 def own_flags() -> dict[str, Flag]:
     """The options of TrainSpec by name, in the order of their declaration."""
-    return {each.name: _own_flag(each) for each in fields(TrainSpec)}
+    return {
+        each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found
+    }
 
 
-def _own_flag(option: Field[Any]) -> Flag:
+def _own_flag(option: Field[Any], group: str) -> Flag:
     meta = option.metadata
-    annotation = str(option.type)  # a string: spec.py postpones its annotations
-    kind = annotation.removesuffix(" | None")
+    kind = value_kind(option)
     return Flag(
         name=option.name,
         owner="dsrun",
         key=option.name,
         kind="list" if kind == "list[str]" else _scalar_kind(kind),
         default=option.default if option.default_factory is MISSING else option.default_factory(),
-        optional=annotation.endswith(" | None"),
+        optional=kind != option.type,
         choices=meta["choices"],
         aliases=meta["aliases"],
-        group=meta["group"],
+        group=group,
         help=meta["help"],
         metavar=meta["metavar"],
-        example_scripts=meta["example_scripts"],
+        example_scripts=meta.get("example_scripts", False),
     )
 
 
@@ -159,7 +160,40 @@ def by_spelling() -> dict[str, Flag]:
     return table
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, or None."""
-    matches = difflib.get_close_matches(normalise(name), list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+ZERO_STAGE = 2
+
+# Known before anything is looked at.
+FIXED: dict[str, Any] = {
+    "logging_first_step": True,
+    # The stock filter logs the average of earlier losses in place of NaN: a dead run looks healthy.
+    "logging_nan_inf_filter": False,
+    "log_level": "info",
+    "ddp_find_unused_parameters": False,
+    "report_to": ["none"],
+}
+
+# Chosen when the run starts, from what they say.
+CHOSEN: dict[str, str] = {
+    "zero": f"{ZERO_STAGE}, unless --deepspeed is given",
+    "output": "runs/<model>-<time>",
+    "save_every": "as --save_strategy and --save_steps say",
+    "micro_batch_size": "the largest up to 8 that divides the global batch",
+    "logging_steps": "10, or a tenth of a short run",
+    "bf16": "where the hardware computes in it",
+    "tf32": "where the hardware has it",
+    "predict_with_generate": "for seq2seq",
+    "per_device_eval_batch_size": "the micro batch, at least 8",
+    "dataloader_num_workers": "from the cores per rank; 0 on CPU",
+    "dataloader_persistent_workers": "where there are workers",
+    "do_eval": "where there is validation data",
+    "use_liger_kernel": "on GPUs, when installed",
+    "run_name": "the run folder's name",
+    "use_cpu": "where there is no GPU",
+    "lora_alpha": "2 × rank",
+    "lora_targets": "all-linear, every linear layer",
+    "num_proc": "the cores, at most 16",
+    "hang_timeout": "3 × the slowest step, at least 10",
+    "nproc": "one per visible GPU, 1 on CPU",
+    "master_port": "a free one",
+    "tensorboard_dir": "in the run folder",
+}

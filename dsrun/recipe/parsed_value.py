@@ -1,21 +1,171 @@
-"""Given: one value that the user gave, and where. Both the command line and files yield these."""
+"""A value that the user gave, its place, and how text becomes it. Command line and files both yield these."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.errors import UsageError
-from dsrun.recipe.convert import (
-    FALSE_WORDS,
-    TRUE_WORDS,
-    Rejected,
-    from_text,
-    from_texts,
-    from_value,
-)
-from dsrun.recipe.flags import RENAMED, SECRETS, Flag, hf_flags, own_flags
+from dsrun.errors import UsageError, nearest
+from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, SECRETS, Flag, hf_flags, own_flags
+
+# The words HfArgumentParser takes, and YAML's on/off.
+TRUE_WORDS = frozenset({"true", "yes", "t", "y", "1", "on"})
+FALSE_WORDS = frozenset({"false", "no", "f", "n", "0", "off"})
+MANY_CHOICES = 12
+
+
+class Rejected(ValueError):
+    """A value that its flag does not take; the message says why."""
+
+
+def to_int(text: str) -> int:
+    """A whole number; `1_000` and `1e6` are fine, `8.5` is not."""
+    try:
+        return int(text)
+    except ValueError:
+        number = _number(text)
+    if number is None or not number.is_integer():
+        raise Rejected(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def to_float(text: str) -> float:
+    """A number. NaN is refused: it would end in a model of NaNs."""
+    number = _number(text)
+    if number is None or math.isnan(number):
+        raise Rejected(f"{text!r} is not a number")
+    return number
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def to_bool(text: str) -> bool:
+    """true/yes/t/y/1/on or false/no/f/n/0/off, in any case."""
+    word = text.lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise Rejected(f"{text!r} is not true or false")
+
+
+def to_bool_or_str(text: str) -> bool | str:
+    """A switch that also takes words: only `true` and `false` themselves are booleans."""
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def to_json(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Rejected(f"not valid JSON: {error.msg} at column {error.colno} of {text!r}") from None
+    if not isinstance(value, dict):
+        raise Rejected(f"{text!r} is not a JSON object like '{{\"key\": 1}}'")
+    return value
+
+
+SCALARS: dict[str, Callable[[str], Any]] = {
+    "int": to_int,
+    "float": to_float,
+    "bool": to_bool,
+    "bool|str": to_bool_or_str,
+    "str": str,
+}
+
+
+def from_text(flag: Flag, text: str) -> Any:
+    """The value of a flag that got one word."""
+    if flag.kind == "json":
+        if flag.name in JSON_OR_PATH and not text.lstrip().startswith("{"):
+            return text
+        return to_json(text)
+    if flag.kind in ("list", "list|str"):
+        return from_texts(flag, [text])
+    value = SCALARS[flag.kind](text)
+    if flag.choices is not None:
+        check_choice(text, flag.choices)
+    return value
+
+
+def from_texts(flag: Flag, texts: Sequence[str]) -> Any:
+    """The value of a flag that got several words. `list|str` keeps a single word as it is."""
+    if flag.kind == "list|str" and len(texts) == 1:
+        return texts[0]
+    return list(texts)
+
+
+def from_value(flag: Flag, value: Any) -> Any:
+    """The value of a flag read from JSON; strings are read as the command line reads them."""
+    if value is None:
+        if flag.optional:
+            return None
+        raise Rejected("null is no value for it")
+    if isinstance(value, dict):
+        return from_mapping(flag, value)
+    if isinstance(value, list):
+        if flag.kind not in ("list", "list|str"):
+            raise Rejected(f"a list is no value for it; it takes {describe(flag)}")
+        return from_texts(flag, [_word(each) for each in value])
+    return from_text(flag, _word(value))
+
+
+def from_mapping(flag: Flag, value: dict[str, Any]) -> Any:
+    """The value of a flag that got an object: JSON flags keep it, KEY=VALUE lists take it apart."""
+    if flag.kind == "json":
+        return value
+    if flag.metavar == "KEY=VALUE":
+        return [f"{key}={_word(each)}" for key, each in value.items()]
+    raise Rejected(f"a mapping is no value for it; it takes {describe(flag)}")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float, str)):
+        return str(value)
+    return json.dumps(value)
+
+
+def check_choice(text: str, choices: tuple[str, ...]) -> None:
+    """Raise Rejected unless the word is one of the choices."""
+    if text in choices:
+        return
+    if len(choices) <= MANY_CHOICES:
+        raise Rejected(f"{text!r} is not one of {', '.join(choices)}")
+    hint = nearest(text, choices)
+    raise Rejected(
+        f"{text!r} is not known" + (f"; did you mean {hint}?" if hint else f": {', '.join(choices)}")
+    )
+
+
+def describe(flag: Flag) -> str:
+    """What the flag takes, in words."""
+    words = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "bool|str": "true, false or a word",
+        "str": "text",
+        "json": "a JSON object",
+        "list": "one or more words",
+        "list|str": "one or more words",
+    }
+    return words[flag.kind]
+
+
+# Floats YAML 1.1 takes for strings, `1e-8` above all.
+YAML_FLOAT = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
+
 
 COMMAND_LINE = "command line"
 HIDDEN = "***"

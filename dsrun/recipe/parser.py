@@ -11,10 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsrun.errors import UsageError
-from dsrun.recipe.convert import describe
-from dsrun.recipe.flags import Flag, nearest, normalise
-from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, from_data, from_words
+from dsrun.errors import UsageError, did_you_mean, nearest
+from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
 HELP = "`dsrun train --help` lists all flags"
@@ -141,7 +140,7 @@ def _only_json(rest: Sequence[str], typed: dict[str, str]) -> str | None:
 
 def unknown_flag(name: str) -> UsageError:
     """The error for a flag nobody knows, with the nearest that is known."""
-    match = nearest(name, vocabulary())
+    match = nearest(normalise(name), vocabulary())
     hint = shown_like(name, match) if match else None
     return UsageError(f"unknown flag {name}", fix=f"did you mean {hint}?" if hint else HELP)
 
@@ -179,6 +178,5 @@ def _from_json(shown: str, key: str, value: Any) -> ParsedValue:
     flag = vocabulary().get(normalise(key))
     where = f"{shown}: {key}"
     if flag is None:
-        match = nearest(key, vocabulary())
-        raise UsageError(f"{where}: unknown flag", fix=f"did you mean {match}?" if match else HELP)
+        raise UsageError(f"{where}: unknown flag", fix=did_you_mean(key, vocabulary(), HELP))
     return from_data(flag, value, spelling=normalise(key), source=shown, where=where)

@@ -18,8 +18,8 @@ class Recipe:
 
     `hf` holds the given fields of Seq2SeqTrainingArguments only, by their names there. `sources` says for
     every option of ours and every given training argument "command line", "run.yaml:12", "args.json",
-    "default", or what `with_defaults` was told. `notices` are one-line remarks for stderr, `argv` the words of the
-    command line.
+    "default", or the source given to `with_defaults`. `notices` are one-line remarks for stderr, `argv` the words
+    of the command line.
     """
 
     spec: TrainSpec
@@ -43,3 +43,32 @@ class Recipe:
         if source in (COMMAND_LINE, DEFAULT):
             return all_flags()[name].shown
         return f"{source}: {name}"
+
+
+FLAGS = {"do_train": "train", "do_eval": "validation", "do_predict": "test"}
+
+
+def phases(recipe: Recipe) -> frozenset[str]:
+    """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
+    and evaluating where there is validation data; either is left out where its flag says false."""
+    asked = {phase for flag, phase in FLAGS.items() if recipe.hf.get(flag)}
+    if not asked:
+        refused = {phase for flag, phase in FLAGS.items() if recipe.hf.get(flag) is False}
+        asked = {"train", "validation"} - refused
+    return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
+
+
+def evaluation_is_asked_for(recipe: Recipe) -> bool:
+    """Whether the run cannot do without validation data."""
+    return bool(recipe.hf.get("do_eval")) or evaluates_while_training(recipe)
+
+
+def evaluates_while_training(recipe: Recipe) -> bool:
+    """Whether flags ask for evaluation during training."""
+    strategy = str(recipe.hf.get("eval_strategy", "no"))
+    return (
+        strategy != "no"
+        or recipe.spec.early_stopping is not None
+        or bool(recipe.hf.get("load_best_model_at_end"))
+        or recipe.hf.get("save_strategy") == "best"
+    )

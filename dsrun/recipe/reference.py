@@ -11,21 +11,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from dsrun.docpage import GeneratedPart, table
-from dsrun.recipe.defaults import CHOSEN
-from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown
-from dsrun.recipe.option import GROUPS
+from dsrun.recipe.flags import CHOSEN, Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.parsed_value import shown_value
 from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
+from dsrun.recipe.spec import TITLES
 
-TITLES = {
-    "model": "Model",
-    "zero": "ZeRO",
-    "batch": "Batch",
-    "data": "Data",
-    "lora": "LoRA",
-    "survive": "Checkpoints and restarts",
-    "run": "Run",
-}
 HELP_COLUMN = 30
 
 
@@ -42,13 +32,13 @@ def value_text(flag: Flag) -> str:
         return "|".join(flag.choices)
     if flag.kind == "bool":
         return ""
-    word = flag.metavar or flag.name.upper()
+    word = flag.metavar or {"int": "N"}.get(flag.kind, flag.name.upper())
     return f"{word} …" if flag.kind == "list" else word
 
 
 def _grouped() -> list[tuple[str, list[Flag]]]:
     flags = own_flags().values()
-    return [(TITLES[group], [each for each in flags if each.group == group]) for group in GROUPS]
+    return [(title, [each for each in flags if each.group == group]) for group, title in TITLES.items()]
 
 
 def help_text(width: int = 80) -> str:

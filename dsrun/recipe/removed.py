@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.convert import Rejected, check_choice
 from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling
-from dsrun.recipe.parsed_value import ParsedValue, shown_value
+from dsrun.recipe.parsed_value import ParsedValue, Rejected, check_choice, shown_value
 
 SAME = object()
 
@@ -64,8 +63,6 @@ def equal(value: Any) -> When:
 
 Outcome = Becomes | Ignored | Refused
 ANY = When("", lambda _: True)
-TRUE = equal(True)
-FALSE = equal(False)
 WAS_DEFAULT = Ignored("that was its default")
 
 
@@ -87,9 +84,14 @@ def renamed(name: str, kind: Kind, flag: str) -> Removed:
     return Removed(name, kind, ((ANY, Becomes(flag)),))
 
 
+def either(name: str, kind: Kind, when: When, outcome: Outcome, otherwise: Outcome) -> Removed:
+    """One outcome for a case of its values, another for the rest."""
+    return Removed(name, kind, ((when, outcome), (ANY, otherwise)))
+
+
 def switch(name: str, on_true: Outcome) -> Removed:
     """A boolean that was off by default."""
-    return Removed(name, "bool", ((TRUE, on_true), (ANY, WAS_DEFAULT)))
+    return either(name, "bool", equal(True), on_true, WAS_DEFAULT)
 
 
 def ignored(name: str, kind: Kind, reason: str) -> Removed:
@@ -102,10 +104,10 @@ def refused(name: str, kind: Kind, reason: str, fix: str) -> Removed:
     return Removed(name, kind, ((ANY, Refused(reason, fix)),))
 
 
-AUTOCAST = "PyTorch's autocast is the only backend"
+AUTOCAST = Ignored("PyTorch's autocast is the only backend")
+SAFETENSORS = "weights are always saved as safetensors"
 APEX = Refused("NVIDIA Apex is no longer used", "--bf16, or --fp16")
 FSDP_INSTEAD = "--zero 3, or for FSDP itself"
-RATIO = When("0 ≤ R < 1", lambda ratio: 0 <= ratio < 1)
 
 ROWS = (
     # Weak: the example scripts resumed from an explicit --resume_from_checkpoint even with this flag.
@@ -114,16 +116,12 @@ ROWS = (
     switch("evaluate_during_training", Becomes("eval_strategy", "steps")),
     # TrainingArguments.get_warmup_steps takes a value below 1 as a ratio of all steps, so 1.0 would be one
     # step. Weak: Transformers 4 used warmup_steps when both were given.
-    Removed(
+    either(
         "warmup_ratio",
         "float",
-        (
-            (RATIO, Becomes("warmup_steps", weak=True)),
-            (
-                ANY,
-                Refused("--warmup_steps takes a ratio from 0 to below 1", "--warmup_steps N with N in steps"),
-            ),
-        ),
+        When("0 ≤ R < 1", lambda ratio: 0 <= ratio < 1),
+        Becomes("warmup_steps", weak=True),
+        Refused("--warmup_steps takes a ratio from 0 to below 1", "--warmup_steps N with N in steps"),
     ),
     renamed("logging_dir", "str", "tensorboard_dir"),
     switch("group_by_length", Becomes("train_sampling_strategy", "group_by_length")),
@@ -133,22 +131,15 @@ ROWS = (
     renamed("per_gpu_train_batch_size", "int", "per_device_train_batch_size"),
     renamed("per_gpu_eval_batch_size", "int", "per_device_eval_batch_size"),
     switch("adafactor", Becomes("optim", "adafactor")),
-    Removed("fp16_backend", "str", ((equal("apex"), APEX), (ANY, Ignored(AUTOCAST)))),
-    Removed("half_precision_backend", "str", ((equal("apex"), APEX), (ANY, Ignored(AUTOCAST)))),
+    either("fp16_backend", "str", equal("apex"), APEX, AUTOCAST),
+    either("half_precision_backend", "str", equal("apex"), APEX, AUTOCAST),
     ignored("fp16_opt_level", "str", "it was a setting of NVIDIA Apex"),
-    Removed(
+    either(
         "save_safetensors",
         "bool",
-        (
-            (
-                FALSE,
-                Refused(
-                    "weights are always saved as safetensors",
-                    "drop it; pickled weights are no longer written",
-                ),
-            ),
-            (ANY, Ignored("weights are always saved as safetensors")),
-        ),
+        equal(False),
+        Refused(SAFETENSORS, "drop it; pickled weights are no longer written"),
+        Ignored(SAFETENSORS),
     ),
     switch("include_inputs_for_metrics", Becomes("include_for_metrics", ["inputs"])),
     ignored("include_tokens_per_second", "bool", "tokens per second are always logged"),
@@ -157,16 +148,12 @@ ROWS = (
     refused(
         "push_to_hub_organization", "str", "a Hub repository has one name", "--hub_model_id ORGANISATION/NAME"
     ),
-    Removed(
+    either(
         "use_auth_token",
         "bool|str",
-        (
-            (
-                When("true or false", lambda value: isinstance(value, bool)),
-                Ignored("the stored login is used anyway"),
-            ),
-            (ANY, Becomes("token")),
-        ),
+        When("true or false", lambda value: isinstance(value, bool)),
+        Ignored("the stored login is used anyway"),
+        Becomes("token"),
     ),
     ignored("low_cpu_mem_usage", "bool", "weights are always loaded that way"),
     ignored("use_legacy_prediction_loop", "bool", "there is one prediction loop"),
@@ -174,23 +161,21 @@ ROWS = (
     renamed("torchdynamo", "str", "torch_compile_backend"),
     switch("jit_mode_eval", Refused("TorchScript is no longer used", "--torch_compile")),
     ignored("use_ipex", "bool", "its kernels are part of PyTorch"),
-    Removed(
+    either(
         "past_index",
         "int",
-        (
-            (When("below 0", lambda value: value < 0), WAS_DEFAULT),
-            (ANY, Refused("the Trainer no longer carries a memory from batch to batch", "drop it")),
-        ),
+        When("below 0", lambda value: value < 0),
+        WAS_DEFAULT,
+        Refused("the Trainer no longer carries a memory from batch to batch", "drop it"),
     ),
     refused("tpu_num_cores", "int", "dsrun trains on GPUs and CPUs", "--nproc N for N workers"),
     switch("tpu_metrics_debug", Refused("dsrun trains on GPUs and CPUs", "drop it")),
-    Removed(
+    either(
         "mp_parameters",
         "str",
-        (
-            (When("empty", lambda value: not value), WAS_DEFAULT),
-            (ANY, Refused("SageMaker model parallelism is gone", "--zero 3")),
-        ),
+        When("empty", lambda value: not value),
+        WAS_DEFAULT,
+        Refused("SageMaker model parallelism is gone", "--zero 3"),
     ),
     refused(
         "sharded_ddp", "str", "FairScale is gone", "--zero 2 for simple and zero_dp_2, --zero 3 for zero_dp_3"

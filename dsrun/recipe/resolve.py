@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.defaults import CHOSEN, FIXED
-from dsrun.recipe.flags import SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
+from dsrun.recipe.flags import CHOSEN, FIXED, SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
 from dsrun.recipe.parsed_value import HIDDEN, ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe
@@ -49,18 +48,29 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     Reads --config and args.json files and nothing else. Raises UsageError for everything that is wrong
     without looking at models, data or hardware.
     """
-    parsed = parse(argv)
     notices: list[str] = []
+    recipe = _recipe(_with_implied(given_values(argv, cwd, notices)), notices)
+    return replace(recipe, notices=(*recipe.notices, *validate(recipe)), argv=tuple(argv))
+
+
+def given_values(
+    argv: Sequence[str], cwd: Path, notices: list[str], run_file: str | None = None
+) -> dict[str, ParsedValue]:
+    """Every given value by canonical name: `argv` over an args.json in it, that over the run.yaml that --config names,
+    that over `run_file`. What happens to removed and displaced flags is added to `notices`.
+
+    Raises UsageError for an unknown flag, a value that a flag does not take, and a file that cannot be read.
+    """
+    parsed = parse(argv)
     layers = [_layer(parsed.given, notices)]
     if parsed.json_file is not None:
         layers.append(_layer(read_json(cwd / parsed.json_file, parsed.json_file), notices))
     config = next((layer["config"].value for layer in layers if "config" in layer), None)
-    if config is not None:
+    for file in filter(None, (config, run_file)):
         from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
 
-        layers.append(_layer(read_run_file(cwd / config, config), notices))
-    recipe = _recipe(_with_implied(_merge(layers, notices)), notices)
-    return replace(recipe, notices=(*recipe.notices, *validate(recipe)), argv=tuple(argv))
+        layers.append(_layer(read_run_file(cwd / file, file), notices))
+    return _merge(layers, notices)
 
 
 def _layer(given: Iterable[ParsedValue], notices: list[str]) -> dict[str, ParsedValue]:

@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from dsrun.errors import UsageError
-from dsrun.recipe.convert import YAML_FLOAT
-from dsrun.recipe.flags import Flag, nearest, normalise
-from dsrun.recipe.parsed_value import ParsedValue, from_data, from_words
+from dsrun.errors import UsageError, did_you_mean
+from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 
 NULL_TAG = "tag:yaml.org,2002:null"
@@ -163,8 +162,7 @@ def _unknown_section(key: yaml.ScalarNode, shown: str) -> NoReturn:
     where = f"{shown}:{_line(key)}: unknown section {key.value}"
     if normalise(key.value) in vocabulary():
         raise UsageError(where, fix=f"{key.value} belongs under train:")
-    match = nearest(key.value, sections())
-    raise UsageError(where, fix=f"did you mean {match}?" if match else f"there are {', '.join(sections())}")
+    raise UsageError(where, fix=did_you_mean(key.value, sections(), f"there are {', '.join(sections())}"))
 
 
 def _from_pair(
@@ -177,11 +175,8 @@ def _from_pair(
     flag = sections()[section].get(name)
     if flag is None:
         keys = sections()[section]
-        match = nearest(name, keys)
         listed = "docs/train.md lists all flags" if section == "train" else f"there are {', '.join(keys)}"
-        raise UsageError(
-            f"{source}: unknown key {section}.{key.value}", fix=f"did you mean {match}?" if match else listed
-        )
+        raise UsageError(f"{source}: unknown key {section}.{key.value}", fix=did_you_mean(name, keys, listed))
     if flag.name == "config":
         raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")
     if node.tag == NULL_TAG and flag.optional:

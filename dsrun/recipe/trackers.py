@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import netrc
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import MissingError, UsageError, did_you_mean
 from dsrun.recipe.recipe import Recipe
 
 PACKAGES = {
@@ -39,10 +38,9 @@ def check_packages(recipe: Recipe) -> None:
     """Raise, before a job starts, UsageError for a tracker nobody knows and MissingError for one not installed."""
     for name in trackers(recipe):
         if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, n=1)
             raise UsageError(
                 f"--report-to {name}: there is no such tracker",
-                fix=f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(KNOWN))}",
+                fix=did_you_mean(name, KNOWN, f"choose from {', '.join(sorted(KNOWN))}"),
             )
         package = PACKAGES.get(name)
         if package and find_spec(package) is None:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
-from dsrun.recipe.defaults import ZERO_STAGE
+from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.parsed_value import shown_value
-from dsrun.recipe.phases import phases
-from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.recipe import Recipe, phases
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,12 @@ def markdown() -> str:
 def _row(each: Field[Any]) -> tuple[str, str, str, str, str]:
     meta, kind = each.metadata, kind_of(each)
     names = [flag_of(each.name), *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
-    names += [f"-{meta['short']}"] if meta["short"] else []
+    names += [f"-{meta['short']}"] if "short" in meta else []
     value = "switch, `--no-`" if kind == "bool" else f"`{'|'.join(meta['choices'] or ()) or meta['metavar']}`"
     default = (
         "" if each.default in (None, (), False) else "on" if each.default is True else f"`{each.default}`"
     )
-    sbatch = f"`--{meta['sbatch']}`" if meta["sbatch"] else ""
+    sbatch = f"`--{meta['sbatch']}`" if "sbatch" in meta else ""
     return (
         " ".join(f"`{name}`" for name in names),
         value + (" …" if kind == "list" else ""),

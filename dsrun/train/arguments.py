@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 from transformers import Seq2SeqTrainingArguments
 
-from dsrun.errors import MissingError, UsageError
-from dsrun.recipe.defaults import FIXED
+from dsrun.errors import MissingError, UsageError, did_you_mean
+from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.loop.metrics import ROUGE_TYPES
@@ -150,10 +149,9 @@ def _check_metric(values: dict[str, Any]) -> None:
     known = LOSS_METRICS + (TEXT_METRICS if values["predict_with_generate"] else ())
     if metric is None or str(metric).removeprefix("eval_") in known:
         return
-    near = difflib.get_close_matches(str(metric).removeprefix("eval_"), known, n=1)
     raise UsageError(
         f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}",
-        fix=f"did you mean {near[0]}?" if near else f"use {known[0]}",
+        fix=did_you_mean(str(metric).removeprefix("eval_"), known, f"use {known[0]}"),
     )
 
 

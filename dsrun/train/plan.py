@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import BatchPlan, batch_plan
-from dsrun.recipe.phases import evaluation_is_asked_for, phases
+from dsrun.recipe.recipe import evaluation_is_asked_for, phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.system.host import cpu_bf16
 from dsrun.train import memory_fallbacks

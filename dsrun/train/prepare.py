@@ -41,7 +41,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 
-    from dsrun.recipe.phases import phases
+    from dsrun.recipe.recipe import phases
     from dsrun.train.model import load as models
     from dsrun.train.model.demos import fill_in
     from dsrun.train.plan import data_request, prepare_and_say

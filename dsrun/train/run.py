@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PrinterCallback, set_seed
 
-from dsrun.recipe.phases import phases
+from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolve import Recipe
 from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.errors import MissingError
-from dsrun.recipe.defaults import ZERO_STAGE
+from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train import world as worlds
@@ -18,15 +18,14 @@ from dsrun.train.model.load import Task
 from dsrun.train.model.meta_count import report, without_storage
 from dsrun.train.model.precision import Precision
 from dsrun.train.world import World
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import auto
-from dsrun.zero.memory.gpus_arg import Cluster, cluster
 from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.configs import find
-from dsrun.zero.memory.model.count import generic
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe, generic
+from dsrun.zero.memory.request import Cluster, cluster
 
 SOURCE = "--zero auto"
-GIB = 2**30
 
 
 def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world: World) -> tuple[Recipe, str]:

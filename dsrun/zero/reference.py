@@ -13,22 +13,23 @@ from dataclasses import Field
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
+from dsrun.options import by_group
 from dsrun.zero.generate.blocks import MOVED
 from dsrun.zero.generate.check import FLAG_RULES, FlagRule
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
-from dsrun.zero.generate.spec import TITLES, flag_of, options
+from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of
 from dsrun.zero.generate.training_blocks import FILLED
+from dsrun.zero.rules import RULES
 from dsrun.zero.rules.rule import Rule
-from dsrun.zero.rules.table import RULES
 
 
 def markdown() -> str:
     """The generated part as Markdown."""
     parts = ["## Options"]
-    for group, title in TITLES.items():
-        rows = [_option_row(each) for each in options().values() if each.metadata["group"] == group]
-        parts += [f"### {title}", table(("flag", "value", "default", "meaning", "key"), rows)]
+    for group, found in by_group(ZeroSpec).items():
+        rows = map(_option_row, found)
+        parts += [f"### {TITLES[group]}", table(("flag", "value", "default", "meaning", "key"), rows)]
     parts += [
         "## Presets",
         table(("", *PRESETS), _preset_rows()),
@@ -51,7 +52,7 @@ def markdown() -> str:
 
 def _option_row(each: Field[Any]) -> tuple[str, str, str, str, str]:
     meta = each.metadata
-    key = f"`{meta['key']}`" if meta["key"] else ""
+    key = f"`{meta['key']}`" if "key" in meta else ""
     also = ", ".join("`--" + alias.replace("_", "-") + "`" for alias in meta["aliases"])
     meaning = meta["help"] + (f"; also {also}" if also else "")
     default = "" if each.default in (None, (), False, "none") else f"`{each.default}`"

@@ -1,18 +1,30 @@
-"""The data of ds_schema.json: what DeepSpeed reads, block by block."""
+"""ds_schema.json: what DeepSpeed reads, block by block; and what its pydantic models make of a JSON value.
+
+They convert: "8" is a number to them, 1 a boolean. The rules are those of pydantic's lax mode for Python input
+(https://docs.pydantic.dev/latest/concepts/conversion_table/), held against the real models by
+tests/integration/test_lint_verdicts.py.
+"""
 
 from __future__ import annotations
 
-import difflib
 import json
+import math
 import pathlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Literal
+
+from dsrun import errors
 
 Entry = dict[str, Any]
 Path = tuple[str | int, ...]
 """A key of the JSON and the blocks that it is in."""
+
+# DeepSpeed's keys are long and resemble one another.
+nearest = partial(errors.nearest, cutoff=0.75)
+did_you_mean = partial(errors.did_you_mean, cutoff=0.75)
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,180 @@ def homes() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, or None."""
-    folded = {each.lower(): each for each in known}
-    matches = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.75)
-    return folded[matches[0]] if matches else None
+Fit = Literal["exact", "converted", "refused"]
+
+TRUE_WORDS = frozenset({"1", "on", "t", "true", "y", "yes"})
+FALSE_WORDS = frozenset({"0", "off", "f", "false", "n", "no"})
+INT_TEXT = re.compile(r"\s*[-+]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
+BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("gt", "above", lambda value, limit: value > limit),
+    ("ge", "at least", lambda value, limit: value >= limit),
+    ("lt", "below", lambda value, limit: value < limit),
+    ("le", "at most", lambda value, limit: value <= limit),
+)
+NOUNS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "path": "a path",
+    "list": "a list",
+    "dict": "an object {…}",
+    "never": "nothing that JSON can hold",
+    "any": "anything",
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How a value fits a key, and what DeepSpeed takes it for."""
+
+    coerce: Fit
+    value: Any = None
+
+
+REFUSED = Fitted("refused")
+
+
+def json_type(value: Any) -> str:
+    """null, bool, int, float, str, list or dict."""
+    if value is None:
+        return "null"
+    for kind in (bool, int, float, str, list):
+        if isinstance(value, kind):
+            return kind.__name__
+    return "dict"
+
+
+def coerce(value: Any, entry: Mapping[str, Any]) -> Fitted:
+    """Fit a value to a key of a model: `types`, `null`, `choices` and `items` of the schema. Bounds come after."""
+    if value is None and entry.get("null"):
+        return Fitted("exact", None)
+    best = REFUSED
+    for word in entry["types"]:
+        found = _as_word(word, value, entry)
+        if found.coerce == "exact":
+            return found
+        if best.coerce == "refused":
+            best = found
+    return best
+
+
+def outside(value: Any, entry: Mapping[str, Any]) -> str:
+    """The bounds in words when the fitted value breaks one of them, else an empty text."""
+    limits = [(words, entry[name], holds) for name, words, holds in BOUNDS if name in entry]
+    if value is None or all(holds(value, limit) for _, limit, holds in limits):
+        return ""
+    return " and ".join(f"{words} {limit:g}" for words, limit, _ in limits)
+
+
+def expected(entry: Mapping[str, Any]) -> str:
+    """What a key takes, in words."""
+    if "choices" in entry:
+        return "one of " + ", ".join(shown(each) for each in entry["choices"])
+    words = entry["types"] if "types" in entry else [entry["type"]]
+    nouns = [NOUNS[word] for word in words]
+    if "items" in entry:
+        nouns = [f"a list of {expected(entry['items']).removeprefix('a ')}s"]
+    return " or ".join(nouns) + (", or null" if entry.get("null") and "any" not in words else "")
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in the JSON, cut when it is long."""
+    import json
+
+    try:
+        text = getattr(value, "text", None) or json.dumps(value, ensure_ascii=False)
+    except ValueError:  # Python writes at most 4300 digits
+        return "a number with too many digits"
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _as_word(word: str, value: Any, entry: Mapping[str, Any]) -> Fitted:
+    if word in ("literal", "enum"):
+        return _as_choice(word, value, entry["choices"])
+    if word == "list" and isinstance(value, list):
+        return _as_items(value, entry.get("items"))
+    return CONVERTERS[word](value)
+
+
+def _as_choice(word: str, value: Any, choices: list[Any]) -> Fitted:
+    for choice in choices:
+        if type(choice) is type(value) and choice == value:
+            return Fitted("exact", choice)
+        if (
+            isinstance(choice, int)
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+            and choice == value
+        ):
+            return Fitted("exact", choice)
+    if word == "enum" and isinstance(choices[0], int):
+        number = _as_int(value)
+        if number.coerce != "refused" and number.value in choices:
+            return Fitted("converted", int(number.value))
+    return REFUSED
+
+
+def _as_items(value: list[Any], items: Mapping[str, Any] | None) -> Fitted:
+    fits = [coerce(each, items) for each in value] if items else [Fitted("exact", each) for each in value]
+    kinds = {each.coerce for each in fits}
+    if "refused" in kinds:
+        return REFUSED
+    return Fitted("converted" if "converted" in kinds else "exact", [each.value for each in fits])
+
+
+def _as_bool(value: Any) -> Fitted:
+    if isinstance(value, bool):
+        return Fitted("exact", value)
+    if isinstance(value, int | float) and value in (0, 1):
+        return Fitted("converted", value == 1)
+    if isinstance(value, str) and value.lower() in TRUE_WORDS | FALSE_WORDS:
+        return Fitted("converted", value.lower() in TRUE_WORDS)
+    return REFUSED
+
+
+def _as_int(value: Any) -> Fitted:
+    if isinstance(value, bool):
+        return Fitted("converted", int(value))
+    if isinstance(value, int):
+        return Fitted("exact", value)
+    if isinstance(value, float):  # 5e8 is a float to JSON readers, and how people write bucket sizes
+        fits = value.is_integer() and abs(value) < 2**63
+        return Fitted("exact", int(value)) if fits else REFUSED
+    if isinstance(value, str) and INT_TEXT.fullmatch(value):
+        return Fitted("converted", int(value.strip().partition(".")[0]))
+    return REFUSED
+
+
+def _as_float(value: Any) -> Fitted:
+    if isinstance(value, bool):
+        return Fitted("converted", float(value))
+    if isinstance(value, int | float):
+        return Fitted("exact", float(value) if abs(value) < 10**300 else math.inf)
+    return python_float(value) if isinstance(value, str) and value.isascii() else REFUSED
+
+
+def python_float(text: str) -> Fitted:
+    """A number from text as Python itself reads it: digits of every script, which pydantic does not take."""
+    try:
+        return Fitted("converted", float(text))
+    except ValueError:
+        return REFUSED
+
+
+def _of(kind: type) -> Callable[[Any], Fitted]:
+    return lambda value: Fitted("exact", value) if isinstance(value, kind) else REFUSED
+
+
+CONVERTERS: dict[str, Callable[[Any], Fitted]] = {
+    "bool": _as_bool,
+    "int": _as_int,
+    "float": _as_float,
+    "str": _of(str),
+    "path": _of(str),
+    "list": _of(list),
+    "dict": _of(dict),
+    "any": lambda value: Fitted("exact", value),
+    "never": lambda value: REFUSED,
+}

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.coercion import Fitted, coerce
-from dsrun.zero.schema import Path, blocks
+from dsrun.zero.schema import Fitted, Path, blocks, coerce
 
 Target = Literal["trainer", "deepspeed"]
 AUTO = "auto"

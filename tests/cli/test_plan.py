@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from dsrun.recipe.resolve import resolve
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe
 
 LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from dsrun.zero.memory.buffers import sizes
-from dsrun.zero.memory.model.lora import training
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.activations import sizes
+from dsrun.zero.memory.model.architecture import training
+from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.states import Sharding, states
 from tests.forkserver.ranks import Ranks
 from tests.integration.memory_models import CONFIGS

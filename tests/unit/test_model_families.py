@@ -12,11 +12,10 @@ from dsrun.hardware.gpus import lookup
 from dsrun.model_families import FAMILIES, family_of, model_type_from_name
 from dsrun.train.model.precision import decide
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
-from dsrun.zero.generate.notices import notices
+from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.lint.check import check
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.request import default_precision
+from dsrun.zero.memory.request import cluster, default_precision
 
 FP16 = json.dumps({"fp16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1})
 WITHOUT_BF16 = "v100-32"

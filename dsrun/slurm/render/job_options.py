@@ -1,10 +1,13 @@
-"""What the scheduler is asked for: the job itself, its resources, its place in the queue."""
+"""What the scheduler is asked for: the job itself, its resources, its place in the queue.
+
+`sbatch` is the long option of sbatch that gets the value as it stands, `short` sbatch's own letter.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.slurm.render.option import option
+from dsrun.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

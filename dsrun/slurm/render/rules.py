@@ -86,7 +86,7 @@ def _directives(spec: SlurmSpec, where: Mapping[str, str]) -> None:
 
     for name, each in options().items():
         value = getattr(spec, name)
-        if each.metadata["sbatch"] and isinstance(value, str):
+        if each.metadata.get("sbatch") and isinstance(value, str):
             directive_value(value, _at(name, where))
             check_notation(name, value, _at(name, where))
 
@@ -102,7 +102,7 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
             f"{where}: {entry!r} is not key=value with a long option's name",
             fix='such as --sbatch "switches=1"',
         )
-    known = {each.metadata["sbatch"]: name for name, each in options().items() if each.metadata["sbatch"]}
+    known = {each.metadata["sbatch"]: name for name, each in options().items() if "sbatch" in each.metadata}
     if key in known:
         raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
     if key in OWN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.slurm.render.option import option
+from dsrun.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

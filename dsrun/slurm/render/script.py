@@ -188,7 +188,7 @@ def directives(spec: SlurmSpec, program: Program) -> list[str]:
     )
     lines = []
     for name, each in options().items():
-        key, value = each.metadata["sbatch"], getattr(spec, name)
+        key, value = each.metadata.get("sbatch"), getattr(spec, name)
         if key and value is True:
             lines.append(f"--{key}")
         elif key and value not in (None, False):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.render.job_options import JobOptions, QueueOptions, ResourceOptions
 from dsrun.slurm.render.run_options import (
     ContainerOptions,
@@ -94,8 +93,7 @@ def read(key: str, words: Iterable[str], where: str) -> Given:
     """What stands in run.yaml under `key`. Raises UsageError, with the nearest key, for one nobody knows."""
     name = spellings().get(key.replace("-", "_"))
     if name is None:
-        near = difflib.get_close_matches(key.replace("-", "_"), spellings(), n=1)
-        fix = f"did you mean {near[0]}?" if near else "docs/slurm.md lists them all"
+        fix = did_you_mean(key, spellings(), "docs/slurm.md lists them all")
         raise UsageError(f"{where}: the slurm section has no such key", fix=fix)
     return Given(name=name, words=tuple(words), where=where)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.errors import ToolError, UsageError
+from dsrun.errors import ToolError, UsageError, did_you_mean
 from dsrun.system.capture import ask
 from dsrun.wheel.toolchain.cxx import Cxx, c_compiler, predefined
 
@@ -139,10 +138,11 @@ def resolve_level(cxx: Cxx, name: str) -> Level:
         macros = predefined(cxx.path, [flag])
         if macros:
             return Level(name=name, flag=flag, define=_define(macros))
-    near = difflib.get_close_matches(name, _known_names(cxx), n=1, cutoff=0.5)
     raise UsageError(
         f"{cxx} does not know the processor {name!r}",
-        fix=f"did you mean {near[0]}?" if near else "--cpu x86-64-v3, or another name that its -march takes",
+        fix=did_you_mean(
+            name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes", cutoff=0.5
+        ),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from string import Template
 from typing import Any, Literal
 
 from dsrun.datafiles import data_folder
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings import Finding
 from dsrun.wheel.toolchain.requirements import need, way_to_install
 
@@ -180,8 +179,7 @@ def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
         raise UsageError(f"{elsewhere[0].name} exists for {kinds} only, and this wheel is for {kind}")
     if elsewhere:
         raise UsageError(f"this DeepSpeed has no {elsewhere[0].name} for {kind}: {_when(elsewhere)}")
-    near = difflib.get_close_matches(key, [*table, *_GROUPS], n=1)
-    names = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+    names = did_you_mean(key, [*table, *_GROUPS], f"there are {', '.join(table)}")
     raise UsageError(f"there is no operation {word!r}", fix=names)
 
 

@@ -177,7 +177,7 @@ def _sizes(case: ConfigContext) -> FlatConfig:
     sized = f"preset {spec.preset}, {basis}, {memory}"
     filled = "the Trainer fills it from the model's hidden_size"
     flat = {
-        f"{ZERO}.reduce_bucket_size": ReasonedValue(bucket, sized) if width else ReasonedValue(AUTO, filled),
+        f"{ZERO}.reduce_bucket_size": ReasonedValue(bucket, sized) if width else ReasonedValue(AUTO, filled)
     }
     if spec.stage < 3:
         # DeepSpeed wants a number here, and the Trainer does not fill this key.

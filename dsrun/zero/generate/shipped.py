@@ -9,9 +9,27 @@ import sys
 from pathlib import Path
 
 from dsrun.zero.generate.config import generate, render
-from dsrun.zero.generate.spec import ZeroSpec, from_offload
+from dsrun.zero.generate.spec import Offload, ZeroSpec
 
 NVME_EXAMPLE = "/local_nvme"
+
+
+def from_offload(
+    stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False
+) -> ZeroSpec:
+    """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too.
+
+    `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
+    """
+    place: Offload = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
+    return ZeroSpec(
+        stage=stage,
+        offload_optimizer=place,
+        offload_param=place if stage == 3 else "none",
+        nvme_path=nvme_path if place == "nvme" else None,
+        optimizer="client" if own_optimizer else None,
+    )
+
 
 SHIPPED: dict[str, ZeroSpec] = {
     "zero1.json": from_offload(1, "none"),

@@ -1,16 +1,18 @@
 """ZeroSpec: what can be asked of a DeepSpeed configuration by flags.
 
 An option is declared once. The command line, --explain, the rules that need another flag and docs/config.md are derived
-from the declarations. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.override`).
+from the declarations. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.config`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
+from dsrun import options as declared
+from dsrun.options import option
 from dsrun.zero.view import ZERO
 
 Offload = Literal["none", "cpu", "nvme"]
@@ -34,48 +36,14 @@ TITLES = {
 }
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    key: str | None = None,
-    flag: str | None = None,
-    copied: bool = False,
-    along: dict[str, Any] | None = None,
-    choices: tuple[str, ...] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    metavar: str | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """Declare one option.
-
-    `key` is the key of the JSON that it decides, blocks joined by dots; a `copied` option that differs from its default
-    is written there as it is, with `along` beside it. `flag` is its name on the command line where that is not the
-    field's. `least` and `most` bound a number, both included.
-    """
-    meta = {
-        "help": help,
-        "group": group,
-        "key": key,
-        "flag": flag,
-        "copied": copied,
-        "along": along or {},
-        "choices": choices,
-        "least": least,
-        "most": most,
-        "metavar": metavar,
-        "aliases": aliases,
-    }
-    return field(default=default, metadata=meta)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ZeroSpec:
-    """What a DeepSpeed configuration is asked to do; `dsrun.zero.generate.config.generate` writes it."""
+    """What a DeepSpeed configuration is asked to do; `dsrun.zero.generate.config.generate` writes it.
 
-    # for whom
+    `key` is the key of the JSON that an option decides, blocks joined by dots; a `copied` option that differs from its
+    default is written there as it is, with `along` beside it.
+    """
+
     target: str = option(
         "trainer",
         "trainer: the Hugging Face Trainer fills what says auto; deepspeed: every number is written",
@@ -86,23 +54,19 @@ class ZeroSpec:
     preset: str = option(
         "balanced",
         "how much GPU memory buffers may take: conservative to fit, aggressive to be fast",
-        group="target",
         choices=("conservative", "balanced", "aggressive"),
     )
     model: str | None = option(
         None,
         "model whose width sets the buckets: a folder with config.json, or demo-t5 / demo-llama",
-        group="target",
         metavar="NAME|DIR",
     )
     gpu: str | None = option(
         None,
         "GPU whose memory bounds the buckets and whose capability decides --precision auto, such as a100-80",
-        group="target",
         metavar="NAME",
     )
 
-    # zero
     stage: int = option(
         2,
         "1 shards optimizer states, 2 gradients too, 3 parameters too; 0 is plain data parallelism",
@@ -112,30 +76,19 @@ class ZeroSpec:
         metavar="0|1|2|3",
     )
     reduce_bucket_size: int | None = option(
-        None,
-        "elements in one gradient bucket",
-        group="zero",
-        key=f"{ZERO}.reduce_bucket_size",
-        copied=True,
-        least=1,
+        None, "elements in one gradient bucket", key=f"{ZERO}.reduce_bucket_size", copied=True, least=1
     )
     allgather_bucket_size: int | None = option(
         None,
         "elements gathered at a time after the step (ZeRO 1 and 2); even",
-        group="zero",
         key=f"{ZERO}.allgather_bucket_size",
         copied=True,
         least=2,
     )
     overlap_comm: bool | None = option(
-        None,
-        "reduce gradients during the backward pass",
-        group="zero",
-        key=f"{ZERO}.overlap_comm",
-        copied=True,
+        None, "reduce gradients during the backward pass", key=f"{ZERO}.overlap_comm", copied=True
     )
 
-    # offload
     offload_optimizer: Literal["none", "cpu", "nvme"] = option(
         "none",
         "keep optimizer states, and step, in host memory or on NVMe",
@@ -146,38 +99,32 @@ class ZeroSpec:
     offload_param: Literal["none", "cpu", "nvme"] = option(
         "none",
         "keep parameters in host memory or on NVMe (ZeRO 3)",
-        group="offload",
         key=f"{ZERO}.offload_param.device",
         choices=PLACES,
     )
     nvme_path: str | None = option(
         None,
         "folder on a local NVMe drive for what is offloaded to nvme",
-        group="offload",
         key=f"{ZERO}.offload_optimizer.nvme_path",
         metavar="DIR",
     )
     pin_memory: bool | None = option(
         None,
         "page-locked host memory: fast copies that overlap, never swapped out",
-        group="offload",
         key=f"{ZERO}.offload_optimizer.pin_memory",
     )
     super_offload: bool = option(
         False,
         "SuperOffload: step on the CPU while the backward pass runs, for Grace-Hopper and the like (ZeRO 3)",
-        group="offload",
         key=f"{ZERO}.offload_optimizer.super_offload",
         copied=True,
     )
     zenflow: bool = option(
         False,
         "ZenFlow: the GPU steps the few gradients that matter, the CPU the rest, less often",
-        group="offload",
         key=f"{ZERO}.zenflow",
     )
 
-    # zeropp
     hpz: int = option(
         1,
         "hpZ: ranks (usually of one node) among which a second copy of the weights is sharded (ZeRO 3)",
@@ -190,19 +137,16 @@ class ZeroSpec:
     qwz: bool = option(
         False,
         "qwZ: gather weights as 8-bit integers (ZeRO 3)",
-        group="zeropp",
         key=f"{ZERO}.zero_quantized_weights",
         copied=True,
     )
     qgz: bool = option(
         False,
         "qgZ: reduce gradients as 4-bit integers (ZeRO 3)",
-        group="zeropp",
         key=f"{ZERO}.zero_quantized_gradients",
         copied=True,
     )
 
-    # precision
     precision: str = option(
         "auto",
         "format of weights and activations; auto: as the Trainer is told, or as the GPU can",
@@ -213,20 +157,17 @@ class ZeroSpec:
     torch_autocast: str = option(
         "none",
         "PyTorch's mixed precision: weights stay fp32, safe modules compute in this format",
-        group="precision",
         key="torch_autocast.enabled",
         choices=("none", "bf16", "fp16"),
     )
     bf16_master_weights: bool = option(
         False,
         "keep master weights, gradients and Adam's moments in bf16: half the memory, less exact",
-        group="precision",
         key="bf16.bf16_master_weights_and_grads",
         copied=True,
         along={"bf16.bf16_optimizer_states": True},
     )
 
-    # optimizer
     optimizer: str | None = option(
         None,
         "optimizer; client: the program brings its own. Default: AdamW, from the Trainer where it can",
@@ -234,88 +175,51 @@ class ZeroSpec:
         key="optimizer.type",
         choices=OPTIMIZERS,
     )
-    lr: float | None = option(None, "learning rate", group="optimizer", key="optimizer.params.lr", least=0)
+    lr: float | None = option(None, "learning rate", key="optimizer.params.lr", least=0)
     betas: tuple[float, ...] | None = option(
-        None,
-        "Adam's two decay rates",
-        group="optimizer",
-        key="optimizer.params.betas",
-        metavar="B1 B2",
-        least=0,
-        most=1,
+        None, "Adam's two decay rates", key="optimizer.params.betas", metavar="B1 B2", least=0, most=1
     )
     eps: float | None = option(
-        None,
-        "term that keeps Adam from dividing by 0",
-        group="optimizer",
-        key="optimizer.params.eps",
-        least=0,
+        None, "term that keeps Adam from dividing by 0", key="optimizer.params.eps", least=0
     )
-    weight_decay: float | None = option(
-        None, "weight decay", group="optimizer", key="optimizer.params.weight_decay", least=0
-    )
+    weight_decay: float | None = option(None, "weight decay", key="optimizer.params.weight_decay", least=0)
     muon_lr: float | None = option(
         None,
         "Muon's learning rate for matrices; --lr is for the rest",
-        group="optimizer",
         key="optimizer.params.muon_lr",
         least=0,
     )
     scheduler: str | None = option(
         None,
         "learning rate after the warm-up: constant (warmup), falling in a line or along a cosine",
-        group="optimizer",
         key="scheduler.type",
         choices=SCHEDULERS,
     )
     warmup_steps: int | None = option(
-        None,
-        "steps of warm-up",
-        group="optimizer",
-        key="scheduler.params.warmup_num_steps",
-        least=1,
+        None, "steps of warm-up", key="scheduler.params.warmup_num_steps", least=1
     )
     total_steps: int | None = option(
-        None,
-        "optimizer steps of the whole run",
-        group="optimizer",
-        key="scheduler.params.total_num_steps",
-        least=1,
+        None, "optimizer steps of the whole run", key="scheduler.params.total_num_steps", least=1
     )
     gradient_clipping: float | None = option(
-        None,
-        "largest norm of all gradients; 0: no clipping",
-        group="optimizer",
-        key="gradient_clipping",
-        least=0,
+        None, "largest norm of all gradients; 0: no clipping", key="gradient_clipping", least=0
     )
 
-    # batch
     global_batch_size: int | None = option(
-        None,
-        "samples per optimizer step over all GPUs",
-        group="batch",
-        key="train_batch_size",
-        least=1,
+        None, "samples per optimizer step over all GPUs", group="batch", key="train_batch_size", least=1
     )
     micro_batch_size: int | None = option(
-        None,
-        "samples per GPU and forward pass",
-        group="batch",
-        key="train_micro_batch_size_per_gpu",
-        least=1,
+        None, "samples per GPU and forward pass", key="train_micro_batch_size_per_gpu", least=1
     )
     accumulation: int | None = option(
         None,
         "forward passes per optimizer step",
-        group="batch",
         key="gradient_accumulation_steps",
         aliases=("gradient_accumulation_steps",),
         least=1,
     )
-    gpus: int | None = option(None, "GPUs (ranks) of the run, all nodes together", group="batch", least=1)
+    gpus: int | None = option(None, "GPUs (ranks) of the run, all nodes together", least=1)
 
-    # parallel
     autotp: int = option(
         1,
         "AutoTP: GPUs that share each layer by tensor parallelism",
@@ -326,17 +230,11 @@ class ZeroSpec:
         least=1,
     )
     sequence_parallel: int = option(
-        1,
-        "Ulysses: GPUs that share one sequence",
-        group="parallel",
-        key="sequence_parallel_size",
-        metavar="GPUS",
-        least=1,
+        1, "Ulysses: GPUs that share one sequence", key="sequence_parallel_size", metavar="GPUS", least=1
     )
     autoep: int = option(
         1,
         "AutoEP: GPUs that share the experts of a mixture-of-experts model",
-        group="parallel",
         key="expert_parallel.autoep_size",
         copied=True,
         along={"expert_parallel.enabled": True},
@@ -346,7 +244,6 @@ class ZeroSpec:
     deepcompile: bool = option(
         False,
         "DeepCompile: the compiler schedules ZeRO's communication; the program must call engine.compile()",
-        group="parallel",
         key="compile.deepcompile",
         copied=True,
     )
@@ -354,11 +251,9 @@ class ZeroSpec:
         None,
         "write the block that steers deepspeed.checkpointing; models of Transformers do not use it, their switch "
         "is the training argument --gradient_checkpointing",
-        group="parallel",
         key="activation_checkpointing",
     )
 
-    # other
     overrides: tuple[str, ...] = option(
         (),
         "any key of DeepSpeed's JSON: --set zero_optimization.stage3_max_live_parameters=1e8",
@@ -376,7 +271,7 @@ def options() -> dict[str, Field[Any]]:
 
 def flag_of(name: str) -> str:
     """The flag of a field as a user writes it."""
-    return "--" + (options()[name].metadata["flag"] or name).replace("_", "-")
+    return declared.flag_of(options()[name])
 
 
 def given(spec: ZeroSpec) -> Iterator[tuple[Field[Any], Any]]:
@@ -396,20 +291,3 @@ def as_typed(name: str, value: Any) -> str:
         return flag if value else flag.replace("--", "--no-", 1)
     words = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return f"{flag} {words}"
-
-
-def from_offload(
-    stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False
-) -> ZeroSpec:
-    """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too.
-
-    `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
-    """
-    place: Offload = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
-    return ZeroSpec(
-        stage=stage,
-        offload_optimizer=place,
-        offload_param=place if stage == 3 else "none",
-        nvme_path=nvme_path if place == "nvme" else None,
-        optimizer="client" if own_optimizer else None,
-    )

@@ -6,20 +6,18 @@ from typing import Any
 
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.rules.advice import check_advice
-from dsrun.zero.lint.rules.arguments import check_against
-from dsrun.zero.lint.rules.auto import check_auto
-from dsrun.zero.lint.rules.batch import check_batch
-from dsrun.zero.lint.rules.engine import check_engine
-from dsrun.zero.lint.rules.optimizer import check_optimizer, check_scheduler
-from dsrun.zero.lint.rules.reading import check_reading
-from dsrun.zero.lint.rules.trainer import check_trainer
+from dsrun.zero.lint.advice import check_advice
+from dsrun.zero.lint.batch import check_batch
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.engine import check_engine
+from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
+from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
+from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
+from dsrun.zero.rules import RULES
 from dsrun.zero.rules.rule import broken
-from dsrun.zero.rules.table import RULES
+from dsrun.zero.schema import shown
 from dsrun.zero.view import ConfigView, Flags, Target, find_target
 
 CHECKS = (
@@ -34,7 +32,7 @@ CHECKS = (
     check_advice,
     check_against,
 )
-SLIPS = {
+ISSUES = {
     "comment": ("comments are not JSON", "remove it"),
     "trailing_comma": ("a comma after the last member is not JSON", "remove the comma"),
     "python_word": ("{text} is Python, not JSON", "write {lower}"),
@@ -72,14 +70,14 @@ def check(
     try:
         source = read(text)
     except NotJsonError as error:
-        sheet = Reporter(Source(None), file)
-        sheet.at(error.spot, "error", "not_json", f"not JSON: {error.message}", error.fix)
-        return sheet.findings()
-    sheet = Reporter(source, file)
-    _check_text(source, target, sheet)
+        report = Reporter(Source(None), file)
+        report.at(error.position, "error", "not_json", f"not JSON: {error.message}", error.fix)
+        return report.findings()
+    report = Reporter(source, file)
+    _check_text(source, target, report)
     if not isinstance(source.value, dict):
-        sheet.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
-        return sheet.findings()
+        report.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
+        return report.findings()
     view = ConfigView(
         source.value,
         find_target(source.value, target),
@@ -90,40 +88,44 @@ def check(
         gpu,
     )
     for each in CHECKS:
-        each(view, sheet)
+        each(view, report)
     for rule, message, fix in broken(RULES, view):
-        sheet.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
-    return sheet.findings()
+        report.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
+    return report.findings()
 
 
 def _noun(value: Any) -> str:
     return "a list" if isinstance(value, list) else shown(value)
 
 
-def _check_text(source: Source, target: Target | None, sheet: Reporter) -> None:
-    for slip in source.slips:
-        message, fix = SLIPS[slip.kind]
-        tolerated = slip.kind == "number_word" or (target == "deepspeed" and slip.kind in HJSON)
+def _check_text(source: Source, target: Target | None, report: Reporter) -> None:
+    for issue in source.issues:
+        message, fix = ISSUES[issue.kind]
+        tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)
         level: Level = "warning" if tolerated else "error"
-        words = {"text": slip.text, "lower": WORDS.get(slip.text, "")}
-        sheet.at(
-            slip.spot, level, "json_extension", message.format(**words) + _cut(slip), fix.format(**words)
+        words = {"text": issue.text, "lower": WORDS.get(issue.text, "")}
+        report.at(
+            issue.position,
+            level,
+            "json_extension",
+            message.format(**words) + _cut(issue),
+            fix.format(**words),
         )
-    for double in source.doubles:
-        name = dotted(double.path)
-        sheet.at(
-            double.spot,
+    for duplicate in source.duplicates:
+        name = dotted(duplicate.path)
+        report.at(
+            duplicate.position,
             "error",
             "duplicate_key",
-            f"{double.path[-1]} stands twice, first in line {double.first.line}: DeepSpeed refuses the file, and the"
-            " Trainer takes the last",
+            f"{duplicate.path[-1]} stands twice, first in line {duplicate.first.line}: DeepSpeed refuses the file, and"
+            " the Trainer takes the last",
             "remove one of the two",
             name=name,
         )
 
 
-def _cut(slip: SyntaxIssue) -> str:
-    if slip.kind != "comment":
+def _cut(issue: SyntaxIssue) -> str:
+    if issue.kind != "comment":
         return ""
-    first = slip.text.splitlines()[0]
+    first = issue.text.splitlines()[0]
     return f": {first if len(first) <= 40 else first[:37] + '…'}"

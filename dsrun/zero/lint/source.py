@@ -1,7 +1,7 @@
 """JSON text -> values, and where in the text each of them stands.
 
 Strict JSON is what accelerate's `json.load` takes. What people write beyond it (comments, trailing commas, Python's
-True) is read too, each with a slip of its own, so that everything else in the file can still be judged.
+True) is read too, each with an issue of its own, so that everything else in the file can still be checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dsrun.zero.schema import Path
 
-SlipKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
+IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
 
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
@@ -60,8 +60,8 @@ class Position:
 class SyntaxIssue:
     """Something that json.load refuses and that can be read all the same; `text` is what stands there."""
 
-    kind: SlipKind
-    spot: Position
+    kind: IssueKind
+    position: Position
     text: str
 
 
@@ -70,39 +70,39 @@ class DuplicateKey:
     """A key that an object holds twice."""
 
     path: Path
-    spot: Position
+    position: Position
     first: Position
 
 
 @dataclass
 class Source:
-    """What a JSON text holds. `spots` has the place of every key and of every element of a list."""
+    """What a JSON text holds. `positions` has the place of every key and of every element of a list."""
 
     value: Any
-    spots: dict[Path, Position] = field(default_factory=dict)
-    slips: list[SyntaxIssue] = field(default_factory=list)
-    doubles: list[DuplicateKey] = field(default_factory=list)
+    positions: dict[Path, Position] = field(default_factory=dict)
+    issues: list[SyntaxIssue] = field(default_factory=list)
+    duplicates: list[DuplicateKey] = field(default_factory=list)
 
-    def spot(self, path: Path) -> Position:
+    def position(self, path: Path) -> Position:
         """Where the key stands, or the nearest enclosing one that does; the top of the file else."""
-        while path and path not in self.spots:
+        while path and path not in self.positions:
             path = path[:-1]
-        return self.spots.get(path, Position(1, 1))
+        return self.positions.get(path, Position(1, 1))
 
 
 class NotJsonError(Exception):
     """Text that cannot be read on."""
 
-    def __init__(self, message: str, spot: Position, fix: str = "") -> None:
+    def __init__(self, message: str, position: Position, fix: str = "") -> None:
         super().__init__(message)
-        self.message, self.spot, self.fix = message, spot, fix
+        self.message, self.position, self.fix = message, position, fix
 
 
 def read(text: str) -> Source:
-    """The value in a JSON text, with places, slips and doubled keys. Raises NotJsonError."""
+    """The value in a JSON text, with places, issues and duplicate keys. Raises NotJsonError."""
     source = _Reader(text.removeprefix(MARK)).read()
     if text.startswith(MARK):
-        source.slips.insert(0, SyntaxIssue("mark", Position(1, 1), MARK))
+        source.issues.insert(0, SyntaxIssue("mark", Position(1, 1), MARK))
     return source
 
 
@@ -121,7 +121,7 @@ class _Reader:
             raise self._error("more text after the end of the JSON", "one file holds one object")
         return self.source
 
-    def _spot(self, at: int | None = None) -> Position:
+    def _position(self, at: int | None = None) -> Position:
         from bisect import bisect_right
 
         at = self.at if at is None else at
@@ -129,7 +129,7 @@ class _Reader:
         return Position(line, at - self.starts[line - 1] + 1)
 
     def _error(self, message: str, fix: str = "", at: int | None = None) -> NotJsonError:
-        return NotJsonError(message, self._spot(at), fix)
+        return NotJsonError(message, self._position(at), fix)
 
     def _peek(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -151,7 +151,7 @@ class _Reader:
 
     def _comment(self, end: int) -> None:
         end = len(self.text) if end < 0 else end
-        self.source.slips.append(SyntaxIssue("comment", self._spot(), self.text[self.at : end].strip()))
+        self.source.issues.append(SyntaxIssue("comment", self._position(), self.text[self.at : end].strip()))
         self.at = end
 
     def _value(self, path: Path, depth: int) -> Any:
@@ -187,8 +187,8 @@ class _Reader:
         word = match.group() if match else ""
         if word in WORDS or word in NUMBER_WORDS or word in PYTHON_WORDS:
             if word not in WORDS:
-                kind: SlipKind = "python_word" if word in PYTHON_WORDS else "number_word"
-                self.source.slips.append(SyntaxIssue(kind, self._spot(), word))
+                kind: IssueKind = "python_word" if word in PYTHON_WORDS else "number_word"
+                self.source.issues.append(SyntaxIssue(kind, self._position(), word))
             self.at += len(word)
             return (WORDS | NUMBER_WORDS | PYTHON_WORDS)[word]
         if not word:
@@ -201,7 +201,7 @@ class _Reader:
             match = SINGLE_QUOTED.match(self.text, start)
             if match is None:
                 raise self._error("a text without its closing '", at=start)
-            self.source.slips.append(SyntaxIssue("single_quotes", self._spot(), match.group()))
+            self.source.issues.append(SyntaxIssue("single_quotes", self._position(), match.group()))
             self.at = match.end()
             return self._single_quoted(match)
         try:
@@ -235,7 +235,7 @@ class _Reader:
                 self.at += 1
                 self._skip()
                 if self._peek() == closing:
-                    self.source.slips.append(SyntaxIssue("trailing_comma", self._spot(at), ","))
+                    self.source.issues.append(SyntaxIssue("trailing_comma", self._position(at), ","))
             elif self._peek() != closing:
                 self._no_comma(opening, closing)
         self.at += 1
@@ -244,21 +244,21 @@ class _Reader:
         if self.at >= len(self.text):
             raise self._error(f"the text ends before the closing {closing}", at=opening)
         before = len(self.text[: self.at].rstrip())
-        line = self._spot(before - 1).line
+        line = self._position(before - 1).line
         raise self._error(f"expected , or {closing}", f"a comma is missing at the end of line {line}")
 
     def _object(self, path: Path, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for _ in self._members("}"):
-            spot = self._spot()
+            position = self._position()
             if self._peek() not in ("'", '"') or not self._peek():
                 raise self._error("expected a key", 'keys need double quotes: "key": value')
             key = self._string()
             here = (*path, key)
             if key in found:
-                self.source.doubles.append(DuplicateKey(here, spot, self.source.spots[here]))
+                self.source.duplicates.append(DuplicateKey(here, position, self.source.positions[here]))
                 self._forget(here)
-            self.source.spots[here] = spot
+            self.source.positions[here] = position
             self._skip()
             if self._peek() != ":":
                 raise self._error(f"expected : after the key {key}")
@@ -269,14 +269,14 @@ class _Reader:
 
     def _forget(self, path: Path) -> None:
         """The last of two equal keys holds: the places inside the first no longer mean anything."""
-        for each in [each for each in self.source.spots if each[: len(path)] == path]:
-            del self.source.spots[each]
+        for each in [each for each in self.source.positions if each[: len(path)] == path]:
+            del self.source.positions[each]
 
     def _list(self, path: Path, depth: int) -> list[Any]:
         found: list[Any] = []
         for _ in self._members("]"):
             here = (*path, len(found))
-            self.source.spots[here] = self._spot()
+            self.source.positions[here] = self._position()
             found.append(self._value(here, depth + 1))
         return found
 

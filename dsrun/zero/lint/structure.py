@@ -6,11 +6,24 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.zero.coercion import coerce, expected, json_type, outside, python_float, shown
+from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
-from dsrun.zero.lint.reporter import Reporter
 from dsrun.zero.lint.source import dotted
-from dsrun.zero.schema import Block, Entry, Path, blocks, homes, nearest, removed
+from dsrun.zero.schema import (
+    Block,
+    Entry,
+    Path,
+    blocks,
+    coerce,
+    expected,
+    homes,
+    json_type,
+    nearest,
+    outside,
+    python_float,
+    removed,
+    shown,
+)
 from dsrun.zero.view import AUTO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
@@ -22,13 +35,13 @@ OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
 SWALLOWED = "strict"
 
 
-def check_structure(view: ConfigView, sheet: Reporter) -> None:
-    """Judge every key that the file holds."""
-    _check_block(blocks()[""], (), view.config, view, sheet)
+def check_structure(view: ConfigView, report: Reporter) -> None:
+    """Check every key that the file holds."""
+    _check_block(blocks()[""], (), view.config, view, report)
 
 
 def _check_block(
-    block: Block, path: Path, content: dict[str, Any], view: ConfigView, sheet: Reporter
+    block: Block, path: Path, content: dict[str, Any], view: ConfigView, report: Reporter
 ) -> None:
     spellings = block.spellings
     for name in content:
@@ -36,20 +49,20 @@ def _check_block(
         key = spellings.get(name)
         if name in removed(block.path):
             reason, instead = REMOVED.get(name, ("its feature was removed", "leave it out"))
-            sheet.error("removed_key", here, f"{name}: {reason}", instead)
+            report.error("removed_key", here, f"{name}: {reason}", instead)
         elif key is None or name == "self":
-            _unknown(block, here, name, content, sheet)
+            _unknown(block, here, name, content, report)
         else:
-            _check_key(block, here, key, view=view, sheet=sheet)
+            _check_key(block, here, key, view=view, report=report)
     for key, entry in block.keys.items():
         other = entry.get("name")
         if other and key in content and other in content:
-            sheet.error(
+            report.error(
                 "given_twice", (*path, other), f"{other} and {key} are one setting", f"remove {other}"
             )
 
 
-def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet: Reporter) -> None:
+def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Reporter) -> None:
     if block.style == "read" and block.path.startswith(OPEN):
         return
     # A model drops an "auto" before it looks at the key.
@@ -64,7 +77,7 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], sheet
         message, hint = f"{name}: {gone[0]}", gone[1]
     else:
         hint = _suggestion(block, name, content)
-    sheet.add("error" if refused else "warning", "unknown_key", path, message, hint)
+    report.add("error" if refused else "warning", "unknown_key", path, message, hint)
 
 
 def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
@@ -78,27 +91,27 @@ def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
     return f"did you mean {match}?" if match else "remove it"
 
 
-def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, sheet: Reporter) -> None:
+def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: Reporter) -> None:
     entry, value = block.keys[key], view.raw(*path)
-    _legacy(block, path, entry, sheet)
+    _legacy(block, path, entry, report)
     if path == ("bfloat16",) and view.for_trainer:
         return  # accelerate adds a bf16 block, and DeepSpeed no longer looks at this one
     if value == AUTO and isinstance(value, str) and _auto_is_handled(block, path, view):
         return
     if "block" in entry:
-        _check_value_of_block(blocks()[entry["block"]], path, entry, view=view, sheet=sheet)
+        _check_value_of_block(blocks()[entry["block"]], path, entry, view=view, report=report)
     elif block.style == "model":
-        check_model_value(path, entry, value, sheet)
+        check_model_value(path, entry, value, report)
     else:
-        _check_read_value(path, entry, value, sheet)
+        _check_read_value(path, entry, value, report)
 
 
-def _legacy(block: Block, path: Path, entry: Entry, sheet: Reporter) -> None:
+def _legacy(block: Block, path: Path, entry: Entry, report: Reporter) -> None:
     advice = LEGACY.get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
-        sheet.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
+        report.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
     elif "deprecated" in entry:
-        sheet.warning(
+        report.warning(
             "legacy_key",
             path,
             f"{path[-1]} is the old name of {entry['deprecated']}",
@@ -107,28 +120,28 @@ def _legacy(block: Block, path: Path, entry: Entry, sheet: Reporter) -> None:
 
 
 def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
-    """Whether dsrun.zero.lint.rules.auto judges this "auto": the Trainer fills or refuses it, or a model drops it."""
+    """Whether dsrun.zero.lint.trainer checks this "auto": the Trainer fills or refuses it, or a model drops it."""
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 
 def _check_value_of_block(
-    block: Block, path: Path, entry: Entry, *, view: ConfigView, sheet: Reporter
+    block: Block, path: Path, entry: Entry, *, view: ConfigView, report: Reporter
 ) -> None:
     value = view.raw(*path)
     if isinstance(value, dict):
-        _check_block(block, path, value, view, sheet)
+        _check_block(block, path, value, view, report)
     elif block.path == "zero_optimization" and isinstance(value, bool):
         stage = 1 if value else 0
-        sheet.warning(
+        report.warning(
             "legacy_key",
             path,
             f"a bare {shown(value)} is an old way to ask for stage {stage}; the HF Trainer fails on it",
             f'write "zero_optimization": {{"stage": {stage}}}',
         )
     elif not _tolerated(block, entry, value):
-        sheet.error("not_an_object", path, f"{path[-1]} is {shown(value)}, not an object {{…}}: {EAGER}")
+        report.error("not_an_object", path, f"{path[-1]} is {shown(value)}, not an object {{…}}: {EAGER}")
     elif value is not None:
-        sheet.warning(
+        report.warning(
             "wrong_type", path, f"{path[-1]} is {shown(value)}, not an object {{…}}, and is ignored"
         )
 
@@ -148,8 +161,8 @@ def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
     return False
 
 
-def check_model_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> None:
-    """Judge a value as pydantic does: converted where it can be, then held against the bounds."""
+def check_model_value(path: Path, entry: Entry, value: Any, report: Reporter) -> None:
+    """Check a value as pydantic does: converted where it can be, then held against the bounds."""
     if path[-2:-1] == ("leaf_module",) and isinstance(value, str):
         return  # DeepSpeedZeroLeafModuleConfig makes a list of one of it
     name = path[-1]
@@ -162,15 +175,15 @@ def check_model_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> 
             if "choices" in entry and json_type(value) not in ("list", "dict")
             else "wrong_type"
         )
-        sheet.error(
+        report.error(
             code, path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, entry)
         )
         return
     limits = outside(found.value, entry)
     if limits:
-        sheet.error("out_of_range", path, f"{name} is {shown(value)}, not {limits}: {EAGER}")
+        report.error("out_of_range", path, f"{name} is {shown(value)}, not {limits}: {EAGER}")
     elif found.coerce == "converted":
-        sheet.warning(
+        report.warning(
             "wrong_type",
             path,
             f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed converts it, the Trainer does not",
@@ -193,13 +206,13 @@ def _repair(value: Any, entry: Entry) -> str:
     return ""
 
 
-def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> None:
-    """Judge a value that DeepSpeed takes as it is: only some of them make it stop."""
+def _check_read_value(path: Path, entry: Entry, value: Any, report: Reporter) -> None:
+    """Check a value that DeepSpeed takes as it is: only some of them make it stop."""
     name, kind = path[-1], json_type(value)
     if (value is None and entry.get("null")) or (entry.get("falsy") and not value):
         return
     if "must" in entry and kind not in entry["must"]:
-        sheet.error(
+        report.error(
             "wrong_type",
             path,
             f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}",
@@ -208,7 +221,7 @@ def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> 
         return
     if "choices" in entry and not _is_choice(value, entry):
         words = _typed(entry)
-        sheet.error(
+        report.error(
             "not_a_choice",
             path,
             f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}",
@@ -216,7 +229,7 @@ def _check_read_value(path: Path, entry: Entry, value: Any, sheet: Reporter) -> 
         )
         return
     if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":
-        sheet.warning(
+        report.warning(
             "wrong_type",
             path,
             f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed takes it as it is",

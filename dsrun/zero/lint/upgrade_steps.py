@@ -6,16 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.coercion import coerce, shown
-from dsrun.zero.lint.legacy import (
-    OLD_COMPILE,
-    REMOVED,
-    REMOVED_FROM_COMPILE,
-    REMOVED_OPTIMIZERS,
-    RENAMED,
-)
+from dsrun.zero.lint.legacy import OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_OPTIMIZERS, RENAMED
 from dsrun.zero.lint.source import dotted
-from dsrun.zero.schema import Path, blocks, optimizer_params, removed
+from dsrun.zero.schema import Path, blocks, coerce, optimizer_params, removed, shown
 from dsrun.zero.view import AUTO
 
 ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"
@@ -25,7 +18,6 @@ OFFLOADS = {
     "cpu_offload_param": "offload_param",
     "cpu_offload_params": "offload_param",
 }
-AIO = "aio"
 OLD_PIN = "cpu_offload_use_pin_memory"
 FP32_ALLREDUCE = ("fp32_allreduce", "allreduce_always_fp32")
 BOOL = {"types": ["bool"], "null": True}
@@ -54,6 +46,28 @@ class Log:
         """Note a change."""
         self.changes.append(Change(dotted(path), what, why))
 
+    def leave_out(self, block: Config, path: Path, why: str) -> None:
+        """Remove the key at the end of `path` from its block, if it is there."""
+        if path[-1] in block:
+            del block[str(path[-1])]
+            self.add(path, "left out", why)
+
+    def rename(self, block: Config, path: Path, new: str, why: str, *, taken: bool, holds: str) -> None:
+        """Give the key at the end of `path` its new name, or leave it out where that is `taken` and `holds`."""
+        if taken:
+            self.leave_out(block, path, holds)
+        elif path[-1] in block:
+            _replace(block, str(path[-1]), new, block[str(path[-1])])
+            self.add(path, f"renamed to {new}", why)
+
+
+def _block(config: Config, *path: str) -> Config:
+    """The object at a path; an empty one where there is none."""
+    for key in path:
+        found = config.get(key)
+        config = found if isinstance(found, dict) else {}
+    return config
+
 
 def _replace(block: Config, old: str, new: str, value: Any) -> None:
     """Put a key in the place of another."""
@@ -66,23 +80,19 @@ def _replace(block: Config, old: str, new: str, value: Any) -> None:
 
 def _removed(config: Config, log: Log) -> None:
     """Blocks whose feature is gone."""
-    elastic = config.get("elasticity")
+    sizes = _block(config, "elasticity").get("micro_batch_sizes")
     for name in removed(""):
-        if name in config:
-            del config[name]
-            log.add((name,), "left out", REMOVED[name][0])
+        log.leave_out(config, (name,), REMOVED[name][0])
+    known = {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
     if (
-        isinstance(elastic, dict)
-        and not {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
+        not known
+        and isinstance(sizes, list)
+        and sizes
+        and all(isinstance(each, int) and each > 0 for each in sizes)
     ):
-        sizes = elastic.get("micro_batch_sizes")
-        if isinstance(sizes, list) and sizes and all(isinstance(each, int) and each > 0 for each in sizes):
-            config["train_micro_batch_size_per_gpu"] = max(sizes)
-            log.add(
-                ("train_micro_batch_size_per_gpu",),
-                f"{max(sizes)} added",
-                "elasticity chose the batch size before",
-            )
+        config["train_micro_batch_size_per_gpu"] = max(sizes)
+        why = "elasticity chose the batch size before"
+        log.add(("train_micro_batch_size_per_gpu",), f"{max(sizes)} added", why)
 
 
 def _bare_zero(config: Config, log: Log) -> None:
@@ -90,202 +100,135 @@ def _bare_zero(config: Config, log: Log) -> None:
     if not isinstance(config.get(ZERO), bool):
         return
     zero: Config = {"stage": int(config[ZERO])}
-    log.add(
-        (ZERO,),
-        f'{shown(config[ZERO])} is now {{"stage": {zero["stage"]}}}',
-        "the Trainer looks for a stage in it",
-    )
+    what = f'{shown(config[ZERO])} is now {{"stage": {zero["stage"]}}}'
+    log.add((ZERO,), what, "the Trainer looks for a stage in it")
     if "allgather_size" in config:
         zero["allgather_bucket_size"] = config.pop("allgather_size")
-        log.add(
-            ("allgather_size",),
-            f"moved to {ZERO}.allgather_bucket_size",
-            "the bare true was all that read it",
-        )
+        what = f"moved to {ZERO}.allgather_bucket_size"
+        log.add(("allgather_size",), what, "the bare true was all that read it")
     config[ZERO] = zero
 
 
 def _offload(config: Config, log: Log) -> None:
     """cpu_offload and its relatives."""
-    zero = config.get(ZERO)
-    if not isinstance(zero, dict):
-        return
+    zero = _block(config, ZERO)
     pin = coerce(zero.get(OLD_PIN), BOOL).value
     for old, new in OFFLOADS.items():
-        if old not in zero:
-            continue
-        found = coerce(zero[old], BOOL)
-        if found.coerce == "refused" and zero[old] != AUTO:
+        found = coerce(zero.get(old), BOOL)
+        if old not in zero or (found.coerce == "refused" and zero[old] != AUTO):
             continue  # `dsrun config check` says what is the matter with it
-        known = zero.get(new)
-        if not found.value or isinstance(known, dict):
-            del zero[old]
-            why = f"{new} says it" if isinstance(known, dict) else "it was off, which is the default"
-            log.add((ZERO, old), "left out", why)
+        if isinstance(zero.get(new), dict):
+            log.leave_out(zero, (ZERO, old), f"{new} says it")
+        elif not found.value:
+            log.leave_out(zero, (ZERO, old), "it was off, which is the default")
         else:
             block = {"device": "cpu", "pin_memory": True if pin is None else pin}
             _replace(zero, old, new, block)
             log.add((ZERO, old), f"is now {new}: {shown(block)}", "the old name is deprecated")
-    if OLD_PIN in zero:
-        _pin(zero, log)
+    _pin(zero, log)
 
 
 def _pin(zero: Config, log: Log) -> None:
-    found = coerce(zero[OLD_PIN], BOOL)
-    if found.coerce == "refused" and zero[OLD_PIN] != AUTO:
+    found = coerce(zero.get(OLD_PIN), BOOL)
+    if OLD_PIN not in zero or (found.coerce == "refused" and zero[OLD_PIN] != AUTO):
         return
-    moved = []
-    for name in ("offload_optimizer", "offload_param"):
-        block = zero.get(name)
-        if (
-            isinstance(block, dict)
-            and found.value is not None
-            and block.setdefault("pin_memory", found.value) == found.value
-        ):
-            moved.append(name)
+    moved = [
+        name
+        for name in ("offload_optimizer", "offload_param")
+        if isinstance(zero.get(name), dict)
+        and found.value is not None
+        and zero[name].setdefault("pin_memory", found.value) == found.value
+    ]
     del zero[OLD_PIN]
-    log.add(
-        (ZERO, OLD_PIN),
-        f"moved into {' and '.join(moved)}" if moved else "left out",
-        "it does nothing by itself any more",
-    )
+    what = f"moved into {' and '.join(moved)}" if moved else "left out"
+    log.add((ZERO, OLD_PIN), what, "it does nothing by itself any more")
 
 
 def _zero_keys(config: Config, log: Log) -> None:
     """Renamed and removed keys of zero_optimization."""
-    zero = config.get(ZERO)
-    if not isinstance(zero, dict):
-        return
-    if OLD_GATHER in zero:
-        if STAGE_3_GATHER in zero or "gather_16bit_weights_on_model_save" in zero:
-            del zero[OLD_GATHER]
-            log.add((ZERO, OLD_GATHER), "left out", "DeepSpeed refuses it beside its new name")
-        else:
-            _replace(zero, OLD_GATHER, STAGE_3_GATHER, zero[OLD_GATHER])
-            log.add((ZERO, OLD_GATHER), f"renamed to {STAGE_3_GATHER}", "it gathers bf16 too")
+    zero = _block(config, ZERO)
+    taken = STAGE_3_GATHER in zero or "gather_16bit_weights_on_model_save" in zero
+    holds = "DeepSpeed refuses it beside its new name"
+    log.rename(zero, (ZERO, OLD_GATHER), STAGE_3_GATHER, "it gathers bf16 too", taken=taken, holds=holds)
     for name in removed(ZERO):
-        if name in zero:
-            del zero[name]
-            log.add((ZERO, name), "left out", REMOVED[name][0])
-    if "legacy_stage1" in zero:
-        del zero["legacy_stage1"]
-        log.add((ZERO, "legacy_stage1"), "left out", "the old stage 1 was removed, and true is refused")
+        log.leave_out(zero, (ZERO, name), REMOVED[name][0])
+    log.leave_out(zero, (ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
 
 
 def _moved_aio(config: Config, log: Log) -> None:
     """aio inside zero_optimization, where the Transformers documentation had it: DeepSpeed never read it there."""
-    zero = config.get(ZERO)
-    if not isinstance(zero, dict) or not isinstance(zero.get(AIO), dict):
+    zero = _block(config, ZERO)
+    if not isinstance(zero.get("aio"), dict):
         return
-    block = zero.pop(AIO)
-    if AIO in config:
-        log.add((ZERO, AIO), "left out", "aio at the top level holds")
+    if "aio" in config:
+        log.leave_out(zero, (ZERO, "aio"), "aio at the top level holds")
     else:
-        config[AIO] = block
-        log.add((ZERO, AIO), "moved to the top level", "DeepSpeed reads it only there, and refuses it here")
+        config["aio"] = zero.pop("aio")
+        log.add((ZERO, "aio"), "moved to the top level", "DeepSpeed reads it only there, and refuses it here")
 
 
 def _renamed(config: Config, log: Log) -> None:
     """Keys that got another name inside their block."""
     for (name, old), new in RENAMED.items():
-        block = config.get(name)
-        if not isinstance(block, dict) or old not in block:
-            continue
-        if new in block:
-            del block[old]
-            log.add((name, old), "left out", f"{new} says it")
-        else:
-            _replace(block, old, new, block[old])
-            log.add((name, old), f"renamed to {new}", "DeepSpeed no longer reads the old name")
+        block = _block(config, name)
+        why = "DeepSpeed no longer reads the old name"
+        log.rename(block, (name, old), new, why, taken=new in block, holds=f"{new} says it")
 
 
 def _compile(config: Config, log: Log) -> None:
     """Keys of torch.compile that DeepSpeed 0.14 read from its file."""
-    block = config.get("compile")
-    if not isinstance(block, dict):
-        return
+    block = _block(config, "compile")
     gone = [name for name in OLD_COMPILE if name in block]
     for name in gone:
-        del block[name]
-        log.add(("compile", name), "left out", REMOVED_FROM_COMPILE[0])
+        log.leave_out(block, ("compile", name), REMOVED_FROM_COMPILE[0])
     if gone and not block:
         del config["compile"]
 
 
 def _bf16(config: Config, log: Log) -> None:
     """bfloat16, and what was copied from the fp16 block."""
-    if "bfloat16" in config:
-        if isinstance(config.get("bf16"), dict):
-            del config["bfloat16"]
-            log.add(("bfloat16",), "left out", "bf16 beside it holds")
-        else:
-            _replace(config, "bfloat16", "bf16", config["bfloat16"])
-            log.add(("bfloat16",), "renamed to bf16", "the Trainer does not read bfloat16")
-    block = config.get("bf16")
-    if not isinstance(block, dict):
-        return
-    if "check_overflow" in block and "check_grad_overflow" in block:
-        del block["check_overflow"]
-        log.add(("bf16", "check_overflow"), "left out", "check_grad_overflow says it")
-    elif "check_overflow" in block:
-        _replace(block, "check_overflow", "check_grad_overflow", block["check_overflow"])
-        log.add(
-            ("bf16", "check_overflow"), "renamed to check_grad_overflow", "the documentation had it wrong"
-        )
-    for name in [
-        each for each in block if each in blocks()["fp16"].keys and each not in blocks()["bf16"].keys
-    ]:
-        del block[name]
-        log.add(("bf16", name), "left out", "bf16 has no loss scale; it is a key of fp16")
+    taken = isinstance(config.get("bf16"), dict)
+    why = "the Trainer does not read bfloat16"
+    log.rename(config, ("bfloat16",), "bf16", why, taken=taken, holds="bf16 beside it holds")
+    block = _block(config, "bf16")
+    new, why = "check_grad_overflow", "the documentation had it wrong"
+    log.rename(block, ("bf16", "check_overflow"), new, why, taken=new in block, holds=f"{new} says it")
+    for name in list(block):
+        if name in blocks()["fp16"].keys and name not in blocks()["bf16"].keys:
+            log.leave_out(block, ("bf16", name), "bf16 has no loss scale; it is a key of fp16")
 
 
 def _allreduce(config: Config, log: Log) -> None:
     for name in FP32_ALLREDUCE:
-        if name in config:
-            wanted = config[name] is True and "communication_data_type" not in config
-            if wanted:
-                _replace(config, name, "communication_data_type", "fp32")
-            else:
-                del config[name]
-            log.add(
-                (name,),
-                'is now "communication_data_type": "fp32"' if wanted else "left out",
-                "DeepSpeed ignores it",
-            )
+        if config.get(name) is True and "communication_data_type" not in config:
+            _replace(config, name, "communication_data_type", "fp32")
+            log.add((name,), 'is now "communication_data_type": "fp32"', "DeepSpeed ignores it")
+        else:
+            log.leave_out(config, (name,), "DeepSpeed ignores it")
 
 
 def _optimizer(config: Config, log: Log) -> None:
     """Optimizers that are gone, with the parameters that only they had, and max_grad_norm."""
-    block = config.get("optimizer")
-    if not isinstance(block, dict):
-        return
-    name, params = block.get("type"), block.get("params")
-    gone = REMOVED_OPTIMIZERS.get(name.lower()) if isinstance(name, str) else None
-    if isinstance(params, dict) and "max_grad_norm" in params:
+    block, params = _block(config, "optimizer"), _block(config, "optimizer", "params")
+    name = block.get("type")
+    if "max_grad_norm" in params:
         limit = params.pop("max_grad_norm")
-        kept = "gradient_clipping" in config
-        if not kept:
-            config["gradient_clipping"] = limit
-        what = "left out" if kept else "moved to gradient_clipping"
+        what = "left out" if "gradient_clipping" in config else "moved to gradient_clipping"
+        config.setdefault("gradient_clipping", limit)
         log.add(("optimizer", "params", "max_grad_norm"), what, "no optimizer takes it")
-    if gone is None:
+    if not isinstance(name, str) or name.lower() not in REMOVED_OPTIMIZERS:
         return
-    reason, instead = gone
+    reason, instead = REMOVED_OPTIMIZERS[name.lower()]
     block["type"] = instead
     log.add(("optimizer", "type"), f"{name} is now {instead}", reason)
     known = optimizer_params()[instead.lower()] or []
-    extra = {each: params for each in params if each not in known} if isinstance(params, dict) else {}
-    for key, holder in extra.items():
-        del holder[key]
-        log.add(("optimizer", "params", key), "left out", f"{instead} does not take it")
+    for key in [each for each in params if each not in known]:
+        log.leave_out(params, ("optimizer", "params", key), f"{instead} does not take it")
 
 
 def _scheduler(config: Config, log: Log) -> None:
     """A warm-up of no steps: refused since 0.19.6, and taken for two steps before."""
-    block = config.get("scheduler")
-    params = block.get("params") if isinstance(block, dict) else None
-    if not isinstance(params, dict):
-        return
+    params = _block(config, "scheduler", "params")
     steps = params.get("warmup_num_steps")
     whole = isinstance(steps, float) and steps.is_integer() and steps > 0
     if isinstance(steps, int | float) and not isinstance(steps, bool) and (steps == 0 or whole):

@@ -7,10 +7,9 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.gpus_arg import Cluster
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.plan import Chosen, choose
-from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, Switch
+from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch
 
 
 def decide(
@@ -42,7 +41,7 @@ def decide(
         raise UsageError(
             f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs"
         )
-    question = PlanRequest(
+    request = PlanRequest(
         model=model,
         cluster=cluster,
         length=length or usual,
@@ -53,8 +52,8 @@ def decide(
         precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
         checkpointing=switch,
     )
-    question = question.corrected(remembered(config, question))
-    return choose(question, micro_batch=micro_batch, offload=offload)
+    request = request.corrected(remembered(config, request))
+    return choose(request, micro_batch=micro_batch, offload=offload)
 
 
 def settings(chosen: Chosen) -> dict[str, object]:

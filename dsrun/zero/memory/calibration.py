@@ -1,4 +1,9 @@
-"""Corrections: what a run really took over what the plan had said, kept per model, GPU and precision."""
+"""Corrections: measured over predicted memory, kept per model, GPU and precision.
+
+On a machine without GPU, `dsrun plan --calibrate` and bench/memory.py measure the resident memory of a CPU rank. There
+is no CUDA context; glibc's heap can hold a good deal more than is in use, unless MALLOC_MMAP_THRESHOLD_ is set: see
+docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dsrun.system.cache import cache_root
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.strategy import Strategy, gpu
 
 SANE = (0.5, 2.0)
 """A correction outside is no correction: the plan or the measurement is wrong, and applying it would hide that."""
@@ -33,49 +40,68 @@ class Calibration:
     @property
     def sentence(self) -> str:
         """One line for the user."""
-        gib = 2**30
         off = (self.predicted - self.measured) / self.measured
         kept = f"; the correction {self.factor:.3f} is kept in {self.saved}" if self.saved else ""
         return (
-            f"{self.what}: predicted {self.predicted / gib:.2f} GiB, measured {self.measured / gib:.2f} GiB"
+            f"{self.what}: predicted {self.predicted / GIB:.2f} GiB, measured {self.measured / GIB:.2f} GiB"
             f" ({off:+.1%}){kept}"
         )
 
 
-def key(config: Mapping[str, Any], question: PlanRequest) -> str:
+def key(config: Mapping[str, Any], request: PlanRequest) -> str:
     """The file name of a correction: the same model shape, GPU, precision and adapters share one."""
     facts = {
         "config": {name: value for name, value in sorted(config.items()) if not name.startswith("_")},
-        "gpu": question.cluster.model.name,
-        "memory": question.cluster.memory,
-        "precision": question.precision,
-        "lora": question.lora is not None,
+        "gpu": request.cluster.model.name,
+        "memory": request.cluster.memory,
+        "precision": request.precision,
+        "lora": request.lora is not None,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def path_of(config: Mapping[str, Any], question: PlanRequest) -> Path:
+def path_of(config: Mapping[str, Any], request: PlanRequest) -> Path:
     """Where the correction of this model on this GPU lies."""
-    return cache_root() / "calibration" / f"{key(config, question)}.json"
+    return cache_root() / "calibration" / f"{key(config, request)}.json"
 
 
-def remembered(config: Mapping[str, Any], question: PlanRequest) -> float:
+def remembered(config: Mapping[str, Any], request: PlanRequest) -> float:
     """The correction of an earlier calibration, 1 where there is none or the file is damaged."""
     try:
-        factor = json.loads(path_of(config, question).read_text())["factor"]
+        factor = json.loads(path_of(config, request).read_text())["factor"]
     except (OSError, ValueError, KeyError, TypeError):
         return 1.0
     return float(factor) if isinstance(factor, int | float) and SANE[0] <= factor <= SANE[1] else 1.0
 
 
-def save(config: Mapping[str, Any], question: PlanRequest, predicted: int, measured: int) -> Path | None:
+def save(config: Mapping[str, Any], request: PlanRequest, predicted: int, measured: int) -> Path | None:
     """Keep measured over predicted bytes for later plans; None when the ratio is beyond what a correction can be."""
     factor = measured / predicted
     if not SANE[0] <= factor <= SANE[1]:
         return None
-    file = path_of(config, question)
+    file = path_of(config, request)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n")
     part.replace(file)
     return file
+
+
+MIB = 2**20
+BASELINE = 560 * MIB
+"""Resident bytes of one `dsrun train` worker before it has a model: torch, transformers, datasets, DeepSpeed, gloo."""
+HEAP = 0.02
+"""Share of what is held that small blocks and their bookkeeping add."""
+
+
+def resident(request: PlanRequest, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
+    """Peak resident bytes of one CPU rank.
+
+    Before it is sharded, a model of ZeRO-0 to 2 is whole in fp32 and then cast, which never exceeds what training
+    itself takes; under ZeRO-3 it is built shard by shard.
+    """
+    peak = gpu(replace(request, factor=1.0), strategy, micro_batch)
+    states = peak.states
+    backward = peak.buffers.total - peak.buffers.context + peak.activations.peak
+    held = states.gpu.total + states.host.total + max(backward, states.step)
+    return int(baseline + held * (1 + HEAP))

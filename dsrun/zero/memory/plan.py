@@ -1,4 +1,4 @@
-"""The plan: every strategy judged, one chosen, and, where nothing fits, what would."""
+"""The plan: every strategy evaluated, one chosen, and, where nothing fits, what would."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsrun.errors import UsageError
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.strategy import GIB, Candidate, evaluate, strategies
+from dsrun.zero.memory.strategy import Candidate, evaluate, strategies
 
 NEARLY = 0.95
 """Strategies this close in speed count as equal; then the simplest wins."""
@@ -27,7 +28,7 @@ class Plan:
     `remedies` are what would fit, computed, when nothing does.
     """
 
-    question: PlanRequest
+    request: PlanRequest
     rows: tuple[Candidate, ...]
     choice: Candidate | None
     why: str
@@ -44,34 +45,34 @@ class Chosen:
     checkpointing: bool
 
 
-def plan(question: PlanRequest) -> Plan:
-    """Judge every strategy and choose the fastest that fits, or else the fastest that is tight."""
-    judged = [evaluate(question, each) for each in strategies(question)]
-    rows = _compared(judged)
+def plan(request: PlanRequest) -> Plan:
+    """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight."""
+    candidates = [evaluate(request, each) for each in strategies(request)]
+    rows = _compared(candidates)
     choice = _best([row for row in rows if row.verdict == "fits"])
     if choice is None:
         choice = _best([row for row in rows if row.verdict == "tight"])
-    why = _why(choice, rows, question) if choice else ""
+    why = _why(choice, rows, request) if choice else ""
     return Plan(
-        question=question,
+        request=request,
         rows=rows,
         choice=choice,
         why=why,
-        remedies=() if choice else tuple(remedies(question)),
+        remedies=() if choice else tuple(remedies(request)),
     )
 
 
-def choose(question: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
+def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
     """The choice alone, of strategies with `micro_batch` and `offload` where given; NVMe is not chosen unasked.
 
     Raises UsageError when nothing fits, with what would.
     """
-    made = plan(question)
+    made = plan(request)
     best = _best(_able([row for row in made.rows if not _against(row, micro_batch, offload)]))
     if best is None:
         size = [] if micro_batch is None else [f"micro batch {micro_batch}"]
         fixed = " and ".join(size + ([] if offload is None else [f"--offload {offload}"]))
-        what = f"nothing fits {described(question)}" + (f" with {fixed}" if fixed else "")
+        what = f"nothing fits {described(request)}" + (f" with {fixed}" if fixed else "")
         raise UsageError(what, fix=_way_out(made, micro_batch, offload))
     strategy = best.strategy
     return Chosen(
@@ -110,9 +111,9 @@ def _way_out(made: Plan, micro_batch: int | None, offload: str | None) -> str:
     return f"{changes} this fits: {best.strategy}, micro batch {best.micro_batch}"
 
 
-def described(question: PlanRequest) -> str:
+def described(request: PlanRequest) -> str:
     """`8 × a100-80 (80 GiB)`."""
-    cluster = question.cluster
+    cluster = request.cluster
     return f"{cluster.world} × {cluster.name} ({cluster.memory:g} GiB)"
 
 
@@ -131,12 +132,12 @@ def _best(rows: list[Candidate]) -> Candidate | None:
     return next(row for row in rows if row.relative >= NEARLY * fastest)
 
 
-def _why(choice: Candidate, rows: tuple[Candidate, ...], question: PlanRequest) -> str:
+def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -> str:
     able = [row for row in rows if row.verdict == choice.verdict]
-    share = choice.gpu.total / GIB / question.cluster.memory
+    share = choice.gpu.total / GIB / request.cluster.memory
     words = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
     if choice.verdict == "tight":
-        return f"{words}: more than the preset {question.preset} allows, but nothing stays within that"
+        return f"{words}: more than the preset {request.preset} allows, but nothing stays within that"
     if len(able) == 1:
         return f"{words}; nothing else fits"
     rival = max((row for row in able if row is not choice), key=lambda row: row.relative)
@@ -151,36 +152,36 @@ def _why(choice: Candidate, rows: tuple[Candidate, ...], question: PlanRequest) 
 # when nothing fits
 
 
-def remedies(question: PlanRequest) -> list[str]:
+def remedies(request: PlanRequest) -> list[str]:
     """What would fit, each found by planning again."""
     ways = (_recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
-    found = [way(question) for way in ways]
+    found = [way(request) for way in ways]
     return [each for each in found if each]
 
 
-def _recomputing(question: PlanRequest) -> str | None:
-    if question.checkpointing != "off":
+def _recomputing(request: PlanRequest) -> str | None:
+    if request.checkpointing != "off":
         return None
-    found = _fitting(question)
+    found = _fitting(request)
     if found is None:
         return None
     return f"--gradient-checkpointing auto: {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _more_host(question: PlanRequest) -> str | None:
+def _more_host(request: PlanRequest) -> str | None:
     """The host memory that the strategy which needs least of it would take."""
-    unbounded = replace(question, host_memory=UNBOUNDED)
-    rows = [evaluate(unbounded, each) for each in strategies(replace(question, checkpointing="auto"))]
+    unbounded = replace(request, host_memory=UNBOUNDED)
+    rows = [evaluate(unbounded, each) for each in strategies(replace(request, checkpointing="auto"))]
     fitting = [row for row in rows if row.verdict == "fits"]
-    if not fitting or _fitting(question):
+    if not fitting or _fitting(request):
         return None
     least = min(fitting, key=lambda row: max(row.host, row.host_loading))
     need = -(-max(least.host, least.host_loading) // GIB)
     return f"{need} GiB of host memory per node: {least.strategy}, micro batch {least.micro_batch}"
 
 
-def _fitting(question: PlanRequest) -> Candidate | None:
-    rows = [evaluate(question, each) for each in strategies(replace(question, checkpointing="auto"))]
+def _fitting(request: PlanRequest) -> Candidate | None:
+    rows = [evaluate(request, each) for each in strategies(replace(request, checkpointing="auto"))]
     fitting = [row for row in rows if row.verdict == "fits"]
     return _best(list(_compared(fitting))) if fitting else None
 
@@ -198,9 +199,9 @@ def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
     return least
 
 
-def _more_gpus(question: PlanRequest) -> str | None:
-    cluster = question.cluster
-    plain = replace(question, global_batch=None)
+def _more_gpus(request: PlanRequest) -> str | None:
+    cluster = request.cluster
+    plain = replace(request, global_batch=None)
 
     def row(nodes: int) -> Candidate | None:
         return _fitting(replace(plain, cluster=cluster.with_nodes(nodes)))
@@ -213,14 +214,14 @@ def _more_gpus(question: PlanRequest) -> str | None:
     return f"{nodes * cluster.per_node} GPUs ({nodes} node{plural}): {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _shorter(question: PlanRequest) -> str | None:
+def _shorter(request: PlanRequest) -> str | None:
     """Both lengths of a seq2seq model are cut alike, to multiples of 64 tokens."""
-    longest = max(question.length, question.source_length if question.model.seq2seq else 0)
+    longest = max(request.length, request.source_length if request.model.seq2seq else 0)
 
     def cut(steps: int) -> PlanRequest:
         tokens = max(longest - 64 * steps, 1)
         return replace(
-            question, length=min(question.length, tokens), source_length=min(question.source_length, tokens)
+            request, length=min(request.length, tokens), source_length=min(request.source_length, tokens)
         )
 
     steps = _smallest(0, (longest - 1) // 64, lambda each: _fitting(cut(each)) is not None)
@@ -231,19 +232,19 @@ def _shorter(question: PlanRequest) -> str | None:
     return f"samples of at most {tokens} tokens: {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _with_lora(question: PlanRequest) -> str | None:
-    if question.lora is not None:
+def _with_lora(request: PlanRequest) -> str | None:
+    if request.lora is not None:
         return None
-    found = _fitting(replace(question, lora=ADVISED_RANK))
+    found = _fitting(replace(request, lora=ADVISED_RANK))
     if found is None:
         return None
     return f"LoRA (--lora {ADVISED_RANK}): {found.strategy}, micro batch {found.micro_batch}"
 
 
-def _larger_gpu(question: PlanRequest) -> str | None:
+def _larger_gpu(request: PlanRequest) -> str | None:
     """The least memory each GPU would need, in whole GiB."""
-    cluster = question.cluster
-    plain = replace(question, global_batch=None)
+    cluster = request.cluster
+    plain = replace(request, global_batch=None)
 
     def row(gib: int) -> Candidate | None:
         model = replace(cluster.model, memory_gib=gib)

@@ -1,16 +1,98 @@
-"""A plan as words for people and as JSON for programs."""
+"""A plan as text, as JSON, and as the two commands that follow it: the DeepSpeed configuration, the training run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsrun.zero.memory import commands
-from dsrun.zero.memory.commands import Wording
+from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
+from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import Counted
-from dsrun.zero.memory.model.lora import training
 from dsrun.zero.memory.plan import Plan, described
-from dsrun.zero.memory.strategy import GIB, Candidate
+from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.strategy import Candidate
+
+CONFIG_FILE = "ds.json"
+PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """Words of the commands that the plan itself does not depend on, as the user gave them.
+
+    Without `data` the run takes the built-in demo data.
+    """
+
+    model: str
+    data: tuple[str, ...] = ()
+    nvme_path: str = "/local_nvme"
+    from_scratch: bool = False
+
+
+def config_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[str]:
+    """`dsrun config …`, whose output is CONFIG_FILE."""
+    strategy = row.strategy
+    argv = ["dsrun", "config", "--zero", str(strategy.stage)]
+    if strategy.offload != "none":
+        argv += ["--offload-optimizer", strategy.offload]
+        if strategy.stage == 3:
+            argv += ["--offload-param", strategy.offload]
+        if strategy.offload == "nvme":
+            argv += ["--nvme-path", words.nvme_path]
+            size = nvme_buffer(request.model.largest, request.cluster.world)
+            if size > NVME_PARAM_BUFFER:
+                argv += ["--set", f"{PARAM_BUFFER}={size}"]
+    return [*argv, "--precision", request.precision, "--preset", request.preset, "--model", words.model]
+
+
+def train_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[str]:
+    """`dsrun train …` for one machine; on several it is started by the scheduler with the same words."""
+    strategy = row.strategy
+    world = request.cluster.world
+    batch = request.global_batch or row.micro_batch * world
+    argv = ["dsrun", "train"]
+    argv += ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", CONFIG_FILE]
+    argv += ["--model", words.model, *words.data]
+    argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
+    if request.model.seq2seq:
+        argv += [
+            "--max-source-length",
+            str(request.source_length),
+            "--max-target-length",
+            str(request.length),
+        ]
+    else:
+        argv += ["--max-length", str(request.length)]
+    if request.lora:
+        argv += ["--lora", str(request.lora)]
+    if words.from_scratch:
+        argv.append("--from-scratch")
+    if request.attention == "eager":
+        argv += ["--attn-implementation", "eager"]
+    if strategy.checkpointing:
+        argv.append("--gradient-checkpointing")
+    argv += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": ["--bf16", "false"]}[request.precision]
+    if request.cluster.nodes == 1 and request.cluster.per_node > 1:
+        argv += ["--nproc", str(request.cluster.per_node)]
+    return argv
+
+
+def _start(request: PlanRequest) -> list[str]:
+    """What starts a process for each GPU of several nodes: `dsrun train` by itself stays on its machine."""
+    nodes, each = request.cluster.nodes, request.cluster.per_node
+    if nodes == 1:
+        return []
+    return ["srun", f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gpus-per-node={each}"]
+
+
+def lines(request: PlanRequest, row: Candidate, words: Wording) -> list[str]:
+    """Both commands as a shell takes them; plain DDP needs no configuration."""
+    train = shlex.join([*_start(request), *train_argv(request, row, words)])
+    if row.strategy.stage == 0:
+        return [train]
+    return [f"{shlex.join(config_argv(request, row, words))} > {CONFIG_FILE}", train]
+
 
 VERSION = 1
 """Of the JSON form; docs/plan.md describes it."""
@@ -19,8 +101,8 @@ HEADINGS = ("strategy", "recompute", "verdict", "micro batch", "GiB/GPU", "host 
 
 def as_json(plan: Plan, counted: Counted, words: Wording) -> dict[str, Any]:
     """The plan as plain JSON values; memory in bytes."""
-    question, model = plan.question, plan.question.model
-    trained = training(model, question.lora)
+    request, model = plan.request, plan.request.model
+    trained = training(model, request.lora)
     return {
         "version": VERSION,
         "model": {
@@ -31,27 +113,27 @@ def as_json(plan: Plan, counted: Counted, words: Wording) -> dict[str, Any]:
             "counted_by": counted.how,
         },
         "cluster": {
-            "gpu": question.cluster.name,
-            "gpu_memory": int(question.cluster.memory * GIB),
-            "gpus_per_node": question.cluster.per_node,
-            "nodes": question.cluster.nodes,
-            "host_memory": int(question.host * GIB),
-            "host_memory_is_assumed": question.host_memory is None,
+            "gpu": request.cluster.name,
+            "gpu_memory": int(request.cluster.memory * GIB),
+            "gpus_per_node": request.cluster.per_node,
+            "nodes": request.cluster.nodes,
+            "host_memory": int(request.host * GIB),
+            "host_memory_is_assumed": request.host_memory is None,
         },
         "asked": {
-            "preset": question.preset,
-            "budget": int(question.budget),
-            "precision": question.precision,
-            "length": question.length,
-            "source_length": question.source_length if model.seq2seq else None,
-            "global_batch_size": question.global_batch,
-            "lora": question.lora,
-            "correction": question.factor,
+            "preset": request.preset,
+            "budget": int(request.budget),
+            "precision": request.precision,
+            "length": request.length,
+            "source_length": request.source_length if model.seq2seq else None,
+            "global_batch_size": request.global_batch,
+            "lora": request.lora,
+            "correction": request.factor,
         },
         "strategies": [row_as_json(row) for row in plan.rows],
         "choice": None if plan.choice is None else plan.rows.index(plan.choice),
         "why": plan.why,
-        "commands": [] if plan.choice is None else commands.lines(question, plan.choice, words),
+        "commands": [] if plan.choice is None else lines(request, plan.choice, words),
         "would_fit": list(plan.remedies),
         "findings": [finding.as_dict() for finding in counted.findings],
     }
@@ -92,19 +174,17 @@ def row_as_json(row: Candidate) -> dict[str, Any]:
 
 def header(plan: Plan, counted: Counted, words: Wording) -> list[str]:
     """What was asked, in lines."""
-    question, model = plan.question, plan.question.model
-    trained = training(model, question.lora)
-    share = f", {trained.trainable:,} of them in adapters trained" if question.lora else ""
+    request, model = plan.request, plan.request.model
+    trained = training(model, request.lora)
+    share = f", {trained.trainable:,} of them in adapters trained" if request.lora else ""
     lengths = (
-        f"{question.source_length} + {question.length} tokens"
-        if model.seq2seq
-        else f"{question.length} tokens"
+        f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"
     )
     return [
         f"{words.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
-        f"{described(question)} in {question.cluster.nodes} node{'s' if question.cluster.nodes > 1 else ''},"
-        f" {question.precision}, {lengths} per sample, preset {question.preset}:"
-        f" at most {question.budget / GIB:.1f} GiB of each GPU",
+        f"{described(request)} in {request.cluster.nodes} node{'s' if request.cluster.nodes > 1 else ''},"
+        f" {request.precision}, {lengths} per sample, preset {request.preset}:"
+        f" at most {request.budget / GIB:.1f} GiB of each GPU",
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.zero.memory.gpus_arg import Cluster
+from dsrun.zero.memory.request import Cluster
 from dsrun.zero.memory.states import Sharding
 
 GIGA = 1e9

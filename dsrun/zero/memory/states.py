@@ -14,7 +14,7 @@ from math import ceil
 from typing import Literal
 
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
-from dsrun.zero.memory.model.lora import Training
+from dsrun.zero.memory.model.architecture import Training
 
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -225,10 +225,7 @@ def _sharded(training: Training, sharding: Sharding) -> States:
         return States(
             gpu=Place(parameters=whole),
             host=Place(
-                parameters=parameters,
-                gradients=gradients + FP32 * trained,
-                master=master,
-                optimizer=moments,
+                parameters=parameters, gradients=gradients + FP32 * trained, master=master, optimizer=moments
             ),
             pinned=(
                 width * trained,

@@ -1,4 +1,4 @@
-"""One strategy judged: what it takes on GPU, host, NVMe and disk, the largest micro batch, and how fast it would be."""
+"""One strategy evaluated: what it takes on GPU, host, NVMe and disk, its largest micro batch, and its speed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from dsrun.zero.generate.presets import nvme_buffer
-from dsrun.zero.memory.activations import Activations, activations
-from dsrun.zero.memory.buffers import FRAGMENTATION, Buffers, buffers, sizes
-from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.lora import Training, training
+from dsrun.zero.generate.presets import GIB, nvme_buffer
+from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers, sizes
+from dsrun.zero.memory.model.architecture import Architecture, Training, training
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.speed import estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
@@ -19,7 +17,6 @@ from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes
 Verdict = Literal["fits", "tight", "does not fit"]
 
 LARGEST_MICRO_BATCH = 4096
-GIB = 2**30
 PROCESS = int(1.5 * GIB)
 """Host memory of one training process with torch and CUDA loaded and no model."""
 
@@ -92,9 +89,9 @@ class Candidate:
     """Whether the GPUs have room for it, and the node's host memory has not."""
 
 
-def strategies(question: PlanRequest) -> Iterator[Strategy]:
-    """Every strategy that DeepSpeed has and the question does not rule out."""
-    recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[question.checkpointing]
+def strategies(request: PlanRequest) -> Iterator[Strategy]:
+    """Every strategy that DeepSpeed has and the request does not rule out."""
+    recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.checkpointing]
     for stage, places in PLACES.items():
         for place in places:
             for checkpointing in recompute:
@@ -111,76 +108,76 @@ def _states(model: Architecture, lora: int | None, sharding: Sharding) -> States
     return states(_training(model, lora), sharding)
 
 
-def sharding_of(question: PlanRequest, strategy: Strategy) -> Sharding:
-    """The strategy over the question's ranks. Without a global batch a step may have any number of micro batches."""
-    chosen = sizes(question.preset, question.model.hidden, question.cluster.model)
-    share = question.global_batch and question.global_batch // question.cluster.world
+def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
+    """The strategy over the request's ranks. Without a global batch a step may have any number of micro batches."""
+    chosen = sizes(request.preset, request.model.hidden, request.cluster.model)
+    share = request.global_batch and request.global_batch // request.cluster.world
     return Sharding(
         stage=strategy.stage,
         offload=strategy.offload,
-        world=question.cluster.world,
-        precision=question.precision,
+        world=request.cluster.world,
+        precision=request.precision,
         accumulates=share != 1,
         persistence=chosen.persistence,
         sub_group=chosen.sub_group,
-        nvme_buffer=nvme_buffer(question.model.largest, question.cluster.world),
+        nvme_buffer=nvme_buffer(request.model.largest, request.cluster.world),
     )
 
 
-def gpu(question: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
+def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     """One GPU's memory with this strategy and micro batch."""
-    sharding = sharding_of(question, strategy)
-    chosen = sizes(question.preset, question.model.hidden, question.cluster.model)
-    trained = _training(question.model, question.lora)
-    work = question.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
+    sharding = sharding_of(request, strategy)
+    chosen = sizes(request.preset, request.model.hidden, request.cluster.model)
+    trained = _training(request.model, request.lora)
+    work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
     return Gpu(
-        states=_states(question.model, question.lora, sharding),
-        buffers=buffers(question.model, trained, sharding, chosen, checkpointing=strategy.checkpointing),
-        activations=activations(question.model, work),
-        factor=question.factor,
+        states=_states(request.model, request.lora, sharding),
+        buffers=buffers(request.model, trained, sharding, chosen, checkpointing=strategy.checkpointing),
+        activations=activations(request.model, work),
+        factor=request.factor,
     )
 
 
-def largest_micro_batch(question: PlanRequest, strategy: Strategy, room: float) -> int:
+def largest_micro_batch(request: PlanRequest, strategy: Strategy, room: float) -> int:
     """The largest micro batch whose peak stays within `room` bytes; 0 when not even one sample does.
 
     With a global batch, the largest that divides a rank's share of it.
     """
-    share = question.global_batch and question.global_batch // question.cluster.world
+    share = request.global_batch and request.global_batch // request.cluster.world
     low, high = 0, min(LARGEST_MICRO_BATCH, share or LARGEST_MICRO_BATCH)
     while low < high:
         middle = (low + high + 1) // 2
-        if gpu(question, strategy, middle).total <= room:
+        if gpu(request, strategy, middle).total <= room:
             low = middle
         else:
             high = middle - 1
     return next((each for each in range(low, 0, -1) if share % each == 0), 0) if share else low
 
 
-def evaluate(question: PlanRequest, strategy: Strategy) -> Candidate:
+def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
     """The strategy's row, its speed not yet compared with the others'."""
-    micro_batch = largest_micro_batch(question, strategy, question.budget)
+    micro_batch = largest_micro_batch(request, strategy, request.budget)
     verdict: Verdict = "fits" if micro_batch else "tight"
-    micro_batch = micro_batch or largest_micro_batch(question, strategy, question.limit)
-    peak = gpu(question, strategy, micro_batch or 1)
-    host, loading = _host(question, strategy, peak)
-    host_short = bool(micro_batch) and max(host, loading) > question.host * GIB
+    micro_batch = micro_batch or largest_micro_batch(request, strategy, request.limit)
+    peak = gpu(request, strategy, micro_batch or 1)
+    host, loading = _host(request, strategy, peak)
+    host_short = bool(micro_batch) and max(host, loading) > request.host * GIB
     if host_short:
         micro_batch = 0
-    sharding = sharding_of(question, strategy)
-    trained = _training(question.model, question.lora)
-    steps = _accumulation(question, micro_batch or 1)
+    sharding = sharding_of(request, strategy)
+    trained = _training(request.model, request.lora)
+    steps = _accumulation(request, micro_batch or 1)
     time = estimate(
-        cluster=question.cluster,
+        cluster=request.cluster,
         sharding=sharding,
         parameters=trained.parameters,
         trainable=trained.trainable,
-        active=active_parameters(question.model),
+        active=active_parameters(request.model),
         micro_batch=micro_batch or 1,
         steps=steps,
-        tokens=question.tokens,
+        tokens=request.tokens,
         checkpointing=strategy.checkpointing,
-        overlap=sizes(question.preset, question.model.hidden, question.cluster.model).overlap,
+        overlap=sizes(request.preset, request.model.hidden, request.cluster.model).overlap,
     )
     return Candidate(
         strategy=strategy,
@@ -190,9 +187,9 @@ def evaluate(question: PlanRequest, strategy: Strategy) -> Candidate:
         gpu=peak,
         host=host,
         host_loading=loading,
-        nvme=peak.states.nvme.total * question.cluster.per_node,
+        nvme=peak.states.nvme.total * request.cluster.per_node,
         checkpoint=checkpoint_bytes(trained, sharding),
-        samples_per_second=(micro_batch or 1) * steps * question.cluster.world / time.seconds,
+        samples_per_second=(micro_batch or 1) * steps * request.cluster.world / time.seconds,
         relative=0.0,
         reason=time.reason,
         host_short=host_short,
@@ -216,20 +213,20 @@ def active_parameters(model: Architecture) -> int:
     return total + (model.vocabulary * model.hidden if model.tied else 0)
 
 
-def _accumulation(question: PlanRequest, micro_batch: int) -> int:
-    if question.global_batch is None:
+def _accumulation(request: PlanRequest, micro_batch: int) -> int:
+    if request.global_batch is None:
         return 1
-    return question.global_batch // (question.cluster.world * micro_batch)
+    return request.global_batch // (request.cluster.world * micro_batch)
 
 
-def _host(question: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
+def _host(request: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
     """Host bytes per node: in training, and while the weights are loaded.
 
     Every process holds the whole model in fp32 before that moves to its GPU; under ZeRO-3 only rank 0 reads the
     checkpoint (taken to be 16-bit) and hands it out (transformers 5.23, _load_state_dict_into_zero3_model).
     """
-    ranks, parameters = question.cluster.per_node, question.model.parameters
+    ranks, parameters = request.cluster.per_node, request.model.parameters
     loading = 2 * parameters if strategy.stage == 3 else 4 * parameters * ranks
-    pinned = sizes(question.preset, question.model.hidden, question.cluster.model).pinned
+    pinned = sizes(request.preset, request.model.hidden, request.cluster.model).pinned
     held = peak.states.host_bytes if pinned else peak.states.host.total
     return ranks * (PROCESS + held), ranks * PROCESS + loading

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.zero.rules.rule import (
-    ENGINE,
-    Rule,
-    has_zenflow,
-    is_on,
-    number,
-    offloads_optimizer,
-)
+from dsrun.zero.rules.rule import ENGINE, Rule, has_zenflow, is_on, number, offloads_optimizer
 from dsrun.zero.view import ZERO, ConfigView
 
 TENSOR = "tensor_parallel.autotp_size"

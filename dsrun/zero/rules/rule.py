@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.coercion import shown
+from dsrun.zero.schema import shown
 from dsrun.zero.view import ZERO, ConfigView
 
 OPTIMIZER = f"{ZERO}.offload_optimizer"

@@ -11,11 +11,10 @@ from dsrun.cli.calibrate import calibrate, compare, is_another, training_argv
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.system.gpus import Gpu
-from dsrun.zero.memory.gpus_arg import cluster
 from dsrun.zero.memory.model.configs import find
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.request import PlanRequest, cluster
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.phases import phases
+from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolve import resolve
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.docpage import END
-from dsrun.recipe.defaults import CHOSEN
-from dsrun.recipe.flags import hf_flags, own_flags
+from dsrun.recipe.flags import CHOSEN, hf_flags, own_flags
 from dsrun.recipe.reference import PART, default_text, help_text, markdown
 from dsrun.recipe.removed import table
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.phases import evaluates_while_training
+from dsrun.recipe.recipe import evaluates_while_training
 from dsrun.recipe.resolve import explain, resolve, with_defaults
 from dsrun.recipe.spec import TrainSpec
 

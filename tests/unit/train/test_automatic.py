@@ -9,8 +9,8 @@ from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.train import zero_auto
 from dsrun.train.world import World
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.model.shapes import FAMILIES
+from dsrun.zero.memory.model.count import FAMILIES
+from dsrun.zero.memory.request import cluster
 
 GPU = World(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
 CPU = World(rank=0, size=2, local_rank=0, local_size=2, device="cpu")

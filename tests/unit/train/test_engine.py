@@ -21,7 +21,7 @@ from dsrun.train.loop.engine import (
 )
 from dsrun.train.world import World
 from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.spec import from_offload
+from dsrun.zero.generate.shipped import from_offload
 
 
 class DeepSpeedEngine:

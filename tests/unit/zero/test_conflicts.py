@@ -12,10 +12,10 @@ from dsrun.hardware.gpus import lookup
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.check import FLAG_RULES, STAGES_OF_OPTION
 from dsrun.zero.generate.config import build, generate, nested
-from dsrun.zero.generate.notices import notices
+from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.lint.check import check as lint
-from dsrun.zero.rules.table import RULES
+from dsrun.zero.rules import RULES
 from dsrun.zero.view import ConfigView
 
 ZERO = "zero_optimization"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsrun.zero.generate.spec import flag_of, options
 from dsrun.zero.reference import PART, markdown
-from dsrun.zero.rules.table import RULES
+from dsrun.zero.rules import RULES
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 

@@ -6,10 +6,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.zero.generate.blocks import HardwareFacts
-from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.explain import explain
-from dsrun.zero.generate.notices import notices
-from dsrun.zero.generate.override import overrides
+from dsrun.zero.generate.config import generate, overrides
+from dsrun.zero.generate.explain import explain, notices
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.schema import blocks
 

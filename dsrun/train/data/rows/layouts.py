@@ -14,12 +14,11 @@ A value of None where text should be marks a row that is left out and counted; a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.train.data.rows.languages import translation_keys
 
 Kind = Literal["pair", "text", "chat", "tokens"]
@@ -108,10 +107,9 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
     """
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
         if column is not None and column not in columns:
-            close = difflib.get_close_matches(column, columns, n=1)
             raise UsageError(
                 f"{flag}: {where} has no column {column!r}; columns found: {_listed(columns)}",
-                fix=f"did you mean {close[0]}?" if close else None,
+                fix=did_you_mean(column, columns) or None,
             )
     find = _seq2seq if hints.task == "seq2seq" else _causal
     layout = find(columns, sample, hints, where)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.reading import Settings
+from dsrun.zero.memory.model.configs import Settings
 from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
 
 

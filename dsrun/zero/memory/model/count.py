@@ -5,21 +5,60 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import ToolError
+from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings import Finding
 from dsrun.model_families import family_of
 from dsrun.system.capture import ask
+from dsrun.zero.memory.model import causal, seq2seq
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.configs import Found
-from dsrun.zero.memory.model.reading import Settings
-from dsrun.zero.memory.model.shapes import FAMILIES, describe
+from dsrun.zero.memory.model.configs import Found, Settings
+
+Describe = Callable[..., Architecture]
+
+FAMILIES: dict[str, Describe] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), seq2seq.t5),
+    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), seq2seq.bart),
+    **dict.fromkeys(causal.FAMILIES, causal.llama),
+    "gpt2": causal.gpt2,
+    "gpt_neox": causal.gpt_neox,
+    "opt": causal.opt,
+}
+
+
+def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Architecture:
+    """The architecture behind a config.json's content.
+
+    `from_scratch`: the model is initialised from the config instead of loaded, which ties embeddings of some T5
+    models that loading keeps apart. Raises MissingError for a family this module has no shapes of and UsageError
+    for a config whose numbers make no model.
+    """
+    family = str(config.get("model_type"))
+    make = FAMILIES.get(family)
+    if make is None:
+        near = nearest(family, FAMILIES)
+        hint = f" (did you mean {near}?)" if near else ""
+        raise MissingError(
+            f"the parameters of model type {family!r} cannot be counted without torch and transformers{hint}",
+            fix="install dsrun[train]",
+        )
+    return make(Settings(config), from_scratch=from_scratch)
+
+
+def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
+    """Refuse a length that the model's position table does not reach."""
+    if architecture.positions is not None and tokens > architecture.positions:
+        raise UsageError(
+            f"{flag} {tokens:,}: {architecture.family} has positions for {architecture.positions:,} tokens",
+            fix=f"use at most {architecture.positions}",
+        )
+
 
 COUNTER = "dsrun.train.model.meta_count"
 SECONDS = 300.0
@@ -89,8 +128,10 @@ def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
     done = ask([sys.executable, "-m", COUNTER, str(folder)], seconds=SECONDS, changes={"HF_HUB_OFFLINE": "1"})
     if done.exit_code != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
-    said = json.loads(done.stdout.strip().splitlines()[-1])
-    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"]), said["config"]
+    output = json.loads(done.stdout.strip().splitlines()[-1])
+    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"]), output[
+        "config"
+    ]
 
 
 def _reason(stderr: str) -> str:

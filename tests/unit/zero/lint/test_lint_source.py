@@ -55,7 +55,7 @@ def strict(text):
         source = read(text)
     except NotJsonError:
         return None
-    beyond = [slip for slip in source.slips if slip.kind != "number_word"]
+    beyond = [issue for issue in source.issues if issue.kind != "number_word"]
     return None if beyond else [source.value]
 
 
@@ -84,7 +84,7 @@ TEXT = """{
 
 def test_json_key_positions():
     source = read(TEXT)
-    places = {dotted(path): str(spot) for path, spot in source.spots.items()}
+    places = {dotted(path): str(position) for path, position in source.positions.items()}
     assert places == {
         "a": "2:3",
         "b": "3:3",
@@ -94,8 +94,8 @@ def test_json_key_positions():
         "b.d": "5:5",
         "b.d.e": "5:11",
     }
-    assert source.spot(("b", "nonsense")).line == 3
-    assert source.spot(("nonsense",)).line == 1
+    assert source.position(("b", "nonsense")).line == 3
+    assert source.position(("nonsense",)).line == 1
 
 
 def test_json_number_text_is_kept():
@@ -118,7 +118,7 @@ def test_json_number_text_is_kept():
 )
 def test_json_syntax_issues_are_read_and_noted(text, kinds):
     source = read(text)
-    assert [slip.kind for slip in source.slips] == kinds
+    assert [issue.kind for issue in source.issues] == kinds
     assert isinstance(source.value, dict)
 
 
@@ -135,7 +135,7 @@ def test_json_python_only_escape_is_refused():
 def test_json_syntax_issue_positions_and_values():
     source = read("{\n 'a': True,\n}")
     assert source.value == {"a": True}
-    assert [(slip.kind, str(slip.spot)) for slip in source.slips] == [
+    assert [(issue.kind, str(issue.position)) for issue in source.issues] == [
         ("single_quotes", "2:2"),
         ("python_word", "2:7"),
         ("trailing_comma", "2:11"),
@@ -165,7 +165,7 @@ def test_json_syntax_issue_positions_and_values():
 def test_invalid_json_is_refused_with_position(text, place, message, fix):
     with pytest.raises(NotJsonError) as caught:
         read(text)
-    assert str(caught.value.spot) == place
+    assert str(caught.value.position) == place
     assert message in caught.value.message
     assert fix in caught.value.fix
 
@@ -173,10 +173,10 @@ def test_invalid_json_is_refused_with_position(text, place, message, fix):
 def test_json_duplicate_key_last_one_wins():
     source = read('{\n"a": {"x": 1, "y": 2},\n"a": {"x": 3}}')
     assert source.value == {"a": {"x": 3}}
-    assert [(double.path, double.spot.line, double.first.line) for double in source.doubles] == [
-        (("a",), 3, 2)
-    ]
-    assert ("a", "y") not in source.spots
+    assert [
+        (duplicate.path, duplicate.position.line, duplicate.first.line) for duplicate in source.duplicates
+    ] == [(("a",), 3, 2)]
+    assert ("a", "y") not in source.positions
 
 
 def test_json_byte_order_mark_is_skipped():

@@ -182,7 +182,9 @@ def test_upgrade_refuses_what_is_no_config(text, message):
 
 # A value that was wrong under its old name is wrong under its new one, with another code.
 # An "auto" that moves makes a file the Trainer's.
+# `allgather_size: true` is a bucket of 1 element under its new name, and odd.
 MAY_COME = {
+    "conflict",
     "wrong_type",
     "not_an_object",
     "unknown_key",

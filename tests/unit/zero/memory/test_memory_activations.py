@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsrun.zero.memory.activations import Work, activations
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe
 
 SAMPLES, SOURCE, LENGTH = 2, 48, 40
 WITHIN = 0.03

@@ -7,9 +7,9 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve, with_defaults
 from dsrun.zero.memory.auto import decide, settings, words
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import Chosen
+from dsrun.zero.memory.request import cluster
 
 ONE_B = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,

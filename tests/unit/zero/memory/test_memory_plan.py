@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.gpus_arg import cluster
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import choose, plan
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import Strategy, active_parameters, gpu, largest_micro_batch
 
 LLAMA = {
@@ -32,28 +31,28 @@ def row(made, stage, offload="none", checkpointing=False):
 
 
 def test_higher_stage_and_offload_take_less_gpu_memory():
-    question = ask()
+    request = ask()
     totals = [
-        gpu(question, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total
+        gpu(request, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total
         for s in range(4)
     ]
     assert totals == sorted(totals, reverse=True)
     for stage in (1, 2, 3):
-        here = gpu(question, Strategy(stage=stage, offload="none", checkpointing=False), 1)
-        away = gpu(question, Strategy(stage=stage, offload="cpu", checkpointing=False), 1)
+        here = gpu(request, Strategy(stage=stage, offload="none", checkpointing=False), 1)
+        away = gpu(request, Strategy(stage=stage, offload="cpu", checkpointing=False), 1)
         assert away.total < here.total
         assert away.states.host.total > here.states.host.total == 0
 
 
 def test_largest_micro_batch_fits_and_next_does_not():
-    question = ask()
-    most = largest_micro_batch(question, ZERO_2, question.budget)
-    assert gpu(question, ZERO_2, most).total <= question.budget < gpu(question, ZERO_2, most + 1).total
+    request = ask()
+    most = largest_micro_batch(request, ZERO_2, request.budget)
+    assert gpu(request, ZERO_2, most).total <= request.budget < gpu(request, ZERO_2, most + 1).total
 
 
 def test_micro_batch_divides_the_global_batch():
-    question = ask(global_batch=4 * 7)
-    made = plan(question)
+    request = ask(global_batch=4 * 7)
+    made = plan(request)
     for each in made.rows:
         if each.micro_batch:
             assert each.micro_batch in (1, 7)
@@ -83,17 +82,17 @@ def test_host_memory_rules_out_offload():
 
 def test_preset_orders_micro_batch():
     sizes = [
-        largest_micro_batch(question, ZERO_2, question.budget)
-        for question in (ask(preset=name) for name in ("conservative", "balanced", "aggressive"))
+        largest_micro_batch(request, ZERO_2, request.budget)
+        for request in (ask(preset=name) for name in ("conservative", "balanced", "aggressive"))
     ]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[2]
 
 
 def test_correction_factor_scales_gpu_memory():
-    question = ask()
-    plain = gpu(question, ZERO_2, 1).total
-    assert gpu(replace(question, factor=1.1), ZERO_2, 1).total == pytest.approx(1.1 * plain, rel=1e-6)
+    request = ask()
+    plain = gpu(request, ZERO_2, 1).total
+    assert gpu(replace(request, factor=1.1), ZERO_2, 1).total == pytest.approx(1.1 * plain, rel=1e-6)
 
 
 def test_tight_plan_may_not_be_the_smallest():

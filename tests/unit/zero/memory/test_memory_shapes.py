@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.zero.memory.model.shapes import check_length, describe
+from dsrun.zero.memory.model.count import check_length, describe
 
 # (config class, settings that are odd on purpose); the class's own defaults for the rest
 CASES = [

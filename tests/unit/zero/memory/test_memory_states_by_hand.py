@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsrun.zero.memory.model.lora import Training, training
-from dsrun.zero.memory.model.shapes import describe
+from dsrun.zero.memory.model.architecture import Training, training
+from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.states import Sharding, checkpoint_bytes, owned, partition, rounded, states, sub_groups
 
 # 100 + 20 + 7 trained elements in two groups, 10 frozen

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.coercion import shown
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.engine import LATE
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.lint.rules.engine import LATE
 from dsrun.zero.schema import (
-    nearest,
+    did_you_mean,
     optimizer_params,
     own_schedulers,
     schedulers,
+    shown,
     torch_optimizers,
 )
 from dsrun.zero.view import AUTO, MISSING, ConfigView
@@ -27,63 +27,56 @@ PARAMS = ("optimizer", "params")
 AT = ("scheduler", "params")
 
 
-def check_optimizer(view: ConfigView, sheet: Reporter) -> None:
-    """Judge the optimizer block."""
+def check_optimizer(view: ConfigView, report: Reporter) -> None:
+    """Check the optimizer block."""
     block = view.raw("optimizer")
     if not isinstance(block, dict):
         return
     name = block.get("type")
     if name is None:
-        level = "error" if view.for_trainer else "warning"
+        level: Level = "error" if view.for_trainer else "warning"
         message = "the optimizer block has no type: DeepSpeed builds no optimizer"
-        sheet.add(
-            "error" if level == "error" else "warning",
-            "optimizer_needs",
-            ("optimizer",),
-            message,
-            'add "type": "AdamW"',
-        )
+        report.add(level, "optimizer_needs", ("optimizer",), message, 'add "type": "AdamW"')
     elif isinstance(name, str) and not (view.for_trainer and name == AUTO):
-        _name(name, view, sheet)
+        _name(name, view, report)
         params = block.get("params")
         if isinstance(params, dict):
-            _params(name, params, view, sheet)
+            _params(name, params, view, report)
 
 
-def _name(name: str, view: ConfigView, sheet: Reporter) -> None:
+def _name(name: str, view: ConfigView, report: Reporter) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
         gone = REMOVED_OPTIMIZERS.get(name.lower())
-        match = nearest(name, ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()])
         reason = f": {gone[0]}" if gone else ""
-        fix = f"use {gone[1]}" if gone else f"did you mean {match}?" if match else "use AdamW"
-        sheet.error("unknown_optimizer", path, f"DeepSpeed has no optimizer {name}{reason}; {LATE}", fix)
+        known = ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()]
+        fix = f"use {gone[1]}" if gone else did_you_mean(name, known, "use AdamW")
+        report.error("unknown_optimizer", path, f"DeepSpeed has no optimizer {name}{reason}; {LATE}", fix)
         return
     tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
     if not tested and view.stage and view.raw("zero_allow_untested_optimizer") is not True:
         message = f"ZeRO does not take {name} without being told to: {LATE}"
-        sheet.error(
+        report.error(
             "untested_optimizer", path, message, 'add "zero_allow_untested_optimizer": true, or use AdamW'
         )
     if name.lower() in NEEDS_MUP:
-        sheet.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
+        report.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
 
 
-def _params(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) -> None:
+def _params(name: str, params: dict[str, Any], view: ConfigView, report: Reporter) -> None:
     own = name.lower() in optimizer_params()
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
         if known is not None and key not in known and key != "max_grad_norm":
-            match = nearest(key, known)
-            fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
+            fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
             # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
             level: Level = "warning" if name.lower() == "muon" else "error"
             then = ", and DeepSpeed ignores it in silence" if level == "warning" else f": {LATE}"
             message = f"{name} has no parameter {key}{then}"
-            sheet.add(level, "optimizer_param", (*PARAMS, key), message, fix)
+            report.add(level, "optimizer_param", (*PARAMS, key), message, fix)
     if "max_grad_norm" in params:
         message = f"max_grad_norm is no parameter of an optimizer: {LATE}"
-        sheet.error(
+        report.error(
             "optimizer_param", (*PARAMS, "max_grad_norm"), message, 'use "gradient_clipping" at the top level'
         )
     for key in RATES:
@@ -92,13 +85,13 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter
             if key == "eps" and isinstance(value, list):  # Adafactor takes a pair
                 continue
             fix = f"write {float(value)!r} without quotes" if _is_float(value) else ""
-            sheet.error(
+            report.error(
                 "optimizer_param", (*PARAMS, key), f"{key} is {shown(value)}, not a number: {LATE}", fix
             )
     betas = params.get("betas", MISSING)
     if betas is not MISSING and not _filled(betas, view) and not _two_betas(betas):
         message = f"betas is {shown(betas)}, not two numbers from 0 to below 1: {LATE}"
-        sheet.error("optimizer_param", (*PARAMS, "betas"), message, "write [0.9, 0.999]")
+        report.error("optimizer_param", (*PARAMS, "betas"), message, "write [0.9, 0.999]")
 
 
 def _filled(value: Any, view: ConfigView) -> bool:
@@ -122,8 +115,8 @@ def _is_float(value: Any) -> bool:
     return True
 
 
-def check_scheduler(view: ConfigView, sheet: Reporter) -> None:
-    """Judge the scheduler block."""
+def check_scheduler(view: ConfigView, report: Reporter) -> None:
+    """Check the scheduler block."""
     block = view.raw("scheduler")
     if not isinstance(block, dict) or block.get("type") is None:
         return
@@ -132,47 +125,41 @@ def check_scheduler(view: ConfigView, sheet: Reporter) -> None:
         return
     known = schedulers().get(name) if isinstance(name, str) else None
     if known is None:
-        match = nearest(str(name), schedulers())
-        fix = f"did you mean {match}?" if match else f"DeepSpeed has {', '.join(own_schedulers())}"
-        sheet.error(
-            "unknown_scheduler",
-            ("scheduler", "type"),
-            f"DeepSpeed has no scheduler {shown(name)}: {LATE}",
-            fix,
-        )
+        fix = did_you_mean(str(name), schedulers(), f"DeepSpeed has {', '.join(own_schedulers())}")
+        message = f"DeepSpeed has no scheduler {shown(name)}: {LATE}"
+        report.error("unknown_scheduler", ("scheduler", "type"), message, fix)
         return
     if name not in own_schedulers() and view.stage:
         # torch's classes test isinstance(optimizer, Optimizer), which ZeRO's are not.
         message = f"torch's schedulers do not take ZeRO's optimizer, so {name} fails: {LATE}"
-        sheet.error(
+        report.error(
             "unknown_scheduler", ("scheduler", "type"), message, "use WarmupDecayLR or WarmupCosineLR"
         )
         return
     if not isinstance(params, dict):
-        sheet.error("scheduler_param", ("scheduler",), f"{name} has no params: {LATE}", 'add "params": {…}')
+        report.error("scheduler_param", ("scheduler",), f"{name} has no params: {LATE}", 'add "params": {…}')
         return
-    _scheduler_params(str(name), known, params, sheet)
+    _scheduler_params(str(name), known, params, report)
     if str(name).startswith("Warmup"):
-        _warmup(str(name), params, view, sheet)
+        _warmup(str(name), params, view, report)
 
 
-def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], sheet: Reporter) -> None:
+def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Reporter) -> None:
     for key in params:
         if key not in known:
-            match = nearest(key, known)
-            fix = f"did you mean {match}?" if match else f"it takes {', '.join(known)}"
-            sheet.error("scheduler_param", (*AT, key), f"{name} has no parameter {key}: {LATE}", fix)
+            fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
+            report.error("scheduler_param", (*AT, key), f"{name} has no parameter {key}: {LATE}", fix)
     for key, required in known.items():
         if required and key not in params:
-            sheet.error("scheduler_param", AT, f"{name} needs {key}: {LATE}", f'add "{key}": …')
+            report.error("scheduler_param", AT, f"{name} needs {key}: {LATE}", f'add "{key}": …')
 
 
-def _warmup(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) -> None:
+def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Reporter) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
         message = f"warmup_num_steps is {shown(steps)}, not a whole number above 0: {LATE}"
-        sheet.error("scheduler_warmup", (*AT, "warmup_num_steps"), message, "write 1 for no warm-up")
+        report.error("scheduler_warmup", (*AT, "warmup_num_steps"), message, "write 1 for no warm-up")
     for key in ("warmup_min_lr", "warmup_max_lr", "total_num_steps"):
         value = params.get(key, 0)
         allowed = (
@@ -182,22 +169,22 @@ def _warmup(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter
         )
         if not allowed:
             message = f"{key} is {shown(value)}, not a number: {LATE}"
-            sheet.error("scheduler_warmup", (*AT, key), message)
+            report.error("scheduler_warmup", (*AT, key), message)
     if isinstance(total, int | float) and isinstance(steps, int | float) and total < steps:
         message = (
             f"the warm-up takes {shown(steps)} of {shown(total)} steps: training ends before its peak rate"
         )
         path = (*AT, "warmup_num_steps") if "warmup_num_steps" in params else (*AT, "total_num_steps")
-        sheet.warning("scheduler_warmup", path, message, "write a smaller warmup_num_steps")
+        report.warning("scheduler_warmup", path, message, "write a smaller warmup_num_steps")
     if params.get("warmup_type", "log") not in ("log", "linear"):
         message = (
             f"warmup_type is {shown(params['warmup_type'])}; DeepSpeed knows log and linear, and takes log"
         )
-        sheet.warning("scheduler_warmup", (*AT, "warmup_type"), message, 'write "linear"')
-    _peak(name, params, view, sheet)
+        report.warning("scheduler_warmup", (*AT, "warmup_type"), message, 'write "linear"')
+    _peak(name, params, view, report)
 
 
-def _peak(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) -> None:
+def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Reporter) -> None:
     """WarmupLR and WarmupDecayLR write warmup_max_lr over the optimizer's lr; WarmupDecayLR's default is 0.001."""
     if name == "WarmupCosineLR":
         return
@@ -205,16 +192,16 @@ def _peak(name: str, params: dict[str, Any], view: ConfigView, sheet: Reporter) 
     if peak is MISSING and name == "WarmupDecayLR":
         message = "without warmup_max_lr WarmupDecayLR trains at its own default of 0.001, whatever the optimizer's lr"
         rate = '"auto"' if view.for_trainer else shown(lr) if isinstance(lr, int | float) else "…"
-        sheet.warning("scheduler_warmup", AT, message, f'add "warmup_max_lr": {rate}')
+        report.warning("scheduler_warmup", AT, message, f'add "warmup_max_lr": {rate}')
     if isinstance(peak, int | float) and isinstance(lr, int | float) and peak != lr:
         message = f"warmup_max_lr is {shown(peak)} and the optimizer's lr {shown(lr)}; the scheduler's holds"
-        sheet.warning(
+        report.warning(
             "scheduler_warmup", (*AT, "warmup_max_lr"), message, f'write "warmup_max_lr": {shown(lr)}'
         )
     if isinstance(peak, int | float) and lr == AUTO:
         message = f"warmup_max_lr is {shown(peak)} while the optimizer's lr follows --learning_rate; the two must agree"
-        sheet.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, 'write "warmup_max_lr": "auto"')
+        report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, 'write "warmup_max_lr": "auto"')
     low = params.get("warmup_min_lr", 0)
     if isinstance(peak, int | float) and isinstance(low, int | float) and low > peak:
         message = f"warmup_min_lr {shown(low)} is above warmup_max_lr {shown(peak)}: the rate goes down"
-        sheet.warning("scheduler_warmup", (*AT, "warmup_min_lr"), message)
+        report.warning("scheduler_warmup", (*AT, "warmup_min_lr"), message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.schema import shown
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -14,13 +14,13 @@ NAMES = (TRAIN, MICRO, STEPS)
 FORMULA = f"{TRAIN} = {MICRO} × {STEPS} × GPUs"
 
 
-def check_batch(view: ConfigView, sheet: Reporter) -> None:
-    """Judge the three batch sizes as DeepSpeedConfig._batch_assertion does, as far as they are known."""
+def check_batch(view: ConfigView, report: Reporter) -> None:
+    """Check the three batch sizes as DeepSpeedConfig._batch_assertion does, as far as they are known."""
     sizes = {name: _size(view, name) for name in NAMES}
     if view.for_trainer and not view.has(STEPS):
         sizes[STEPS] = 1  # DeepSpeedPlugin puts it in
     if sizes[TRAIN] is None and sizes[MICRO] is None:
-        sheet.error(
+        report.error(
             "batch_missing",
             (),
             f"neither {TRAIN} nor {MICRO} is given: DeepSpeed stops when it reads the file",
@@ -30,20 +30,20 @@ def check_batch(view: ConfigView, sheet: Reporter) -> None:
     known = {name: size for name, size in sizes.items() if isinstance(size, int | float)}
     for name, size in known.items():
         if not size > 0:
-            sheet.error("batch_mismatch", (name,), f"{name} is {shown(size)}; it has to be positive")
+            report.error("batch_mismatch", (name,), f"{name} is {shown(size)}; it has to be positive")
             return
     if len(known) < sum(size is not None for size in sizes.values()):
         return  # the Trainer fills the rest from its flags, or a wrong type is reported already
     ranks = _data_parallel(view)
     try:
         if ranks is None:
-            _for_some_world_size(sizes, sheet)
+            _for_some_world_size(sizes, report)
         else:
-            _for_world_size(sizes, ranks, sheet)
+            _for_world_size(sizes, ranks, report)
     except ArithmeticError:
         # Fractions beside whole numbers that no float holds, on which DeepSpeed fails as well.
         place = next(name for name in NAMES if sizes[name] is not None)
-        sheet.error("batch_mismatch", (place,), f"the batch sizes cannot be computed with: {FORMULA}")
+        report.error("batch_mismatch", (place,), f"the batch sizes cannot be computed with: {FORMULA}")
 
 
 def _size(view: ConfigView, name: str) -> Any:
@@ -88,13 +88,13 @@ def completed(sizes: dict[str, Any], ranks: float) -> tuple[Any, Any, Any]:
     return train, train // ranks // steps, steps
 
 
-def _for_world_size(sizes: dict[str, Any], ranks: float, sheet: Reporter) -> None:
+def _for_world_size(sizes: dict[str, Any], ranks: float, report: Reporter) -> None:
     train, micro, steps = completed(sizes, ranks)
     if micro > 0 and steps > 0 and train == micro * steps * ranks:
         return
     place = next(name for name in NAMES if sizes[name] is not None)
     whole = int(ranks) if float(ranks).is_integer() else ranks
-    sheet.error(
+    report.error(
         "batch_mismatch",
         (place,),
         f"{shown(train)} is not {shown(micro)} × {shown(steps)} × {whole} GPUs: {FORMULA}",
@@ -104,7 +104,7 @@ def _for_world_size(sizes: dict[str, Any], ranks: float, sheet: Reporter) -> Non
     )
 
 
-def _for_some_world_size(sizes: dict[str, Any], sheet: Reporter) -> None:
+def _for_some_world_size(sizes: dict[str, Any], report: Reporter) -> None:
     """Without a world size: wrong for every one of them, or right for one or a few."""
     train, micro, steps = (sizes[name] for name in NAMES)
     if train is None:
@@ -112,7 +112,7 @@ def _for_some_world_size(sizes: dict[str, Any], sheet: Reporter) -> None:
     unit = (micro or 1) * (steps or 1)
     if train % unit:
         words = " × ".join(shown(size) for size in (micro, steps) if size is not None)
-        sheet.error(
+        report.error(
             "batch_mismatch",
             (TRAIN,),
             f"{shown(train)} is no multiple of {words or 1} on any number of GPUs: {FORMULA}",
@@ -120,8 +120,8 @@ def _for_some_world_size(sizes: dict[str, Any], sheet: Reporter) -> None:
         return
     ranks = train // unit
     if micro is not None and steps is not None:
-        sheet.info(
+        report.info(
             "batch_world_size", (TRAIN,), f"the batch sizes fit {shown(ranks)} GPUs and no other number"
         )
     elif ranks != 1:
-        sheet.info("batch_world_size", (TRAIN,), f"the number of GPUs has to divide {shown(ranks)}")
+        report.info("batch_world_size", (TRAIN,), f"the number of GPUs has to divide {shown(ranks)}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dsrun.model_families import family_of, overflow_in_fp16
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.schema import blocks
+from dsrun.zero.generate.presets import GIB
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
-GIB = 2**30
 # DeepSpeed's default of 5e8 elements is the most that any of its examples uses; a bucket that is larger than what
 # one collective needs to reach the link's bandwidth (some tens of MB) only costs memory.
 LARGEST_BUCKET = 500_000_000
@@ -31,18 +30,18 @@ ODD_FOLDERS = {
 }
 
 
-def check_advice(view: ConfigView, sheet: Reporter) -> None:
+def check_advice(view: ConfigView, report: Reporter) -> None:
     """Warnings and remarks."""
     for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _defaults):
-        check(view, sheet)
+        check(view, report)
 
 
-def _gather(view: ConfigView, sheet: Reporter) -> None:
+def _gather(view: ConfigView, report: Reporter) -> None:
     gather = view.taken(ZERO, "stage3_gather_16bit_weights_on_model_save")
     old = view.taken(ZERO, "stage3_gather_fp16_weights_on_model_save")
     if view.stage == 3 and gather is not True and old is not True:
         path = view.spelled(ZERO, "stage3_gather_16bit_weights_on_model_save")
-        sheet.warning(
+        report.warning(
             "zero3_no_gather_on_save",
             path,
             "ZeRO-3 without gathering on save: the Trainer's checkpoints hold no weights that from_pretrained loads",
@@ -50,36 +49,36 @@ def _gather(view: ConfigView, sheet: Reporter) -> None:
         )
 
 
-def _offload(view: ConfigView, sheet: Reporter) -> None:
+def _offload(view: ConfigView, report: Reporter) -> None:
     stage = view.stage
     optimizer, param = view.offload("offload_optimizer"), view.offload("offload_param")
     if param in ("cpu", "nvme") and stage is not None and stage < 3:
         message = f"offload_param needs stage 3; stage {stage} ignores it"
-        sheet.warning(
+        report.warning(
             "offload_needs_stage", (ZERO, "offload_param"), message, 'write "stage": 3, or remove the block'
         )
     if optimizer in ("cpu", "nvme") and stage == 0:
         message = "offload_optimizer needs stage 1, 2 or 3; stage 0 ignores it"
-        sheet.warning("offload_needs_stage", (ZERO, "offload_optimizer"), message, 'write "stage": 2')
+        report.warning("offload_needs_stage", (ZERO, "offload_optimizer"), message, 'write "stage": 2')
     if optimizer == "nvme" and stage in (1, 2):
         message = f"stage {stage} takes every device for host memory: nothing goes to NVMe"
         path = (ZERO, "offload_optimizer", "device")
-        sheet.warning("offload_needs_stage", path, message, 'write "stage": 3, or "device": "cpu"')
+        report.warning("offload_needs_stage", path, message, 'write "stage": 3, or "device": "cpu"')
     for what in ("offload_optimizer", "offload_param"):
         if view.offload(what) in ("cpu", "nvme") and view.raw(ZERO, what, "pin_memory") is False:
             message = "without pinned memory the copies between host and GPU wait for each other"
-            sheet.info("offload_slow", (ZERO, what, "pin_memory"), message, 'write "pin_memory": true')
+            report.info("offload_slow", (ZERO, what, "pin_memory"), message, 'write "pin_memory": true')
     untouched = view.raw("zero_force_ds_cpu_optimizer") is False
     if optimizer in ("cpu", "nvme") and untouched and not view.has("optimizer"):
         message = (
             "zero_force_ds_cpu_optimizer: false keeps torch's own optimizer, several times slower on the host"
         )
-        sheet.warning(
+        report.warning(
             "offload_slow", ("zero_force_ds_cpu_optimizer",), message, 'add "optimizer": {"type": "AdamW", …}'
         )
 
 
-def _nvme_paths(view: ConfigView, sheet: Reporter) -> None:
+def _nvme_paths(view: ConfigView, report: Reporter) -> None:
     for what in ("offload_optimizer", "offload_param"):
         path = view.raw(ZERO, what, "nvme_path")
         if not isinstance(path, str) or view.offload(what) != "nvme" or path == AUTO:
@@ -87,12 +86,14 @@ def _nvme_paths(view: ConfigView, sheet: Reporter) -> None:
         where = (ZERO, what, "nvme_path")
         odd = next((why for folder, why in ODD_FOLDERS.items() if f"{path}/".startswith(f"{folder}/")), None)
         if not path.startswith("/"):
-            sheet.warning("nvme_path_odd", where, f"{shown(path)} is not an absolute path", "begin it with /")
+            report.warning(
+                "nvme_path_odd", where, f"{shown(path)} is not an absolute path", "begin it with /"
+            )
         elif odd:
-            sheet.warning("nvme_path_odd", where, f"{path} is {odd}", "name a folder on a local NVMe disk")
+            report.warning("nvme_path_odd", where, f"{path} is {odd}", "name a folder on a local NVMe disk")
 
 
-def _stage_3_only(view: ConfigView, sheet: Reporter) -> None:
+def _stage_3_only(view: ConfigView, report: Reporter) -> None:
     zero = view.raw(ZERO)
     if not isinstance(zero, dict) or view.stage in (3, None):
         return
@@ -101,20 +102,20 @@ def _stage_3_only(view: ConfigView, sheet: Reporter) -> None:
         if name is None or "deprecated" in blocks()[ZERO].keys[name]:
             continue
         if name.startswith("stage3_"):
-            sheet.info(
+            report.info(
                 "no_effect", (ZERO, key), f"{key} is for stage 3; stage {view.stage} has no use for it"
             )
         elif name in ONLY_STAGE_3 and view.taken(ZERO, name) not in (False, MISSING, 0, 1):
-            sheet.warning("needs_stage", (ZERO, key), f"{key} needs stage 3; stage {view.stage} ignores it")
+            report.warning("needs_stage", (ZERO, key), f"{key} needs stage 3; stage {view.stage} ignores it")
     if (
         isinstance(zero.get("offload_optimizer"), dict)
         and view.taken(f"{ZERO}.offload_optimizer", SUPER) is True
     ):
         message = f"{SUPER} needs stage 3; stage {view.stage} ignores it"
-        sheet.warning("needs_stage", (ZERO, "offload_optimizer", SUPER), message)
+        report.warning("needs_stage", (ZERO, "offload_optimizer", SUPER), message)
 
 
-def _buckets(view: ConfigView, sheet: Reporter) -> None:
+def _buckets(view: ConfigView, report: Reporter) -> None:
     if not isinstance(view.raw(ZERO), dict) or not view.stage:
         return
     for name in BUCKETS:
@@ -132,25 +133,25 @@ def _buckets(view: ConfigView, sheet: Reporter) -> None:
             message = f"{path[-1]} of {_elements(size)} elements {holds}"
             better = QUOTED_AUTO if name == BUCKETS[0] and view.for_trainer else "200000000"
             fix = f'write "{path[-1]}": {better}'
-            sheet.warning("bucket_wastes_memory", path, message, fix)
+            report.warning("bucket_wastes_memory", path, message, fix)
         elif 0 < size < SMALLEST_BUCKET:
             message = f"{path[-1]} of {_elements(size)} elements: starting each transfer takes longer than the transfer"
-            sheet.warning("bucket_too_small", path, message, f'write "{path[-1]}": 50000000 or more')
+            report.warning("bucket_too_small", path, message, f'write "{path[-1]}": 50000000 or more')
     path = view.spelled(ZERO, "stage3_param_persistence_threshold")
     kept = view.taken(ZERO, "stage3_param_persistence_threshold")
     if view.stage == 3 and isinstance(kept, int) and kept > LARGEST_PERSISTENT:
         message = f"every parameter of up to {_elements(kept)} elements stays whole on every GPU"
         message += ": hardly anything is sharded"
-        sheet.warning("bucket_wastes_memory", path, message, f'write "{path[-1]}": 100000')
+        report.warning("bucket_wastes_memory", path, message, f'write "{path[-1]}": 100000')
 
 
 def _elements(number: int) -> str:
     return f"{number:,}" if number < LARGEST_NUMBER else shown(number)
 
 
-def _half(view: ConfigView, sheet: Reporter) -> None:
+def _half(view: ConfigView, report: Reporter) -> None:
     if _is_on(view, "fp16") and view.model_type and family_of(view.model_type).overflows_in_fp16:
-        sheet.warning(
+        report.warning(
             "t5_fp16",
             ("fp16", "enabled"),
             overflow_in_fp16(view.model_type),
@@ -158,7 +159,9 @@ def _half(view: ConfigView, sheet: Reporter) -> None:
         )
     if _is_on(view, "bf16") and view.gpu is not None and not view.gpu.has_bf16:
         message = f"{view.gpu.name} has no bf16 arithmetic: it is emulated, or DeepSpeed refuses it"
-        sheet.warning("bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32")
+        report.warning(
+            "bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32"
+        )
 
 
 def _is_on(view: ConfigView, name: str) -> bool:
@@ -168,18 +171,18 @@ def _is_on(view: ConfigView, name: str) -> bool:
     return bool(view.precision(name))
 
 
-def _defaults(view: ConfigView, sheet: Reporter) -> None:
+def _defaults(view: ConfigView, report: Reporter) -> None:
     """Defaults that moved: gradient_clipping and check_grad_overflow in 0.19.3, pin_memory in 0.19.5."""
     if not view.has("gradient_clipping"):
         message = "without gradient_clipping DeepSpeed clips at 1.0 since 0.19.3, and did not clip before"
         message += "; --max_grad_norm does not reach it" if view.for_trainer else ""
         fix = f'add "gradient_clipping": {QUOTED_AUTO if view.for_trainer else "1.0"}'
-        sheet.info("moved_default", ("gradient_clipping",), message, fix)
+        report.info("moved_default", ("gradient_clipping",), message, fix)
     if view.precision("bf16") and view.raw("bf16", "check_grad_overflow") is MISSING:
         message = "since 0.19.3 bf16 skips steps whose gradients overflow; before it did not look"
-        sheet.info("moved_default", ("bf16",), message, 'add "check_grad_overflow": true')
+        report.info("moved_default", ("bf16",), message, 'add "check_grad_overflow": true')
     for what in ("offload_optimizer", "offload_param"):
         block = view.raw(ZERO, what)
         if isinstance(block, dict) and view.offload(what) in ("cpu", "nvme") and "pin_memory" not in block:
             message = "pin_memory is true by default since 0.19.5, and was false before"
-            sheet.info("moved_default", (ZERO, what), message, 'add "pin_memory": true')
+            report.info("moved_default", (ZERO, what), message, 'add "pin_memory": true')

@@ -7,51 +7,50 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
-from dsrun.zero.schema import blocks, nearest
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 LATE = "DeepSpeed stops when it builds the engine"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def check_engine(view: ConfigView, sheet: Reporter) -> None:
+def check_engine(view: ConfigView, report: Reporter) -> None:
     """Errors that come after reading."""
     for check in (_numbers, _words, _dtypes, _clipping, _stages, _nvme, _zenflow):
-        check(view, sheet)
+        check(view, report)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _numbers(view: ConfigView, sheet: Reporter) -> None:
+def _numbers(view: ConfigView, report: Reporter) -> None:
     """Keys that DeepSpeed computes with."""
     clipping = view.raw("gradient_clipping")
     filled = view.for_trainer and clipping == AUTO
     if clipping is not MISSING and not _is_number(clipping) and not filled:
         message = f"gradient_clipping is {shown(clipping)}, not a number: the first step fails"
-        sheet.error("breaks_later", ("gradient_clipping",), message, 'write "gradient_clipping": 1.0')
+        report.error("breaks_later", ("gradient_clipping",), message, 'write "gradient_clipping": 1.0')
     # Under the Trainer accelerate sets steps_per_print to infinity.
     steps = view.raw("steps_per_print")
     odd = steps not in (MISSING, None) and (not _is_number(steps) or not steps)
     if odd and not view.for_trainer:
         message = f"steps_per_print is {shown(steps)}, not a number above 0: the first step fails"
-        sheet.error("breaks_later", ("steps_per_print",), message, "write null to print nothing")
+        report.error("breaks_later", ("steps_per_print",), message, "write null to print nothing")
     shared = view.raw("sequence_parallel_size")
     if shared is not MISSING and (not _is_number(shared) or not shared):
         message = (
             f"sequence_parallel_size is {shown(shared)}, and DeepSpeed divides the number of ranks by it"
         )
-        sheet.error("breaks_later", ("sequence_parallel_size",), message)
+        report.error("breaks_later", ("sequence_parallel_size",), message)
     step = view.raw("flops_profiler", "profile_step")
     if view.raw("flops_profiler", "enabled") is True and step is not MISSING and not _is_number(step):
         message = f"profile_step is {shown(step)}, not a number: the first step fails"
-        sheet.error("breaks_later", ("flops_profiler", "profile_step"), message)
+        report.error("breaks_later", ("flops_profiler", "profile_step"), message)
 
 
-def _words(view: ConfigView, sheet: Reporter) -> None:
+def _words(view: ConfigView, report: Reporter) -> None:
     """deepspeed.utils.logging.set_log_level_from_string."""
     level = view.raw("log_level")
     if level in (MISSING, None) or (view.for_trainer and level == AUTO):
@@ -59,10 +58,10 @@ def _words(view: ConfigView, sheet: Reporter) -> None:
     if not isinstance(level, str) or level.lower() not in LOG_LEVELS:
         match = nearest(str(level), LOG_LEVELS)
         message = f"log_level is {shown(level)}, not one of {', '.join(LOG_LEVELS)}: {LATE}"
-        sheet.error("breaks_later", ("log_level",), message, f'did you mean "{match}"?' if match else "")
+        report.error("breaks_later", ("log_level",), message, f'did you mean "{match}"?' if match else "")
 
 
-def _dtypes(view: ConfigView, sheet: Reporter) -> None:
+def _dtypes(view: ConfigView, report: Reporter) -> None:
     """DtypeEnum in DeepSpeedEngine.get_data_types, and the mixes that it refuses without ZeRO."""
     known = blocks()["torch_autocast"].keys["dtype"]["choices"]
     for name in ("grad_accum_dtype", "param_dtype"):
@@ -71,17 +70,17 @@ def _dtypes(view: ConfigView, sheet: Reporter) -> None:
             continue
         if not isinstance(value, str) or value not in known:
             fix = "write fp32, bf16 or fp16, or leave it out"
-            sheet.error("breaks_later", path, f"{name} is {shown(value)}, which is no dtype: {LATE}", fix)
-    _param_dtype(view, sheet)
+            report.error("breaks_later", path, f"{name} is {shown(value)}, which is no dtype: {LATE}", fix)
+    _param_dtype(view, report)
     accumulated = _family(view.raw("data_types", "grad_accum_dtype"))
     model = "bf16" if view.precision("bf16") else "fp16" if view.precision("fp16") else None
     if view.stage == 0 and accumulated and model and accumulated != model and not view.has("torch_autocast"):
         path = ("data_types", "grad_accum_dtype")
         message = f"without ZeRO a {model} model cannot add up its gradients in {accumulated}: {LATE}"
-        sheet.error("breaks_later", path, message, 'use "zero_optimization": {"stage": 1}')
+        report.error("breaks_later", path, message, 'use "zero_optimization": {"stage": 1}')
 
 
-def _param_dtype(view: ConfigView, sheet: Reporter) -> None:
+def _param_dtype(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedEngine._assert_valid_mixed_precision_config: it has to say what fp16 and bf16 say."""
     asked = _family(view.raw("data_types", "param_dtype"))
     fp16, bf16 = view.precision("fp16"), view.precision("bf16")
@@ -91,7 +90,7 @@ def _param_dtype(view: ConfigView, sheet: Reporter) -> None:
     if asked != model:
         path = ("data_types", "param_dtype")
         message = f"param_dtype is {asked}, but the model trains in {model}: {LATE}"
-        sheet.error("breaks_later", path, message, f'leave it out, or write "{model}"')
+        report.error("breaks_later", path, message, f'leave it out, or write "{model}"')
 
 
 def _family(dtype: Any) -> str | None:
@@ -101,7 +100,7 @@ def _family(dtype: Any) -> str | None:
     return names.get(word, word if word in ("fp16", "bf16", "fp32") else None)
 
 
-def _clipping(view: ConfigView, sheet: Reporter) -> None:
+def _clipping(view: ConfigView, report: Reporter) -> None:
     """compute_grad_norm=false requires gradient_clipping=0 (DeepSpeedZeroOptimizer)."""
     clipping = view.raw("gradient_clipping")
     known = 1.0 if clipping is MISSING else clipping
@@ -113,36 +112,36 @@ def _clipping(view: ConfigView, sheet: Reporter) -> None:
     ):
         path = view.spelled(ZERO, "compute_grad_norm")
         message = f"compute_grad_norm: false goes with gradient_clipping 0 only, not {shown(known)}: {LATE}"
-        sheet.error("breaks_later", path, message, 'write "gradient_clipping": 0')
+        report.error("breaks_later", path, message, 'write "gradient_clipping": 0')
 
 
-def _stages(view: ConfigView, sheet: Reporter) -> None:
+def _stages(view: ConfigView, report: Reporter) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
-        sheet.error(
+        report.error(
             "breaks_later", (ZERO, "legacy_stage1"), f"legacy_stage1 was removed: {LATE}", "leave it out"
         )
     managed = view.raw("managed_gradient_accumulation")
     overlap = isinstance(view.raw(ZERO), dict) and view.taken(ZERO, "overlap_comm") is True
     if managed is False and stage in (0, 1) and overlap:
         path = ("managed_gradient_accumulation",)
-        sheet.error("breaks_later", path, f"false goes with overlap_comm at stage 2 only: {LATE}")
+        report.error("breaks_later", path, f"false goes with overlap_comm at stage 2 only: {LATE}")
 
 
-def _nvme(view: ConfigView, sheet: Reporter) -> None:
+def _nvme(view: ConfigView, report: Reporter) -> None:
     """Stage 3 joins the path of the swap folder without asking whether there is one."""
     for what in ("offload_optimizer", "offload_param"):
         if view.stage != 3 or view.offload(what) != "nvme":
             continue
         if view.taken(f"{ZERO}.{what}", "nvme_path") in (None, "none"):
             message = f"{what} goes to NVMe, but has no folder there: {LATE}"
-            sheet.error("nvme_path_missing", (ZERO, what), message, 'add "nvme_path": "/local_nvme"')
+            report.error("nvme_path_missing", (ZERO, what), message, 'add "nvme_path": "/local_nvme"')
 
 
-def _zenflow(view: ConfigView, sheet: Reporter) -> None:
+def _zenflow(view: ConfigView, report: Reporter) -> None:
     """ZenFlow lives in the optimizer that runs on the host."""
     zenflow = view.raw(ZERO, "zenflow")
     if isinstance(zenflow, dict) and view.stage in (1, 2) and view.offload("offload_optimizer") == "none":
         message = f"zenflow needs an offloaded optimizer: {LATE}"
-        sheet.error("breaks_later", (ZERO, "zenflow"), message, 'add "offload_optimizer": {"device": "cpu"}')
+        report.error("breaks_later", (ZERO, "zenflow"), message, 'add "offload_optimizer": {"device": "cpu"}')

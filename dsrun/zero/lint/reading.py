@@ -9,10 +9,9 @@ import math
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.coercion import shown
-from dsrun.zero.lint.reporter import Reporter
+from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.structure import EAGER, check_model_value
-from dsrun.zero.schema import blocks
+from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
 
 MASTER_KEYS = (
@@ -22,7 +21,7 @@ MASTER_KEYS = (
 )
 
 
-def check_reading(view: ConfigView, sheet: Reporter) -> None:
+def check_reading(view: ConfigView, report: Reporter) -> None:
     """Everything that makes DeepSpeedConfig raise and that no single key shows."""
     for check in (
         _zero,
@@ -35,29 +34,29 @@ def check_reading(view: ConfigView, sheet: Reporter) -> None:
         _data,
         _rest,
     ):
-        check(view, sheet)
+        check(view, report)
 
 
-def _zero(view: ConfigView, sheet: Reporter) -> None:
+def _zero(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedZeroConfig's validators; read_zero_config_deprecated for a bare true."""
     bucket = view.raw("allgather_size")
     if view.raw(ZERO) is True and bucket not in (MISSING, AUTO):
-        check_model_value(("allgather_size",), blocks()[ZERO].keys["allgather_bucket_size"], bucket, sheet)
+        check_model_value(("allgather_size",), blocks()[ZERO].keys["allgather_bucket_size"], bucket, report)
     if not isinstance(view.raw(ZERO), dict) or view.stage is None:
         return
     if view.taken(ZERO, "compute_grad_norm") is False and view.stage not in (1, 2):
         path = view.spelled(ZERO, "compute_grad_norm")
-        sheet.error(
+        report.error(
             "needs_stage", path, f"compute_grad_norm: false needs stage 1 or 2, not {view.stage}: {EAGER}"
         )
     if isinstance(view.raw(ZERO, "offload_optimizer"), dict):
         ratio = view.taken(f"{ZERO}.offload_optimizer", "ratio")
         if isinstance(ratio, float) and ratio < 1 and view.stage != 3:
             path = (ZERO, "offload_optimizer", "ratio")
-            sheet.error("needs_stage", path, f"a ratio below 1 needs stage 3, not {view.stage}: {EAGER}")
+            report.error("needs_stage", path, f"a ratio below 1 needs stage 3, not {view.stage}: {EAGER}")
 
 
-def _both_names(view: ConfigView, sheet: Reporter) -> None:
+def _both_names(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedConfigModel._process_deprecated_field: the old and the new name of one setting."""
     keys = blocks()[ZERO].keys
     for old, entry in keys.items():
@@ -67,12 +66,12 @@ def _both_names(view: ConfigView, sheet: Reporter) -> None:
         path = view.spelled(ZERO, new)
         filled = view.for_trainer and path in CONSTANTS
         if view.raw(*path) is not MISSING and (view.raw(*path) != AUTO or filled):
-            sheet.error(
+            report.error(
                 "given_twice", (ZERO, old), f"{old} and {path[-1]} stand together: {EAGER}", f"remove {old}"
             )
 
 
-def _zenflow(view: ConfigView, sheet: Reporter) -> None:
+def _zenflow(view: ConfigView, report: Reporter) -> None:
     """ZenFlowConfig.validate_fields."""
     if not isinstance(view.raw(ZERO, "zenflow"), dict):
         return
@@ -80,20 +79,20 @@ def _zenflow(view: ConfigView, sheet: Reporter) -> None:
     strategy = view.taken(block, "select_strategy")
     if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
         path = (ZERO, "zenflow", "select_strategy")
-        sheet.error(
+        report.error(
             "not_a_choice", path, f"select_strategy is {shown(strategy)}, not auto, step or epoch: {EAGER}"
         )
     for name in ("select_interval", "update_interval"):
         value, path = view.taken(block, name), (ZERO, "zenflow", name)
         if isinstance(value, str) and value != AUTO:
-            sheet.error(
+            report.error(
                 "wrong_type", path, f'{name} is {shown(value)}, not a whole number or "auto": {EAGER}'
             )
         elif name == "update_interval" and isinstance(value, int) and value < 1:
-            sheet.error("out_of_range", path, f"{name} is {value}, not at least 1: {EAGER}")
+            report.error("out_of_range", path, f"{name} is {value}, not at least 1: {EAGER}")
 
 
-def _loss_scale(view: ConfigView, sheet: Reporter) -> None:
+def _loss_scale(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedFP16Config's validators."""
     if not isinstance(view.raw("fp16"), dict):
         return
@@ -103,10 +102,10 @@ def _loss_scale(view: ConfigView, sheet: Reporter) -> None:
             isinstance(raw, str) and name != "loss_scale" and raw != AUTO and not _is_int_to_python(raw)
         )
         if isinstance(raw, bool) or odd_text:
-            sheet.error("wrong_type", ("fp16", name), f"{name} is {shown(raw)}, not a number: {EAGER}")
+            report.error("wrong_type", ("fp16", name), f"{name} is {shown(raw)}, not a number: {EAGER}")
     scale = view.taken("fp16", "loss_scale")
     if isinstance(scale, float) and not (math.isfinite(scale) and scale >= 0):
-        sheet.error(
+        report.error(
             "out_of_range", ("fp16", "loss_scale"), f"loss_scale is {scale:g}, not at least 0: {EAGER}"
         )
     # Under "auto" the Trainer may turn fp16 on, and a wrong window would then stop it.
@@ -117,13 +116,13 @@ def _loss_scale(view: ConfigView, sheet: Reporter) -> None:
             if isinstance(value, int) and value <= 0:
                 message = f"{name} is {value}; the dynamic loss scale needs it above 0"
                 level: Level = "error" if view.precision("fp16") else "warning"
-                sheet.add(level, "out_of_range", ("fp16", name), message)
+                report.add(level, "out_of_range", ("fp16", name), message)
 
 
-def _precision(view: ConfigView, sheet: Reporter) -> None:
+def _precision(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedConfig._initialize_params and _do_error_check."""
     if view.precision("fp16") and view.precision("bf16"):
-        sheet.error(
+        report.error(
             "fp16_and_bf16",
             ("bf16",),
             f"fp16 and bf16 are both on: {EAGER}",
@@ -135,28 +134,28 @@ def _precision(view: ConfigView, sheet: Reporter) -> None:
         if not isinstance(view.raw(block), dict) or view.taken(block, name) is not True:
             continue
         if view.stage == 0:
-            sheet.error("needs_stage", (block, name), f"{name} needs ZeRO stage 1, 2 or 3: {EAGER}")
+            report.error("needs_stage", (block, name), f"{name} needs ZeRO stage 1, 2 or 3: {EAGER}")
         if name == "bf16_optimizer_states" and view.taken(block, "bf16_master_weights_and_grads") is False:
             message = f"{name} needs bf16_master_weights_and_grads: {EAGER}"
-            sheet.error("needs_key", (block, name), message, 'add "bf16_master_weights_and_grads": true')
+            report.error("needs_key", (block, name), message, 'add "bf16_master_weights_and_grads": true')
 
 
-def _allreduce(view: ConfigView, sheet: Reporter) -> None:
+def _allreduce(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedConfig._do_error_check: what gradient_allreduce_op "sum" does not go with."""
     value = view.raw("gradient_allreduce_op")
     if not isinstance(value, str) or value.lower() != "sum":
         return
     path = ("gradient_allreduce_op",)
     if view.stage == 3:
-        sheet.error("needs_stage", path, f'"sum" does not work with stage 3: {EAGER}', 'write "mean"')
+        report.error("needs_stage", path, f'"sum" does not work with stage 3: {EAGER}', 'write "mean"')
     zenflow = view.raw(ZERO, "zenflow")
     if zenflow is not MISSING and zenflow is not None and zenflow != AUTO:
-        sheet.error("needs_key", path, f'"sum" does not work with zenflow: {EAGER}', 'write "mean"')
+        report.error("needs_key", path, f'"sum" does not work with zenflow: {EAGER}', 'write "mean"')
     if isinstance(view.raw("compile"), dict) and view.taken("compile", "deepcompile") is True:
-        sheet.error("needs_key", path, f'"sum" does not work with DeepCompile: {EAGER}', 'write "mean"')
+        report.error("needs_key", path, f'"sum" does not work with DeepCompile: {EAGER}', 'write "mean"')
 
 
-def _optimizer(view: ConfigView, sheet: Reporter) -> None:
+def _optimizer(view: ConfigView, report: Reporter) -> None:
     """get_optimizer_params and _do_warning_check: params have to be an object, max_grad_norm a number."""
     block = view.raw("optimizer")
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
@@ -164,30 +163,32 @@ def _optimizer(view: ConfigView, sheet: Reporter) -> None:
     params = block.get("params")
     if params is not None and not isinstance(params, dict):
         message = f"params is {shown(params)}, not an object {{…}}: {EAGER}"
-        sheet.error("not_an_object", ("optimizer", "params"), message)
+        report.error("not_an_object", ("optimizer", "params"), message)
     elif params and not isinstance(params.get("max_grad_norm", 0), int | float):
         message = f"max_grad_norm is {shown(params['max_grad_norm'])}, not a number: {EAGER}"
-        sheet.error("wrong_type", ("optimizer", "params", "max_grad_norm"), message)
+        report.error("wrong_type", ("optimizer", "params", "max_grad_norm"), message)
 
 
-def _data(view: ConfigView, sheet: Reporter) -> None:
+def _data(view: ConfigView, report: Reporter) -> None:
     """deepspeed.runtime.data_pipeline.config: blocks that need a key once they are enabled, and int()."""
     at = ("data_efficiency", "data_sampling")
     curriculum = view.raw(*at, "curriculum_learning")
     if isinstance(curriculum, dict) and curriculum.get("enabled") and "curriculum_metrics" not in curriculum:
-        sheet.error(
+        report.error(
             "needs_key", (*at, "curriculum_learning"), f"an enabled block needs curriculum_metrics: {EAGER}"
         )
     batching = view.raw(*at, "dynamic_batching")
     if not isinstance(batching, dict):
         return
     if batching.get("enabled") and "max_tokens" not in batching:
-        sheet.error("needs_key", (*at, "dynamic_batching"), f"an enabled block needs max_tokens: {EAGER}")
+        report.error("needs_key", (*at, "dynamic_batching"), f"an enabled block needs max_tokens: {EAGER}")
     names = ["min_batch_size", "max_batch_size", *(["max_tokens"] if batching.get("enabled") else [])]
     for name in names:
         if name in batching and not _is_int_to_python(batching[name]):
             path = (*at, "dynamic_batching", name)
-            sheet.error("wrong_type", path, f"{name} is {shown(batching[name])}, not a whole number: {EAGER}")
+            report.error(
+                "wrong_type", path, f"{name} is {shown(batching[name])}, not a whole number: {EAGER}"
+            )
 
 
 def _is_int_to_python(value: Any) -> bool:
@@ -198,20 +199,20 @@ def _is_int_to_python(value: Any) -> bool:
     return True
 
 
-def _rest(view: ConfigView, sheet: Reporter) -> None:
+def _rest(view: ConfigView, report: Reporter) -> None:
     """autotuning's folders, data_types.keep_in_fp32_modules, torch_autocast's module names."""
     autotuning = view.raw("autotuning")
     for name in ("results_dir", "exps_dir"):
         if isinstance(autotuning, dict) and name in autotuning and not autotuning[name]:
-            sheet.error("wrong_type", ("autotuning", name), f"{name} is empty: {EAGER}")
+            report.error("wrong_type", ("autotuning", name), f"{name} is empty: {EAGER}")
     keep = view.raw("data_types", "keep_in_fp32_modules")
     listed = isinstance(keep, list) and all(isinstance(each, str) for each in keep)
     if keep is not MISSING and not listed and keep != AUTO:
         path = ("data_types", "keep_in_fp32_modules")
-        sheet.error(
+        report.error(
             "wrong_type", path, f"keep_in_fp32_modules is {shown(keep)}, not a list of names: {EAGER}"
         )
     modules = view.raw("torch_autocast", "lower_precision_safe_modules")
     if isinstance(modules, list) and not all(isinstance(each, str) for each in modules):
         path = ("torch_autocast", "lower_precision_safe_modules")
-        sheet.error("wrong_type", path, f"the list holds something that is not a name: {EAGER}")
+        report.error("wrong_type", path, f"the list holds something that is not a name: {EAGER}")

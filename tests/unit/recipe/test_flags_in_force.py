@@ -3,11 +3,12 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.overlay import flags_in_force, trainer_values
+from dsrun.recipe.batch import trainer_values
+from dsrun.recipe.resolve import given_values
 
 
 def values(*argv, world_size=None, folder=None, run_file=None):
-    return trainer_values(flags_in_force(argv, run_file, folder), world_size)
+    return trainer_values(given_values(argv, folder, [], run_file), world_size)
 
 
 def test_default_flags_in_force_are_trainer_defaults():

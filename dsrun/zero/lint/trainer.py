@@ -1,0 +1,269 @@
+"""What the HF Trainer and accelerate do with a file before DeepSpeed sees it: blocks they need, "auto", training flags.
+
+accelerate walks through the whole file before it calls DeepSpeed and raises ValueError for every "auto" that is
+left (DeepSpeedPlugin.deepspeed_config_process), even where DeepSpeed has an "auto" of its own. DeepSpeed alone
+drops an "auto" in its pydantic models and takes it for a text elsewhere.
+
+The look-ups are those of transformers.integrations.deepspeed, accelerate.utils.dataclasses.DeepSpeedPlugin and
+Accelerator._prepare_deepspeed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dsrun.findings import Level
+from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.source import dotted
+from dsrun.zero.lint.structure import MONITORS, leaves
+from dsrun.zero.schema import Block, Path, blocks, shown
+from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, ConfigView, Flags
+
+# fill_match looks into these; anything but an object in the way ends in AttributeError.
+LOOKED_INTO = (
+    ("optimizer",),
+    ("optimizer", "params"),
+    ("scheduler",),
+    ("scheduler", "params"),
+    ("fp16",),
+    ("bf16",),
+)
+LEGACY_BF16 = ("bfloat16",)
+
+
+def check_trainer(view: ConfigView, report: Reporter) -> None:
+    """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
+    level: Level = "error" if view.for_trainer else "warning"
+    if not view.has(ZERO) and not (view.asked and not view.for_trainer):
+        message = "accelerate refuses a file without zero_optimization"
+        report.add(
+            level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage'
+        )
+    if not view.for_trainer:
+        return
+    if isinstance(view.raw(ZERO), bool):
+        message = (
+            f"the Trainer looks for a stage in zero_optimization, which is {shown(view.raw(ZERO))}, and fails"
+        )
+        report.error("trainer_stops", (ZERO,), message, 'write {"stage": 1}')
+    if not view.has("optimizer") and view.raw(ZERO, "offload_optimizer") is None:
+        message = "accelerate looks for a device in offload_optimizer, which is null, and fails"
+        report.error("trainer_stops", (ZERO, "offload_optimizer"), message, "leave the key out")
+    for path in LOOKED_INTO:
+        value = view.raw(*path)
+        if value is not MISSING and value is not None and not isinstance(value, dict):
+            message = f"the Trainer looks into {path[-1]}, which is {shown(value)}, and fails"
+            report.error("trainer_stops", path, message, f'write "{path[-1]}": {{…}}')
+    micro = view.raw("train_micro_batch_size_per_gpu")
+    if view.raw("gradient_accumulation_steps") is None and micro not in (MISSING, None):
+        message = "accelerate multiplies by gradient_accumulation_steps, which is null, and fails"
+        report.error("trainer_stops", ("gradient_accumulation_steps",), message, 'write "auto"')
+    size, path = view.raw("tensor_parallel", "autotp_size"), ("tensor_parallel", "autotp_size")
+    if size is not MISSING and not isinstance(size, int | float):
+        message = f"accelerate compares autotp_size with 1 and fails on {shown(size)}"
+        report.error("trainer_stops", path, message, "write a number without quotes")
+    _ignored(view, report)
+
+
+def _ignored(view: ConfigView, report: Reporter) -> None:
+    """Keys that the Trainer makes useless."""
+    if view.has(*LEGACY_BF16):
+        message = "accelerate adds a bf16 block that is off, so DeepSpeed ignores bfloat16 and trains in fp32"
+        report.warning("ignored_key", LEGACY_BF16, message, "rename it to bf16")
+    if view.has("steps_per_print"):
+        message = "accelerate sets steps_per_print to infinity; the Trainer logs every --logging_steps"
+        report.info("no_effect", ("steps_per_print",), message, "leave it out")
+    if isinstance(view.raw("activation_checkpointing"), dict):
+        message = "models of transformers do not use DeepSpeed's activation checkpointing"
+        report.info("no_effect", ("activation_checkpointing",), message, "use --activation_checkpointing")
+
+
+# DeepSpeedPlugin.__post_init__ sets it to infinity.
+OVERWRITTEN = (("steps_per_print",),)
+
+
+def check_auto(view: ConfigView, report: Reporter) -> None:
+    """Check every "auto" of the file."""
+    for path, value in leaves(view.config):
+        if not isinstance(value, str) or value != AUTO:
+            continue
+        if view.for_trainer:
+            _under_the_trainer(path, view, report)
+        else:
+            _under_deepspeed(path, view, report)
+
+
+def _under_the_trainer(path: Path, view: ConfigView, report: Reporter) -> None:
+    if path in TRAINER_FILLS or path in OVERWRITTEN:
+        return
+    if path == ("zero_allow_untested_optimizer",) and not view.has("optimizer"):
+        return  # deepspeed_optim_sched sets it to true
+    if path in CONSTANTS:
+        constant = shown(CONSTANTS[path])
+        report.warning(
+            "auto_is_a_constant",
+            path,
+            f'accelerate fills this "auto" with {constant}, whatever the training flags say',
+            f'write "{path[-1]}": {constant}, or the value you mean',
+        )
+        return
+    report.error(
+        "auto_nobody_fills",
+        path,
+        f'{path[-1]} is "auto", which neither the Trainer nor accelerate fills: accelerate stops with it',
+        _instead(path),
+    )
+
+
+def _instead(path: Path) -> str:
+    default = default_of(path)
+    return (
+        f'write "{path[-1]}": {shown(default)} (DeepSpeed\'s default) or leave it out'
+        if default is not None
+        else ("write a value, or leave the key out")
+    )
+
+
+def _under_deepspeed(path: Path, view: ConfigView, report: Reporter) -> None:
+    block = _block_of(path)
+    dropped = (block is not None and block.style == "model") or path[-1] in MONITORS
+    own = block is not None and block.path in ("expert_parallel", "data_types", "pipeline")
+    if dropped:
+        report.warning(
+            "auto_nobody_fills",
+            path,
+            f'without the HF Trainer nobody fills this "auto": DeepSpeed takes its default'
+            f" ({shown(default_of(path))}); under the Trainer accelerate refuses it"
+            if path not in TRAINER_FILLS | CONSTANTS.keys()
+            else f'without the HF Trainer nobody fills this "auto": DeepSpeed takes {shown(default_of(path))}',
+            _instead(path),
+        )
+    elif own:
+        report.warning(
+            "auto_nobody_fills",
+            path,
+            'the HF Trainer refuses this "auto"',
+            "leave the key out: it is the default",
+        )
+    elif block is not None and path[-1] in block.keys and path not in BATCH:
+        report.warning("auto_nobody_fills", path, 'DeepSpeed takes this "auto" for a text', _instead(path))
+
+
+BATCH = (("train_batch_size",), ("train_micro_batch_size_per_gpu",), ("gradient_accumulation_steps",))
+
+
+def _block_of(path: Path) -> Block | None:
+    return blocks().get(dotted(path[:-1]))
+
+
+def default_of(path: Path) -> object:
+    """DeepSpeed's default for a key, None when it is unknown or null."""
+    block = _block_of(path)
+    key = block.spellings.get(str(path[-1])) if block else None
+    return block.keys[key].get("default") if block and key else None
+
+
+UNKNOWN = object()
+PARAMS = ("optimizer", "params")
+WARMUP = ("scheduler", "params")
+
+
+def check_against(view: ConfigView, report: Reporter) -> None:
+    """Check what the file and the flags say about the same thing."""
+    flags = view.flags
+    if flags is None:
+        return
+    for path, name, value in _pairs(flags, view.world_size):
+        ours = view.raw(*path)
+        # A mismatch is `ds_val is not None and ds_val != hf_val`, so 1 and true or 1 and 1.0 are the same.
+        if value is UNKNOWN or ours in (MISSING, None, AUTO) or ours == value:
+            continue
+        default = "" if name in flags.given else " (not given, so its default)"
+        report.error(
+            "conflicts_with_flag",
+            path,
+            f"{path[-1]} is {shown(ours)}, but {flags.where(name)}{default} asks for {shown(value)}: the Trainer stops",
+            f'write "{path[-1]}": "auto", or {_fix(name, ours)}',
+        )
+    _unanswered(view, flags, report)
+    if view.stage == 3 and flags.values.get("auto_find_batch_size"):
+        message = f"{flags.where('auto_find_batch_size')} does not work with ZeRO-3: the Trainer stops"
+        report.error("conflicts_with_flag", (ZERO, "stage"), message, "set --per_device_train_batch_size")
+
+
+def _fix(name: str, ours: Any) -> str:
+    if name == "train_batch_size":
+        return f"--global-batch-size {shown(ours)}"
+    if name in ("fp16", "bf16"):
+        return f"--{name} {shown(bool(ours))}"
+    if name == "adam_betas":
+        return "--adam_beta1 and --adam_beta2"
+    return f"--{name} {shown(ours)}"
+
+
+def _pairs(flags: Flags, world_size: int | None) -> list[tuple[Path, str, Any]]:
+    """(path in the file, flag, value the Trainer expects there) for everything that it compares."""
+    get = flags.values.get
+    micro = get("per_device_train_batch_size", UNKNOWN)
+    steps = get("gradient_accumulation_steps", UNKNOWN)
+    train = get("train_batch_size", UNKNOWN)
+    if train is UNKNOWN and UNKNOWN not in (micro, steps) and world_size is not None:
+        train = micro * steps * world_size
+    finds = bool(get("auto_find_batch_size"))
+    total = get("max_steps", -1)
+    beta1, beta2 = get("adam_beta1", UNKNOWN), get("adam_beta2", UNKNOWN)
+    betas = UNKNOWN if UNKNOWN in (beta1, beta2) else [beta1, beta2]
+    return [
+        (("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", UNKNOWN if finds else micro),
+        (("gradient_accumulation_steps",), "gradient_accumulation_steps", steps),
+        (("train_batch_size",), "train_batch_size", UNKNOWN if finds else train),
+        (("gradient_clipping",), "max_grad_norm", get("max_grad_norm", UNKNOWN)),
+        ((*PARAMS, "lr"), "learning_rate", get("learning_rate", UNKNOWN)),
+        ((*PARAMS, "betas"), "adam_betas", betas),
+        ((*PARAMS, "eps"), "adam_epsilon", get("adam_epsilon", UNKNOWN)),
+        ((*PARAMS, "weight_decay"), "weight_decay", get("weight_decay", UNKNOWN)),
+        ((*WARMUP, "warmup_max_lr"), "learning_rate", get("learning_rate", UNKNOWN)),
+        ((*WARMUP, "warmup_num_steps"), "warmup_steps", _warmup_steps(get("warmup_steps", UNKNOWN), total)),
+        ((*WARMUP, "total_num_steps"), "max_steps", total if total > 0 else UNKNOWN),
+        (("fp16", "enabled"), "fp16", _switch(flags, "fp16")),
+        (("bf16", "enabled"), "bf16", _switch(flags, "bf16")),
+    ]
+
+
+def _warmup_steps(warmup: Any, total: int) -> Any:
+    """TrainingArguments.get_warmup_steps: below 1 it is a share of all steps; fill_match then takes at least 1."""
+    if warmup is UNKNOWN or (0 < warmup < 1 and total <= 0):
+        return UNKNOWN
+    return max(1, int(warmup) if warmup >= 1 else math.ceil(max(total, 0) * warmup))
+
+
+def _switch(flags: Flags, name: str) -> Any:
+    """dsrun chooses the precision after the file when no flag does."""
+    asked = {each for each in ("fp16", "bf16", "fp16_full_eval", "bf16_full_eval") if each in flags.given}
+    return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if asked else UNKNOWN
+
+
+def _unanswered(view: ConfigView, flags: Flags, report: Reporter) -> None:
+    """Flags that a block of the file, or a key that it lacks, leaves without effect."""
+    silent = (
+        (
+            "max_grad_norm",
+            not view.has("gradient_clipping"),
+            ("gradient_clipping",),
+            "DeepSpeed clips at 1.0",
+        ),
+        ("optim", view.has("optimizer"), ("optimizer",), "the optimizer of the file is used"),
+        ("lr_scheduler_type", view.has("scheduler"), ("scheduler",), "the scheduler of the file is used"),
+    )
+    for name, is_silent, path, instead in silent:
+        if name in flags.given and is_silent:
+            key = path[0]
+            fix = f'add "{key}": "auto"' if not view.has(key) else f"remove the block {key}, or the flag"
+            message = f"{flags.where(name)} has no effect: {instead}"
+            report.warning("flag_has_no_effect", path, message, fix)
+    steps = flags.values.get("gradient_accumulation_steps", 1)
+    if not view.has("gradient_accumulation_steps") and steps not in (1, UNKNOWN):
+        message = f"{flags.where('gradient_accumulation_steps')} {steps} has no effect: accelerate takes 1"
+        path = ("gradient_accumulation_steps",)
+        report.warning("flag_has_no_effect", path, message, 'add "gradient_accumulation_steps": "auto"')
