@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.errors import UsageError
+from dsrun.cli.output import print_note
+from dsrun.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from dsrun.slurm.jobs.queue import Job
@@ -43,9 +44,7 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
             "--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away"
         )
     if follow and job_id:
-        from dsrun.cli.slurm_follow import follow as to_the_end
-
-        return to_the_end(job_id)
+        return follow_job(job_id)
     from dsrun.slurm.jobs.queue import my_jobs
 
     jobs = my_jobs(hours=hours, job_id=job_id)
@@ -69,6 +68,27 @@ def _refuse_odd(job_id: str | None, *, follow: bool, hours: float) -> None:
         raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
     if follow and job_id is None:
         raise UsageError("--follow of which job?", fix="dsrun jobs ID --follow")
+
+
+def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
+    """Follow the job to its end, its log on stdout unless that has the job's number, and return its exit code.
+
+    Ctrl-C leaves it running.
+    """
+    from datetime import datetime
+
+    from dsrun.slurm.jobs.follow import follow
+
+    def print_state(line: str) -> None:
+        click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True)
+
+    try:
+        return follow(job_id, say=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
+    except KeyboardInterrupt:
+        print_note(
+            f"job {job_id} goes on: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"
+        )
+        return EXIT_INTERRUPTED
 
 
 def as_json(job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,5 +92,5 @@ def _filled(pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: st
             fix="name them: --gpus a100-80:8",
         )
     host = given["host_memory"] or min(node.memory for node, _ in alike) / 1024
-    remark(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")
+    print_note(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")
     return {"gpus": f"{name}:{per_node}", "gpu_memory": memory, "host_memory": host}

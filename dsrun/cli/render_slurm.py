@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import Field
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.words import complain, remark
+from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.slurm.render.spec import TITLES, Given, flag_of, kind_of, make_spec, options
 
@@ -102,7 +101,7 @@ def run(**values: Any) -> int:
     _refuse_odd(values)
     script, sound = _script(values, Path.cwd())
     if not sound and not values["force"]:
-        complain("not rendered; --force does it all the same")
+        print_error("not rendered; --force does it all the same")
         return EXIT_FINDINGS
     return _deliver(script, values)
 
@@ -132,7 +131,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     if job.recipe is not None:
         check_training(job.recipe, spec)
     for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, job.program, cwd)):
-        remark(line)
+        print_note(line)
     return script, facts is None or not judge(spec, facts)
 
 
@@ -164,8 +163,14 @@ def _read(name: str) -> str:
 
 def _deliver(script: str, values: dict[str, Any]) -> int:
     """To stdout, into a file, or to sbatch."""
+    content = script.encode("utf-8", "surrogateescape")
     if values["output"] is not None:
-        write_script(Path(values["output"]), script, force=values["force"])
+        path = Path(values["output"])
+        if "%" in path.name:
+            raise UsageError(
+                f"-o {path} names the script's own file", fix="the pattern of the job's log is --log"
+            )
+        write_file(path, content, force=values["force"], executable=True)
     if values["test_only"]:
         from dsrun.slurm.jobs.submit import test_only
 
@@ -175,45 +180,20 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
         return _submit(script, follow=values["follow"])
     # None where stdout is closed: click.echo is silent then, too.
     if values["output"] is None and sys.stdout is not None:
-        sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.write(content)
     return 0
 
 
 def _submit(script: str, *, follow: bool) -> int:
     from dsrun.slurm.jobs.submit import submit
 
-    number = submit(script, say=remark)
+    number = submit(script, say=print_note)
     click.echo(number)
     if not follow:
         return 0
-    from dsrun.cli.slurm_follow import follow as stay_with
+    from dsrun.cli.jobs import follow_job
 
-    return stay_with(number, log_to_stderr=True)
-
-
-def write_script(path: Path, script: str, *, force: bool) -> None:
-    """Write it whole, and replace nothing without --force."""
-    if "%" in path.name:
-        raise UsageError(
-            f"-o {path} names the script's own file", fix="the pattern of the job's log is --log"
-        )
-    if path.is_dir():
-        raise UsageError(f"-o {path} is a folder", fix="name a file")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", fix="add --force to replace it")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(script.encode("utf-8", "surrogateescape"))
-        scratch.chmod(0o755 & ~_umask())
-        scratch.replace(path)
-    except OSError as error:
-        raise UsageError(f"-o {path}: {error.strerror}", fix="name a file in a folder that exists") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return follow_job(number, log_to_stderr=True)
 
 
 command = RenderCommand(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.words import complain, remark
+from dsrun.cli.output import print_error, print_note
 from dsrun.slurm.render.site import Site
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, Clust
     from dsrun.slurm.jobs.output_folder import checkpoint_seconds
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = look_if_there(say=remark)
+    facts = look_if_there(say=print_note)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
@@ -85,5 +85,5 @@ def judge(spec: SlurmSpec, facts: ClusterFacts) -> bool:
     for each in findings:
         line = f"{each.where}: {each.message}" if each.where else each.message
         line += f" ({each.fix})" if each.fix else ""
-        (complain if each.level == "error" else remark)(line)
+        (print_error if each.level == "error" else print_note)(line)
     return any(each.level == "error" for each in findings)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.system.cache import cache_root
+from dsrun.system.files import replacing
 from dsrun.zero.memory.request import PlanRequest
 
 SANE = (0.5, 2.0)
@@ -75,7 +75,8 @@ def save(config: Mapping[str, Any], question: PlanRequest, predicted: int, measu
         return None
     file = path_of(config, question)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n")
-    part.replace(file)
+    with replacing(file) as partial:
+        partial.write_text(
+            json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n"
+        )
     return file
