@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
-    from dsrun.slurm.cluster.gpu_groups import GpuGroup
+    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
 
 FORMAT_VERSION = 1
 INFINITE = float("inf")
@@ -57,7 +56,7 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
     found = facts.partition(name)
     if found is None:
         from dsrun.errors import UsageError
-        from dsrun.slurm.findings import nearest
+        from dsrun.findings import nearest
 
         raise UsageError(
             f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions))

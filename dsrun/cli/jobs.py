@@ -77,7 +77,7 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
     """
     from datetime import datetime
 
-    from dsrun.slurm.jobs.follow import follow
+    from dsrun.slurm.jobs.submit import follow
 
     def print_state(line: str) -> None:
         click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True)

@@ -10,8 +10,7 @@ from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import Node
-    from dsrun.slurm.cluster.gpu_groups import GpuGroup
+    from dsrun.slurm.cluster.facts import GpuGroup, Node
 
     Kinds = dict[str, list[tuple[Node, GpuGroup]]]
 
@@ -28,7 +27,7 @@ def with_cluster(given: dict[str, Any]) -> dict[str, Any]:
     nodes: Sequence[Node] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:
-        from dsrun.slurm.findings import nearest
+        from dsrun.findings import nearest
 
         partition = facts.partition(given["partition"])
         if partition is None:

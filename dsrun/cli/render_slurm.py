@@ -12,7 +12,8 @@ import click
 
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.slurm.render.spec import TITLES, Given, flag_of, kind_of, make_spec, options
+from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
+from dsrun.slurm.render.spec import Given, make_spec
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -39,12 +40,11 @@ class RenderCommand(click.Command):
             ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*TITLES.values(), "Output")}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*GROUPS, "Output")}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
-            field = options().get(each.name or "")
             if record:
-                groups[TITLES[field.metadata["group"]] if field else "Output"].append(record)
+                groups[group_of(each.name) if each.name in options() else "Output"].append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)

@@ -15,7 +15,7 @@ from dsrun.slurm.render.spec import Given
 
 if TYPE_CHECKING:
     from dsrun.recipe.resolve import Recipe
-    from dsrun.slurm.render.spec import SlurmSpec
+    from dsrun.slurm.render.options import SlurmSpec
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
@@ -97,7 +97,7 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
     from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.files import check_files
     from dsrun.recipe.trackers import check_packages
-    from dsrun.slurm.render.script import uses_own_python, workers
+    from dsrun.slurm.render.environment import uses_own_python, workers
 
     if not (spec.container_image or spec.apptainer):
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.cli.output import print_error, print_note
-from dsrun.slurm.render.site import Site
+from dsrun.slurm.render.program import Site
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
+    from dsrun.slurm.render.options import SlurmSpec
     from dsrun.slurm.render.program import Program
-    from dsrun.slurm.render.spec import SlurmSpec
 
 
 def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, ClusterFacts | None]:
     """The site, and the facts of the cluster it comes from; None for these where there is no SLURM."""
     from dsrun.slurm.cluster.discover import look_if_there
-    from dsrun.slurm.jobs.output_folder import checkpoint_seconds
+    from dsrun.slurm.jobs.queue import checkpoint_seconds
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
     facts = look_if_there(say=print_note)
@@ -35,7 +35,7 @@ def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, Clust
 
 def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> Iterator[str]:
     """What was chosen for the user: `spec` is the completed one of what was `given`."""
-    from dsrun.slurm.render.script import gpus_of, workers
+    from dsrun.slurm.render.environment import gpus_of, workers
 
     gpus, count = gpus_of(spec), workers(spec)
     if not cluster:
@@ -79,7 +79,7 @@ def _images(spec: SlurmSpec) -> tuple[tuple[str, str | None], ...]:
 
 def judge(spec: SlurmSpec, facts: ClusterFacts) -> bool:
     """Print what is wrong with a completed spec on this cluster; whether something is an error."""
-    from dsrun.slurm.precheck.check import check
+    from dsrun.slurm.check import check
 
     findings = check(spec, facts)
     for each in findings:

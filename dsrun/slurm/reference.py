@@ -11,16 +11,16 @@ from dataclasses import Field
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
-from dsrun.slurm.render.networks import networks
+from dsrun.slurm.render.environment import networks
+from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
 from dsrun.slurm.render.rules import OWN
-from dsrun.slurm.render.spec import TITLES, flag_of, kind_of, options
 
 
 def markdown() -> str:
     """The generated part as Markdown."""
     parts = ["## Every option"]
-    for group, title in TITLES.items():
-        rows = [_row(each) for each in options().values() if each.metadata["group"] == group]
+    for title in GROUPS:
+        rows = [_row(each) for name, each in options().items() if group_of(name) == title]
         parts += [f"### {title}", table(("flag", "value", "default", "meaning", "sbatch"), rows)]
     parts += [
         "### What --sbatch does not take",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.render.spec import flag_of, options
+from dsrun.slurm.render.options import flag_of, options
 
 
 @pytest.fixture(autouse=True)

@@ -207,9 +207,9 @@ def test_resource_check_agrees_with_sbatch(ada, cluster):
     """What the scheduler would refuse is found before it is submitted."""
     code = (
         "import sys, json\n"
-        "from dsrun.slurm.precheck.check import check\n"
+        "from dsrun.slurm.check import check\n"
         "from dsrun.slurm.cluster.discover import look\n"
-        "from dsrun.slurm.render.spec import SlurmSpec\n"
+        "from dsrun.slurm.render.options import SlurmSpec\n"
         "facts = look()\n"
         "for each in json.load(sys.stdin):\n"
         "    found = [f.code for f in check(SlurmSpec(**each), facts) if f.level == 'error']\n"

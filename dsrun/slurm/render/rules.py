@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dsrun.errors import UsageError
-from dsrun.slurm.render.notation import check_notation
-from dsrun.slurm.render.quote import directive_value, shell_quote
+from dsrun.hardware.gres import parse_gres
+from dsrun.slurm.render.notation import check_notation, directive_value, shell_quote
+from dsrun.slurm.render.options import SlurmSpec, flag_of, options
 from dsrun.slurm.units import MOST, gpu_words, time_limit
-
-if TYPE_CHECKING:
-    from dsrun.slurm.render.spec import SlurmSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[a-z][a-z0-9-]+")
@@ -82,8 +79,6 @@ def _at(name: str, where: Mapping[str, str]) -> str:
 
 
 def _directives(spec: SlurmSpec, where: Mapping[str, str]) -> None:
-    from dsrun.slurm.render.spec import options
-
     for name, each in options().items():
         value = getattr(spec, name)
         if each.metadata["sbatch"] and isinstance(value, str):
@@ -93,8 +88,6 @@ def _directives(spec: SlurmSpec, where: Mapping[str, str]) -> None:
 
 def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
     """Key and value of one --sbatch; UsageError for what dsrun has an option of its own for."""
-    from dsrun.slurm.render.spec import flag_of, options
-
     key, equals, value = entry.partition("=")
     key = key.strip().removeprefix("--")
     if not _KEY.fullmatch(key):
@@ -152,8 +145,6 @@ def _lead(spec: SlurmSpec, where: Mapping[str, str]) -> None:
 
 def gres_gpus(spec: SlurmSpec, where: Mapping[str, str]) -> int:
     """GPUs that --gres asks for on each node."""
-    from dsrun.hardware.gres import parse_gres
-
     if not spec.gres:
         return 0
     try:

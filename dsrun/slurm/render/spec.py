@@ -5,48 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass
 from functools import cache
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.slurm.render.job_options import JobOptions, QueueOptions, ResourceOptions
-from dsrun.slurm.render.run_options import (
-    ContainerOptions,
-    EnvironmentOptions,
-    InterruptionOptions,
-    NetworkOptions,
-)
+from dsrun.slurm.render.options import SlurmSpec, kind_of, options
+from dsrun.slurm.render.rules import check
 from dsrun.slurm.units import MOST
 
-__all__ = ["TITLES", "Given", "SlurmSpec", "flag_of", "key_of", "make_spec", "options", "read"]
-
-# The groups in the order of --help and of docs/slurm.md.
-TITLES = {
-    "job": "Job",
-    "resources": "Resources",
-    "queue": "Queue",
-    "interruptions": "Interruptions",
-    "environment": "Environment",
-    "container": "Container",
-    "network": "Network",
-}
 YES = frozenset({"true", "yes", "on", "1"})
 NO = frozenset({"false", "no", "off", "0"})
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmSpec(
-    NetworkOptions,
-    ContainerOptions,
-    EnvironmentOptions,
-    InterruptionOptions,
-    QueueOptions,
-    ResourceOptions,
-    JobOptions,
-):
-    """What a job is asked to be; `dsrun.slurm.render.script.render` writes its script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,33 +29,11 @@ class Given:
 
 
 @cache
-def options() -> dict[str, Field[Any]]:
-    """Every option by its field's name, in the order of its declaration."""
-    return {each.name: each for each in fields(SlurmSpec)}
-
-
-def key_of(name: str) -> str:
-    """The key of a field in run.yaml."""
-    return str(options()[name].metadata["flag"] or name)
-
-
-def flag_of(name: str) -> str:
-    """The flag of a field as a user writes it."""
-    return "--" + key_of(name).replace("_", "-")
-
-
-def kind_of(each: Field[Any]) -> str:
-    """What an option takes: int, str, bool or list."""
-    annotation = str(each.type).removesuffix(" | None")
-    return "list" if annotation == "tuple[str, ...]" else annotation
-
-
-@cache
 def spellings() -> dict[str, str]:
     """The field behind every key that run.yaml's `slurm:` section takes, underscores throughout."""
     found: dict[str, str] = {}
     for name, each in options().items():
-        for spelling in (key_of(name), *each.metadata["aliases"]):
+        for spelling in (name, *each.metadata["aliases"]):
             found[spelling] = name
     return found
 
@@ -105,8 +53,6 @@ def make_spec(*places: Iterable[Given]) -> SlurmSpec:
 
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
-    from dsrun.slurm.render.rules import check
-
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     for place in places:

@@ -10,8 +10,8 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs import submit
-from dsrun.slurm.jobs.follow import Tail, Watch, follow, interval
 from dsrun.slurm.jobs.status import JobView, from_history, read_jobs
+from dsrun.slurm.jobs.submit import Tail, Watch, follow, interval
 from tests.slurm_recordings import recorded, stand_in
 
 DONE = recorded("job-failed")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.precheck.check import check
-from dsrun.slurm.render.spec import SlurmSpec
+from dsrun.slurm.check import check
+from dsrun.slurm.render.options import SlurmSpec
 from tests.slurm_recordings import recorded, recorded_facts
 
 

@@ -9,8 +9,17 @@ from datetime import datetime
 import pytest
 
 from dsrun.cli.jobs import reason_in_words
-from dsrun.slurm.jobs.output_folder import job_variables, run_folder, shell_word
-from dsrun.slurm.jobs.queue import _SACCT, _SQUEUE, Job, joined, merged, read_rows
+from dsrun.slurm.jobs.queue import (
+    _SACCT,
+    _SQUEUE,
+    Job,
+    job_variables,
+    joined,
+    merged,
+    read_rows,
+    run_folder,
+    shell_word,
+)
 from dsrun.slurm.jobs.status import explained
 from tests.slurm_recordings import recorded
 

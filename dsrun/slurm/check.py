@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Level
-from dsrun.slurm import units
+from dsrun.findings import Finding, Level, nearest
+from dsrun.slurm import resources, units
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
-from dsrun.slurm.findings import error, nearest
-from dsrun.slurm.precheck import resources
-from dsrun.slurm.precheck.limits import permission, several_partitions
-from dsrun.slurm.precheck.request import Request, request
-from dsrun.slurm.render.spec import SlurmSpec
+from dsrun.slurm.limits import permission, several_partitions
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.request import Request, error, request
 from dsrun.system import hostlist
 
 

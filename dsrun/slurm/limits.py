@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.findings import Finding
+from dsrun.findings import Finding, nearest
 from dsrun.slurm import units
 from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Quality
-from dsrun.slurm.findings import error, nearest
-from dsrun.slurm.precheck.request import Request
+from dsrun.slurm.request import Request, error
 
 
 def permission(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:

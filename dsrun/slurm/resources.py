@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, nearest
 from dsrun.hardware.gres import Gres
 from dsrun.slurm import units
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
-from dsrun.slurm.findings import error, nearest
-from dsrun.slurm.precheck.request import Request
+from dsrun.slurm.request import Request, error
 from dsrun.system import hostlist
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
