@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--debug", is_flag=True, hidden=True)
 def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
-    from dsrun.system.cache import cache_root
+    from dsrun.system.variables import cache_root
     from dsrun.wheel.build.context import Flags
     from dsrun.wheel.build.plan import resolve
     from dsrun.wheel.cache import Store

@@ -22,9 +22,9 @@ INFINITE = float("inf")
 def command(*, partition: str | None, form: str, debug: bool) -> int:
     """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
     del debug  # main() looks for it
-    from dsrun.slurm.cluster.discover import look
+    from dsrun.slurm.cluster.discover import discover
 
-    facts = look(with_accounting=False)
+    facts = discover(with_accounting=False)
     partitions = _chosen(facts, partition)
     wanted = {name for each in partitions for name in each.nodes}
     nodes = [node for node in facts.nodes if partition is None or node.name in wanted]

@@ -38,7 +38,7 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     With ID (a job, an array, or a task such as 12_3) that one at length.
     """
     del debug  # main() looks for it
-    _refuse_odd(job_id, follow=follow, hours=hours)
+    _check_flags(job_id, follow=follow, hours=hours)
     if follow and form == "json":
         raise UsageError(
             "--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away"
@@ -57,7 +57,7 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     return 0
 
 
-def _refuse_odd(job_id: str | None, *, follow: bool, hours: float) -> None:
+def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:
     import re
 
     if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
@@ -140,9 +140,9 @@ def _here(run: str | None) -> str:
 
 def reason_in_words(job: Job) -> str:
     """SLURM's reason and what it means; of a cancelled job it says only what that had last waited for."""
-    from dsrun.slurm.jobs.status import explained
+    from dsrun.slurm.jobs.status import explain_reason
 
-    meaning = None if job.state == "CANCELLED" else explained(job.reason)
+    meaning = None if job.state == "CANCELLED" else explain_reason(job.reason)
     return job.reason + (f": {meaning}" if meaning else "")
 
 

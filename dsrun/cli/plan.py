@@ -111,7 +111,7 @@ def _model_folder(name: str) -> str:
     if not name.startswith("demo-"):
         return name
     from dsrun.demo import DEMO_NAMES, materialise
-    from dsrun.system.cache import cache_root
+    from dsrun.system.variables import cache_root
 
     return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
 

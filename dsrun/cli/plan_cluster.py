@@ -21,9 +21,9 @@ def with_cluster(given: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError where the cluster has several kinds of GPUs and none is named, for GPUs that it does not have,
     for more nodes than it has of them, and for GPUs whose model SLURM does not know.
     """
-    from dsrun.slurm.cluster.discover import look
+    from dsrun.slurm.cluster.discover import discover
 
-    facts = look(with_accounting=False)
+    facts = discover(with_accounting=False)
     nodes: Sequence[Node] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:

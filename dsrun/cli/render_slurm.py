@@ -98,7 +98,7 @@ def run(**values: Any) -> int:
     if values["show_template"]:
         click.echo(template_text(), nl=False)
         return 0
-    _refuse_odd(values)
+    _check_flags(values)
     script, sound = _script(values, Path.cwd())
     if not sound and not values["force"]:
         print_error("not rendered; --force does it all the same")
@@ -106,7 +106,7 @@ def run(**values: Any) -> int:
     return _deliver(script, values)
 
 
-def _refuse_odd(values: dict[str, Any]) -> None:
+def _check_flags(values: dict[str, Any]) -> None:
     for name in ("output", "config", "template"):
         if values[name] == "":
             raise UsageError(f"--{name} is empty", fix="name a file, or leave it away")
@@ -119,7 +119,7 @@ def _refuse_odd(values: dict[str, Any]) -> None:
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     """The script, and whether the cluster, where there is one, could run it."""
     from dsrun.cli.slurm_job import check_training, find_job, from_run_file
-    from dsrun.cli.slurm_site import find_site, judge, missing, notices
+    from dsrun.cli.slurm_site import find_site, missing, notices, print_findings
     from dsrun.slurm.render.script import completed, render
 
     job = find_job(click.get_current_context().obj, values["config"], cwd)
@@ -132,7 +132,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
         check_training(job.recipe, spec)
     for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, job.program, cwd)):
         print_note(line)
-    return script, facts is None or not judge(spec, facts)
+    return script, facts is None or not print_findings(spec, facts)
 
 
 def _from_flags(values: dict[str, Any]) -> Iterable[Given]:

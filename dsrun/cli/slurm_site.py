@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, ClusterFacts | None]:
     """The site, and the facts of the cluster it comes from; None for these where there is no SLURM."""
-    from dsrun.slurm.cluster.discover import look_if_there
+    from dsrun.slurm.cluster.discover import discover_if_any
     from dsrun.slurm.jobs.queue import checkpoint_seconds
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = look_if_there(say=print_note)
+    facts = discover_if_any(say=print_note)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
@@ -77,7 +77,7 @@ def _images(spec: SlurmSpec) -> tuple[tuple[str, str | None], ...]:
     return ("--apptainer", spec.apptainer), ("--container-image", spec.container_image)
 
 
-def judge(spec: SlurmSpec, facts: ClusterFacts) -> bool:
+def print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
     """Print what is wrong with a completed spec on this cluster; whether something is an error."""
     from dsrun.slurm.check import check
 

@@ -208,9 +208,9 @@ def test_resource_check_agrees_with_sbatch(ada, cluster):
     code = (
         "import sys, json\n"
         "from dsrun.slurm.check import check\n"
-        "from dsrun.slurm.cluster.discover import look\n"
+        "from dsrun.slurm.cluster.discover import discover\n"
         "from dsrun.slurm.render.options import SlurmSpec\n"
-        "facts = look()\n"
+        "facts = discover()\n"
         "for each in json.load(sys.stdin):\n"
         "    found = [f.code for f in check(SlurmSpec(**each), facts) if f.level == 'error']\n"
         "    print(' '.join(found) or 'fits')\n"

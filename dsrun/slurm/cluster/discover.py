@@ -30,7 +30,7 @@ _WRITTEN = frozenset({"Reason", "Comment", "Extra"})
 _SLICE = re.compile(r"(?:^|[_.:-])\d+g\.(\d+)gb", re.IGNORECASE)
 
 
-def look(*, with_accounting: bool = True) -> ClusterFacts:
+def discover(*, with_accounting: bool = True) -> ClusterFacts:
     """The cluster as it is now, in about six short queries.
 
     An accounting database that does not answer, reservations and licences that cannot be read are left out: they are
@@ -55,15 +55,15 @@ def look(*, with_accounting: bool = True) -> ClusterFacts:
     )
 
 
-def look_if_there(
+def discover_if_any(
     *, with_accounting: bool = True, say: Callable[[str], None] | None = None
 ) -> ClusterFacts | None:
-    """As `look`, but None where there is no SLURM.
+    """As `discover`, but None where there is no SLURM.
 
     With `say` also where it does not answer: `say` is told so, for what can be done without it.
     """
     try:
-        return look(with_accounting=with_accounting)
+        return discover(with_accounting=with_accounting)
     except MissingError:
         return None
     except ToolError as error:

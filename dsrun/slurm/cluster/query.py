@@ -37,20 +37,20 @@ class NoAnswerError(ToolError):
     """The controller or the accounting daemon does not answer now; it may be back soon."""
 
 
-def said(argv: Sequence[str], *, feed: Path | None = None) -> str:
+def run_tool(argv: Sequence[str], *, feed: Path | None = None) -> str:
     """What one of SLURM's programs prints, with the file `feed` as its stdin.
 
     Raises MissingError where there is no SLURM or no cluster, NoAnswerError when the controller cannot be reached,
     and ToolError with the program's last line when it fails.
     """
-    answer = answered(argv, feed=feed)
+    answer = query_tool(argv, feed=feed)
     if answer.exit_code != 0:
-        raise ToolError(f"{argv[0]} failed: {last_words(answer)}")
+        raise ToolError(f"{argv[0]} failed: {error_line(answer)}")
     return answer.stdout
 
 
-def answered(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
-    """As `said`, but a program that failed for another reason than no SLURM or no answer is no error."""
+def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
+    """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
         raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or mend it")
@@ -63,7 +63,7 @@ def answered(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
     if answer.exit_code != 0 and _NO_CLUSTER in answer.stderr:
         raise _no_slurm(argv[0])
     if answer.exit_code != 0 and any(words in answer.stderr for words in _NOT_NOW):
-        raise NoAnswerError(f"{argv[0]}: {last_words(answer)}", fix="is the controller up? `scontrol ping`")
+        raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
 
 
@@ -73,7 +73,7 @@ def _no_slurm(program: str) -> MissingError:
     )
 
 
-def last_words(answer: Answer) -> str:
+def error_line(answer: Answer) -> str:
     """The last line that a program said, without its own name in front, and without the advice to read its help."""
     lines = (answer.stderr.strip() or answer.stdout.strip() or "no reason given").splitlines()
     reasons = [line for line in lines if line.strip() and not line.startswith('Try "')] or lines
@@ -82,27 +82,27 @@ def last_words(answer: Answer) -> str:
 
 def partitions() -> str:
     """Every partition, one a line of key=value words, hidden ones too."""
-    return said(["scontrol", "--oneliner", "--all", "show", "partition"])
+    return run_tool(["scontrol", "--oneliner", "--all", "show", "partition"])
 
 
 def nodes() -> str:
     """Every node, one a line of key=value words; --details adds GresUsed."""
-    return said(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
+    return run_tool(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
 
 
 def config() -> str:
     """slurm.conf as the controller reads it: lines of `key = value`."""
-    return said(["scontrol", "show", "config"])
+    return run_tool(["scontrol", "show", "config"])
 
 
 def reservations() -> str:
     """Every reservation, one a line of key=value words."""
-    return said(["scontrol", "--oneliner", "show", "reservation"])
+    return run_tool(["scontrol", "--oneliner", "show", "reservation"])
 
 
 def licenses() -> str:
     """Every licence, one a line of key=value words."""
-    return said(["scontrol", "--oneliner", "show", "licenses"])
+    return run_tool(["scontrol", "--oneliner", "show", "licenses"])
 
 
 def job(job_id: str) -> str | None:
@@ -110,11 +110,11 @@ def job(job_id: str) -> str | None:
 
     Not --oneliner: on lines of its own no value that the user chose can pass for another key.
     """
-    answer = answered(["scontrol", "show", "job", job_id])
+    answer = query_tool(["scontrol", "show", "job", job_id])
     if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
         return None
     if answer.exit_code != 0:
-        raise ToolError(f"scontrol failed: {last_words(answer)}")
+        raise ToolError(f"scontrol failed: {error_line(answer)}")
     return answer.stdout
 
 
@@ -123,7 +123,7 @@ def batch_script(job_id: str) -> str | None:
 
     scontrol 22.05 ends with exit code 0 also when it prints nothing.
     """
-    answer = answered(["scontrol", "write", "batch_script", job_id, "-"])
+    answer = query_tool(["scontrol", "write", "batch_script", job_id, "-"])
     return answer.stdout if answer.exit_code == 0 and answer.stdout.startswith("#!") else None
 
 
@@ -134,11 +134,11 @@ def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[st
     """
     text = _FIELD.join(f"%{letter}" for letter in letters) + _RECORD
     argv = ["squeue", "--noheader", "--states=all", f"--format={text}"]
-    answer = answered([*argv, f"--jobs={job_id}" if job_id else "--me"])
+    answer = query_tool([*argv, f"--jobs={job_id}" if job_id else "--me"])
     if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
         return []
     if answer.exit_code != 0:
-        raise ToolError(f"squeue failed: {last_words(answer)}")
+        raise ToolError(f"squeue failed: {error_line(answer)}")
     return _rows(answer.stdout.split(f"{_RECORD}\n"), len(letters))
 
 
@@ -155,11 +155,11 @@ def history(
     argv += (
         [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
     )
-    answer = answered(argv)
+    answer = query_tool(argv)
     if answer.exit_code != 0 and any(words in answer.stderr.lower() for words in _WITHOUT_ACCOUNTING):
         return None
     if answer.exit_code != 0:
-        raise ToolError(f"sacct failed: {last_words(answer)}")
+        raise ToolError(f"sacct failed: {error_line(answer)}")
     return _rows(answer.stdout.splitlines(), len(fields))
 
 
@@ -181,14 +181,14 @@ def qualities() -> str:
 
 
 def _accounting(kind: str, *words: str, fields: str) -> str:
-    return said(
+    return run_tool(
         ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"]
     )
 
 
 def sbatch(options: Sequence[str], script: Path) -> Answer:
     """`sbatch OPTIONS` with the file `script` as its stdin: a job's Command must not name a file that will be gone."""
-    return answered(["sbatch", *options], feed=script)
+    return query_tool(["sbatch", *options], feed=script)
 
 
 def user() -> str:

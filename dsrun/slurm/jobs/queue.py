@@ -32,7 +32,7 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
-def run_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> str | None:
+def job_output_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> str | None:
     """The absolute path of the job's run folder; None where the script does not say, or not in words we read.
 
     `variables` are those the job's shell has, as far as they are known; PWD is `work_dir`.
@@ -47,7 +47,7 @@ def run_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> s
     return None
 
 
-def job_variables(*, label: str, number: str, name: str) -> dict[str, str]:
+def job_environment(*, label: str, number: str, name: str) -> dict[str, str]:
     """What a job's shell has by its number: `label` is "6_1" for a task of an array, else the `number` itself.
 
     "job" is dsrun's own name for the label in the script it renders.
@@ -205,7 +205,7 @@ def _job(row: Sequence[str]) -> Job:
     )
 
 
-def merged(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
+def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
     """Each job once, as the queue has it where both do: running ones first, then waiting, then the last to end.
 
     Jobs that ended before `since` (local time) are left out.
@@ -245,13 +245,13 @@ def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
     except ToolError:  # an accounting database that is away: the queue is what matters
         recorded = []
     since = None if job_id else datetime.now() - timedelta(hours=hours)
-    jobs = merged(queued, recorded, since=since)
+    jobs = merge_jobs(queued, recorded, since=since)
     if job_id and not jobs:
         raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
-    return joined(jobs, query.batch_script)
+    return with_output_folders(jobs, query.batch_script)
 
 
-def joined(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
+def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
     """The jobs with their run folders and how far these are; `script_of` gives the script of a job's number."""
     script = cache(script_of)  # one for all tasks of an array
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -276,5 +276,5 @@ def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[s
     if script is None:
         return None
     kept = {name: environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in environ}
-    variables = kept | job_variables(label=job.id, number=job.number, name=job.name)
-    return run_folder(script, work_dir=job.work_dir, variables=variables)
+    variables = kept | job_environment(label=job.id, number=job.number, name=job.name)
+    return job_output_folder(script, work_dir=job.work_dir, variables=variables)

@@ -29,7 +29,7 @@ _EXIT = re.compile(r"(\d+):(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobView:
+class JobStatus:
     """A job, or one task of an array, whose `label` is then "6_1".
 
     `exit_code` and `signal` as SLURM gives them; `log` is None while SLURM does not know its name.
@@ -58,7 +58,7 @@ class JobView:
         return self.exit_code or (128 + self.signal if self.signal else 1)
 
 
-def read_jobs(text: str) -> tuple[JobView, ...]:
+def read_jobs(text: str) -> tuple[JobStatus, ...]:
     """The jobs in the answer of `scontrol show job`, array tasks in the order of their numbers."""
     found = [_view(record) for record in jobs(text)]
     return tuple(sorted(found, key=lambda view: _task(view.label)))
@@ -70,7 +70,7 @@ def _task(label: str) -> int:
     return int(last) if last.isdecimal() and "_" in label else -1
 
 
-def _view(record: dict[str, str]) -> JobView:
+def _view(record: dict[str, str]) -> JobStatus:
     label = record["JobId"]
     if "ArrayJobId" in record:
         task = record["ArrayTaskId"]
@@ -79,7 +79,7 @@ def _view(record: dict[str, str]) -> JobView:
     restarts = record.get("Restarts", "")
     # The name of the log of tasks that have not started holds SLURM's word for "no number".
     started = "[" not in label
-    return JobView(
+    return JobStatus(
         label=label,
         state=record.get("JobState", "UNKNOWN"),
         reason=value(record, "Reason") or "",
@@ -119,11 +119,11 @@ def _log(record: dict[str, str]) -> str | None:
 HISTORY_FIELDS = ("JobID", "State", "ExitCode", "NodeList", "Elapsed")
 
 
-def from_history(row: tuple[str, ...]) -> JobView:
+def from_history(row: tuple[str, ...]) -> JobStatus:
     """The job in a row of sacct with the fields HISTORY_FIELDS; its state may read "CANCELLED by 1000"."""
     label, state, code, nodes, elapsed = row
     found = _EXIT.fullmatch(code)
-    return JobView(
+    return JobStatus(
         label=label,
         state=(state.split() or ["UNKNOWN"])[0],
         nodes="" if nodes == "None assigned" else nodes,
@@ -166,7 +166,7 @@ _REASONS = {
 }
 
 
-def explained(reason: str) -> str | None:
+def explain_reason(reason: str) -> str | None:
     """What `reason` means; None where there is nothing to add to SLURM's word."""
     name = reason.partition(",")[0].strip()
     return _REASONS.get(name)

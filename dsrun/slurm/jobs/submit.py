@@ -12,7 +12,7 @@ from pathlib import Path
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
-from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobView, from_history, read_jobs
+from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system.capture import Answer
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
@@ -33,7 +33,7 @@ def submit(script: str, extra: Sequence[str] = (), *, say: Callable[[str], None]
     answer = _sbatch(["--parsable", *extra], script)
     found = _NUMBER.fullmatch(answer.stdout.strip().rpartition("\n")[2])
     if answer.exit_code != 0 or not found:
-        raise ToolError(f"SLURM refuses the job: {query.last_words(answer)}", fix="try --test-only")
+        raise ToolError(f"SLURM refuses the job: {query.error_line(answer)}", fix="try --test-only")
     for line in answer.stderr.splitlines():
         if say and line.strip():
             say(line.strip())
@@ -45,15 +45,15 @@ def test_only(script: str) -> str:
     answer = _sbatch(["--test-only"], script)
     if answer.exit_code != 0:
         # Also said of jobs that sbatch takes and that wait: for a drained node, or for ever.
-        raise ToolError(f"SLURM could not start the job now: {query.last_words(answer)}")
-    return forecast(query.last_words(answer))
+        raise ToolError(f"SLURM could not start the job now: {query.error_line(answer)}")
+    return forecast(query.error_line(answer))
 
 
-def forecast(said: str) -> str:
+def forecast(output: str) -> str:
     """What `sbatch --test-only` said, in our words; as it stands where it is unknown."""
-    found = _WOULD.search(said)
+    found = _WOULD.search(output)
     if not found:
-        return said
+        return output
     where = f"on {found['nodes']}" + (f" of partition {found['partition']}" if found["partition"] else "")
     if int(found["start"][:4]) - _this_year() > _NEVER_YEARS:
         return f"would start {where} when jobs that have no time limit end"
@@ -92,7 +92,7 @@ class Watch:
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self.views: dict[str, JobView] = {}
+        self.views: dict[str, JobStatus] = {}
         self._sure = False
 
     @property
@@ -105,7 +105,7 @@ class Watch:
         """The exit code of the first task that did not end well; 0 when all did."""
         return next((code for view in self.views.values() if (code := view.result)), 0)
 
-    def news(self, views: Iterable[JobView]) -> list[str]:
+    def news(self, views: Iterable[JobStatus]) -> list[str]:
         """Take the present state in; one line for everything that has changed."""
         now = {view.label: view for view in views}
         lines = [_line(self.views.get(label), view) for label, view in now.items()]
@@ -118,7 +118,7 @@ class Watch:
         return [line for line in lines if line]
 
 
-def _line(before: JobView | None, view: JobView) -> str:
+def _line(before: JobStatus | None, view: JobStatus) -> str:
     """How a job's change reads; empty when nothing has changed that matters."""
     if before and (before.state, before.restarts) == (view.state, view.restarts):
         same = view.reason == before.reason if view.state == "PENDING" else view.nodes == before.nodes
@@ -169,7 +169,7 @@ class _Logs:
         self._show = show
         self._tails: dict[str, Tail] = {}
 
-    def read(self, views: Iterable[JobView], *, last: bool = False) -> None:
+    def read(self, views: Iterable[JobStatus], *, last: bool = False) -> None:
         """Show what is new; lines of array tasks with the task in front."""
         for view in views:
             if view.log is None:
@@ -212,7 +212,7 @@ def follow(job_id: str, *, say: Say, show: Say, pause: Callable[[float], None] =
         elapsed += TICK_S
 
 
-def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobView, ...]:
+def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
     """The job as the controller, or the accounting after it, knows it."""
     text = query.job(watch.job_id)
     if text is not None:
@@ -223,7 +223,7 @@ def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobView, ...]:
         if views and all(view.is_final for view in views):
             logs = {label: view.log for label, view in watch.views.items()}
             return tuple(
-                JobView(**{**vars(view), "log": logs.get(view.label), "restarts": _restarts(watch, view)})
+                JobStatus(**{**vars(view), "log": logs.get(view.label), "restarts": _restarts(watch, view)})
                 for view in views
             )
         if not rows:
@@ -237,6 +237,6 @@ def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobView, ...]:
     )
 
 
-def _restarts(watch: Watch, view: JobView) -> int:
+def _restarts(watch: Watch, view: JobStatus) -> int:
     before = watch.views.get(view.label)
     return before.restarts if before else 0

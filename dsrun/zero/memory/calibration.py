@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.system.cache import cache_root
 from dsrun.system.files import replacing
+from dsrun.system.variables import cache_root
 from dsrun.zero.memory.request import PlanRequest
 
 SANE = (0.5, 2.0)

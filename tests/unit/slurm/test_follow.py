@@ -10,7 +10,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs import submit
-from dsrun.slurm.jobs.status import JobView, from_history, read_jobs
+from dsrun.slurm.jobs.status import JobStatus, from_history, read_jobs
 from dsrun.slurm.jobs.submit import Tail, Watch, follow, interval
 from tests.slurm_recordings import recorded, stand_in
 
@@ -219,10 +219,10 @@ def test_sacct_row_parsed():
 def test_follow_reports_state_changes_only():
     """Something is reported only when the job has changed."""
     watch = Watch("7")
-    waiting = JobView(label="7", state="PENDING", reason="Priority")
+    waiting = JobStatus(label="7", state="PENDING", reason="Priority")
     assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
     assert watch.news([waiting]) == []
-    assert watch.news([JobView(label="7", state="PENDING", reason="Resources")]) == [
+    assert watch.news([JobStatus(label="7", state="PENDING", reason="Resources")]) == [
         "job 7: PENDING (Resources)"
     ]
     assert not watch.ended
@@ -272,12 +272,12 @@ def test_sbatch_refusal_quoted(sbatch):
 
 
 def test_sbatch_test_only_forecasts_start(sbatch):
-    said = "sbatch: Job 15 to start at 2026-11-21T08:44:13 using 4 processors on nodes node[1-2] in partition gpu\n"
-    folder = sbatch("", said)
+    printed = "sbatch: Job 15 to start at 2026-11-21T08:44:13 using 4 processors on nodes node[1-2] in partition gpu\n"
+    folder = sbatch("", printed)
     expected = "would start at 2026-11-21T08:44:13 on node[1-2] of partition gpu with 4 cores"
     assert submit.test_only("#!/bin/bash\n") == expected
     assert (folder / "calls").read_text() == "sbatch --test-only\n"
-    assert submit.forecast(said.replace("2026", "2383")).endswith("when jobs that have no time limit end")
+    assert submit.forecast(printed.replace("2026", "2383")).endswith("when jobs that have no time limit end")
     sbatch("", "allocation failure: Requested node configuration is not available\n", 1)
     with pytest.raises(ToolError, match="could not start the job now: allocation failure: Requested node"):
         submit.test_only("#!/bin/bash\n")
