@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.docpage import GeneratedPart, table
 from dsrun.slurm.render.environment import networks
 from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
-from dsrun.slurm.render.rules import OWN
+from dsrun.slurm.render.spec import OWN
 
 
 def markdown() -> str:

@@ -13,7 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.slurm.render.notation import shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, Site
-from dsrun.slurm.render.rules import gres_gpus
+from dsrun.slurm.render.spec import gres_gpus
 from dsrun.slurm.units import gpu_words
 
 
@@ -92,7 +92,7 @@ def gpus_of(spec: SlurmSpec) -> int:
     if spec.gpus_per_node is not None:
         found = gpu_words(spec.gpus_per_node)
         return found[1] if found else 0
-    return gres_gpus(spec, {})
+    return gres_gpus(spec)
 
 
 def workers(spec: SlurmSpec) -> int:

@@ -28,7 +28,7 @@ from dsrun.slurm.render.environment import (
 from dsrun.slurm.render.notation import directive_value, shell_quote
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import LEAST_LEAD_S, Program, Site, slug
-from dsrun.slurm.render.rules import gres_gpus, sbatch_entry
+from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
 from dsrun.slurm.units import time_limit
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def template_text() -> str:
 
 def completed(spec: SlurmSpec, program: Program, site: Site) -> SlurmSpec:
     """The spec with what follows from the cluster filled in: GPUs and CPUs of each node, and the signal's lead."""
-    if spec.gpus_per_node is None and not gres_gpus(spec, {}) and spec.nproc is None:
+    if spec.gpus_per_node is None and not gres_gpus(spec) and spec.nproc is None:
         usual = site.gpus_per_node if site.gpus_per_node is not None else 1
         usual = 0 if program.on_cpu else usual
         spec = replace(spec, gpus_per_node=str(usual))
