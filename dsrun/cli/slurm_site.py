@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, ClusterFacts | None]:
     """The site, and the facts of the cluster it comes from; None for these where there is no SLURM."""
     from dsrun.slurm.cluster.discover import discover_if_any
-    from dsrun.slurm.jobs.queue import checkpoint_seconds
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
     facts = discover_if_any(say=print_note)
@@ -31,6 +30,19 @@ def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, Clust
         gpus_per_node=facts.usual_gpus(partition) or 0,
         cores_per_gpu=facts.cores_per_gpu(partition),
     ), facts
+
+
+def checkpoint_seconds(folder: Path) -> float | None:
+    """Seconds of the slowest checkpoint that the run in `folder` has written; None where it has written none."""
+    from dsrun.runs.folder import RunFolder
+    from dsrun.runs.records import iter_records
+
+    times = [
+        float(record["seconds"])
+        for record in iter_records(RunFolder(folder).events)
+        if record.get("kind") == "checkpoint_end" and isinstance(record.get("seconds"), (int, float))
+    ]
+    return max(times, default=None)
 
 
 def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> Iterator[str]:

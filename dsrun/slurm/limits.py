@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.findings import Finding, nearest
 from dsrun.slurm import units
-from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Quality
+from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Qos
 from dsrun.slurm.request import Request, error
 
 
@@ -129,7 +129,7 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
         yield from _limits(wanted, quality)
 
 
-def _limits(wanted: Request, quality: Quality) -> Iterator[Finding]:
+def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
     if wanted.time is not None and wanted.time > quality.time_limit:
         yield error(
             "qos_time", f"{units.clock(wanted.time)} is above the limit of QOS {quality.name}",

@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.docpage import GeneratedPart, table
 from dsrun.slurm.render.environment import networks
 from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
-from dsrun.slurm.render.spec import OWN
+from dsrun.slurm.render.spec import RESERVED_OPTIONS
 
 
 def markdown() -> str:
@@ -25,7 +25,10 @@ def markdown() -> str:
     parts += [
         "### What --sbatch does not take",
         "Every option above that has an sbatch option of its own, and:",
-        table(("sbatch option", "why, and what to write"), [(f"`{key}`", why) for key, why in OWN.items()]),
+        table(
+            ("sbatch option", "why, and what to write"),
+            [(f"`{key}`", why) for key, why in RESERVED_OPTIONS.items()],
+        ),
         "## Network presets",
         table(
             ("`--network`", "for", "sets, where the environment has nothing"),

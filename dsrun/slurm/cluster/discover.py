@@ -19,7 +19,7 @@ from dsrun.slurm.cluster.facts import (
     GpuGroup,
     Node,
     Partition,
-    Quality,
+    Qos,
 )
 from dsrun.slurm.cluster.query import names, oneliners, settings, value
 from dsrun.system import hostlist
@@ -108,7 +108,7 @@ def read_accounting(*, associations: str, qualities: str, enforced: str) -> Acco
         ),
         default_account=rows[0][0] or None if rows else None,
         qualities=tuple(
-            Quality(name=row[0], time_limit=units.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
+            Qos(name=row[0], time_limit=units.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
             for row in _rows(qualities, 3)
         ),
         enforced=frozenset(word.strip() for word in enforced.split(",") if word.strip() not in ("", "none")),

@@ -121,7 +121,7 @@ class Association:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
+class Qos:
     """A QOS: its longest time in seconds and most GPUs of one job, infinity for no limit."""
 
     name: str
@@ -135,7 +135,7 @@ class Accounting:
 
     associations: tuple[Association, ...]
     default_account: str | None
-    qualities: tuple[Quality, ...]
+    qualities: tuple[Qos, ...]
     enforced: frozenset[str]
 
 

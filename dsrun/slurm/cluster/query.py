@@ -13,10 +13,10 @@ from dsrun.errors import MissingError, ToolError
 from dsrun.system.capture import Answer, ask
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 # What SLURM's programs say where they are installed and no cluster is.
 _NO_CLUSTER = "Could not establish a configuration source"
-_NOT_NOW = (
+_UNREACHABLE = (
     "Unable to contact slurm controller",
     "Problem talking to the database",
     "Slurm backup controller in standby mode",
@@ -25,10 +25,11 @@ _NOT_NOW = (
     "Connection refused",
     "timed out",
 )
-_UNKNOWN_JOB = "Invalid job id specified"
+# In lower case.
+_UNKNOWN_JOB = ("invalid job id specified",)
 _WITHOUT_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
 # Users set SLURM_TIME_FORMAT for their own eyes.
-_OURS = {"SLURM_TIME_FORMAT": "standard"}
+_TIME_FORMAT = {"SLURM_TIME_FORMAT": "standard"}
 # ASCII's unit and record separators: a job's name may hold blanks, bars, commas and line breaks.
 _FIELD, _RECORD = "\x1f", "\x1e"
 
@@ -37,32 +38,41 @@ class NoAnswerError(ToolError):
     """The controller or the accounting daemon does not answer now; it may be back soon."""
 
 
-def run_tool(argv: Sequence[str], *, feed: Path | None = None) -> str:
-    """What one of SLURM's programs prints, with the file `feed` as its stdin.
+def run_tool(argv: Sequence[str]) -> str:
+    """What one of SLURM's programs prints.
 
     Raises MissingError where there is no SLURM or no cluster, NoAnswerError when the controller cannot be reached,
     and ToolError with the program's last line when it fails.
     """
-    answer = query_tool(argv, feed=feed)
-    if answer.exit_code != 0:
-        raise ToolError(f"{argv[0]} failed: {error_line(answer)}")
-    return answer.stdout
+    return str(run_tool_unless(argv, ()))
+
+
+def run_tool_unless(argv: Sequence[str], absent: Sequence[str]) -> str | None:
+    """As `run_tool`; None when the program fails with one of the messages `absent`."""
+    answer = query_tool(argv)
+    if answer.exit_code == 0:
+        return answer.stdout
+    if any(message in answer.stderr.lower() for message in absent):
+        return None
+    raise ToolError(f"{argv[0]} failed: {error_line(answer)}")
 
 
 def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
     """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
-        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or mend it")
+        raise ToolError(
+            f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or correct it"
+        )
     try:
-        answer = ask(argv, seconds=_PATIENCE_S, changes=_OURS, feed=feed)
+        answer = ask(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
     except MissingError:
         raise _no_slurm(argv[0]) from None
     except ToolError as error:
         raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
     if answer.exit_code != 0 and _NO_CLUSTER in answer.stderr:
         raise _no_slurm(argv[0])
-    if answer.exit_code != 0 and any(words in answer.stderr for words in _NOT_NOW):
+    if answer.exit_code != 0 and any(words in answer.stderr for words in _UNREACHABLE):
         raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
 
@@ -110,12 +120,7 @@ def job(job_id: str) -> str | None:
 
     Not --oneliner: on lines of its own no value that the user chose can pass for another key.
     """
-    answer = query_tool(["scontrol", "show", "job", job_id])
-    if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
-        return None
-    if answer.exit_code != 0:
-        raise ToolError(f"scontrol failed: {error_line(answer)}")
-    return answer.stdout
+    return run_tool_unless(["scontrol", "show", "job", job_id], _UNKNOWN_JOB)
 
 
 def batch_script(job_id: str) -> str | None:
@@ -134,12 +139,8 @@ def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[st
     """
     text = _FIELD.join(f"%{letter}" for letter in letters) + _RECORD
     argv = ["squeue", "--noheader", "--states=all", f"--format={text}"]
-    answer = query_tool([*argv, f"--jobs={job_id}" if job_id else "--me"])
-    if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
-        return []
-    if answer.exit_code != 0:
-        raise ToolError(f"squeue failed: {error_line(answer)}")
-    return _rows(answer.stdout.split(f"{_RECORD}\n"), len(letters))
+    answer = run_tool_unless([*argv, f"--jobs={job_id}" if job_id else "--me"], _UNKNOWN_JOB)
+    return [] if answer is None else _rows(answer.split(f"{_RECORD}\n"), len(letters))
 
 
 def history(
@@ -155,12 +156,8 @@ def history(
     argv += (
         [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
     )
-    answer = query_tool(argv)
-    if answer.exit_code != 0 and any(words in answer.stderr.lower() for words in _WITHOUT_ACCOUNTING):
-        return None
-    if answer.exit_code != 0:
-        raise ToolError(f"sacct failed: {error_line(answer)}")
-    return _rows(answer.stdout.splitlines(), len(fields))
+    text = run_tool_unless(argv, _WITHOUT_ACCOUNTING)
+    return None if text is None else _rows(text.splitlines(), len(fields))
 
 
 def _rows(records: Sequence[str], width: int) -> list[tuple[str, ...]]:

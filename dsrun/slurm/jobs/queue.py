@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.progress_tail import Progress, progress
-from dsrun.runs.records import iter_records
 from dsrun.slurm.cluster import query
 from dsrun.slurm.jobs.status import FINAL
 from dsrun.slurm.render.program import slug
@@ -96,32 +96,11 @@ def _ansi(found: re.Match[str]) -> str:
     return chr(int(code[1:], 16)) if len(code) > 1 else _CONTROLS.get(code, code)
 
 
-def checkpoint_seconds(folder: Path) -> float | None:
-    """Seconds of the slowest checkpoint that the run in `folder` has written; None where it has written none."""
-    times = [
-        float(record["seconds"])
-        for record in iter_records(RunFolder(folder).events)
-        if record.get("kind") == "checkpoint_end" and isinstance(record.get("seconds"), (int, float))
-    ]
-    return max(times, default=None)
-
-
 # The same things from both sources, in the order of Job's fields. The name comes last: it may hold anything.
-_SQUEUE = ("i", "A", "T", "r", "P", "N", "D", "M", "l", "V", "S", "e", "Z", "j")
+_SQUEUE = tuple("iATrPNDMlVSeZj")
 _SACCT = (
-    *(
-        "JobID",
-        "JobIDRaw",
-        "State",
-        "Reason",
-        "Partition",
-        "NodeList",
-        "NNodes",
-        "Elapsed",
-        "Timelimit",
-        "Submit",
-    ),
-    *("Start", "End", "WorkDir", "JobName"),
+    *("JobID", "JobIDRaw", "State", "Reason", "Partition", "NodeList", "NNodes"),
+    *("Elapsed", "Timelimit", "Submit", "Start", "End", "WorkDir", "JobName"),
 )
 _NOTHING = frozenset({"", "None", "N/A", "Unknown", "None assigned", "(null)"})
 _AT_ONCE = 8  # queries to the controller
@@ -168,41 +147,17 @@ def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[
     return [replace(job, reason="") if recorded and job.state != "PENDING" else job for job in jobs]
 
 
-def _job(row: Sequence[str]) -> Job:
-    (
-        label,
-        number,
-        state,
-        reason,
-        partition,
-        nodes,
-        count,
-        elapsed,
-        limit,
-        submitted,
-        start,
-        end,
-        folder,
-        name,
-    ) = row
-    words = state.split() or ["UNKNOWN"]  # "CANCELLED by 1000"
-    return Job(
-        id=label,
-        number=number,
-        state=words[0],
-        reason=reason,
-        partition=partition,
-        nodes=nodes,
-        node_count=int(count) if count.isdecimal() else 0,
-        elapsed=elapsed,
-        time_limit=limit,
-        submitted=submitted,
-        # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
-        started="" if words[0] == "PENDING" else start,
-        ended=end if words[0] in FINAL else "",
-        work_dir=folder,
-        name=name,
-    )
+def _job(row: list[str]) -> Job:
+    known: dict[str, Any] = dict(zip(Job.__annotations__, row, strict=False))
+    state = (known["state"].split() or ["UNKNOWN"])[0]  # "CANCELLED by 1000"
+    count = known["node_count"]
+    known |= {"state": state, "node_count": int(count) if count.isdecimal() else 0}
+    # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
+    if state == "PENDING":
+        known["started"] = ""
+    if state not in FINAL:
+        known["ended"] = ""
+    return Job(**known)
 
 
 def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:

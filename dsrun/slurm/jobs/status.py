@@ -10,18 +10,8 @@ from dsrun.slurm.cluster.query import jobs, value
 
 # squeue(1), "Job state codes". The others (PENDING, RUNNING, COMPLETING, SUSPENDED, REQUEUED ...) go on.
 FINAL = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-    }
-    | {"TIMEOUT"}
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"}
+    | {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 )
 # A requeued job may show these for a moment before it is PENDING again.
 MAYBE_FINAL = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})

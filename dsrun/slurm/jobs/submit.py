@@ -75,8 +75,8 @@ def _sbatch(options: Sequence[str], script: str) -> Answer:
 
 TICK_S = 1.0
 """How often logs are read. The controller, which many users share, is asked less and less often."""
-_LONGEST_S = 10.0
-_PATIENCE_TICKS = 30  # for accounting, which may learn of a job's end later than the controller forgets it
+_MAX_INTERVAL_S = 10.0
+_ACCOUNTING_TICKS = 30  # for accounting, which may learn of a job's end later than the controller forgets it
 _CHUNK = 1 << 20
 
 Say = Callable[[str], None]
@@ -84,7 +84,7 @@ Say = Callable[[str], None]
 
 def interval(elapsed: float) -> float:
     """Seconds from one question to the next, `elapsed` seconds after the first: 1 at first, 10 after five minutes."""
-    return min(_LONGEST_S, TICK_S + elapsed / 30)
+    return min(_MAX_INTERVAL_S, TICK_S + elapsed / 30)
 
 
 class Watch:
@@ -105,7 +105,7 @@ class Watch:
         """The exit code of the first task that did not end well; 0 when all did."""
         return next((code for view in self.views.values() if (code := view.result)), 0)
 
-    def news(self, views: Iterable[JobStatus]) -> list[str]:
+    def update(self, views: Iterable[JobStatus]) -> list[str]:
         """Take the present state in; one line for everything that has changed."""
         now = {view.label: view for view in views}
         lines = [_line(self.views.get(label), view) for label, view in now.items()]
@@ -196,7 +196,7 @@ def follow(job_id: str, *, say: Say, show: Say, pause: Callable[[float], None] =
                 if silent:
                     say("the controller answers again")
                 silent = False
-                for line in watch.news(views):
+                for line in watch.update(views):
                     say(line)
             except NoAnswerError as error:
                 if not silent:
@@ -217,7 +217,7 @@ def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]
     text = query.job(watch.job_id)
     if text is not None:
         return read_jobs(text)
-    for _ in range(_PATIENCE_TICKS):
+    for _ in range(_ACCOUNTING_TICKS):
         rows = query.history(HISTORY_FIELDS, job_id=watch.job_id)
         views = [from_history(row) for row in rows or ()]
         if views and all(view.is_final for view in views):

@@ -14,7 +14,7 @@ from dsrun.slurm.render.notation import shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
-from dsrun.slurm.units import gpu_words
+from dsrun.slurm.units import parse_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def as_path(text: str) -> str:
 def gpus_of(spec: SlurmSpec) -> int:
     """GPUs of each node."""
     if spec.gpus_per_node is not None:
-        found = gpu_words(spec.gpus_per_node)
+        found = parse_gpus(spec.gpus_per_node)
         return found[1] if found else 0
     return gres_gpus(spec)
 

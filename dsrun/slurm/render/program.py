@@ -130,7 +130,7 @@ def slug(name: str) -> str:
 # cost more than three minutes' training not done.
 DEFAULT_LEAD_S = 180
 # slurmctld looks at time limits about every 30 s, so a shorter lead may be missed altogether.
-LEAST_LEAD_S = 60
+MIN_LEAD_S = 60
 _SAVING_TIMES = 2  # the step in progress and a slow file system
 
 
@@ -154,4 +154,4 @@ class Site:
         """Seconds before the time limit at which a job is to be signalled."""
         if self.checkpoint_s is None:
             return DEFAULT_LEAD_S
-        return LEAST_LEAD_S + round(_SAVING_TIMES * self.checkpoint_s)
+        return MIN_LEAD_S + round(_SAVING_TIMES * self.checkpoint_s)

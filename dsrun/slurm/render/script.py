@@ -27,7 +27,7 @@ from dsrun.slurm.render.environment import (
 )
 from dsrun.slurm.render.notation import directive_value, shell_quote
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.slurm.render.program import LEAST_LEAD_S, Program, Site, slug
+from dsrun.slurm.render.program import MIN_LEAD_S, Program, Site, slug
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
 from dsrun.slurm.units import time_limit
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 TEMPLATE = "job.sh.j2"
 # With --export=NONE or a list SLURM 22.05 starts jobs without even a HOME; its --get-user-env is ignored there.
-WHO = ("HOME", "USER", "LOGNAME", "SHELL")
+USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL")
 # Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
-MISLEADING = (
+ACCELERATE_VARIABLES = (
     "ACCELERATE_USE_CPU",
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_MIXED_PRECISION",
@@ -74,7 +74,7 @@ def _lead(spec: SlurmSpec, site: Site) -> int | None:
         return spec.signal_lead
     limit = time_limit(spec.time) if spec.time else None
     if limit and limit < 2 * site.lead:
-        return LEAST_LEAD_S if limit > 2 * LEAST_LEAD_S else None
+        return MIN_LEAD_S if limit > 2 * MIN_LEAD_S else None
     return site.lead
 
 
@@ -149,7 +149,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "needed": [entry for entry in spec.env if "=" not in entry],
         "variables": list(exported.items()),
         "defaults": [each for each in defaults(spec, program).items() if each[0] not in exported],
-        "unset": MISLEADING if program.trains else (),
+        "unset": ACCELERATE_VARIABLES if program.trains else (),
         "path_first": str(PurePosixPath(python).parent) if has_own_programs(spec, python, staged) else None,
         "name": slug(spec.job_name) if spec.job_name else program.name,
         "output": program.output,
@@ -196,7 +196,7 @@ def _last_directives(spec: SlurmSpec) -> Iterator[str]:
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
     if spec.clean_env:
-        names = (*WHO, *(entry for entry in spec.env if "=" not in entry))
+        names = (*USER_VARIABLES, *(entry for entry in spec.env if "=" not in entry))
         yield f"--export={','.join(dict.fromkeys(names))}"
     for entry in spec.sbatch:
         key, value = sbatch_entry(entry, "--sbatch")

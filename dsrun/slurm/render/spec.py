@@ -14,7 +14,7 @@ from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
 from dsrun.slurm.render.notation import check_notation, directive_value, shell_quote
 from dsrun.slurm.render.options import SlurmSpec, flag_of, kind_of, options
-from dsrun.slurm.units import MOST, gpu_words, time_limit
+from dsrun.slurm.units import MAX_NUMBER, parse_gpus, time_limit
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_LEAD_S = 65535
@@ -24,31 +24,19 @@ SECRET = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY($|
 _INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
 # What bash keeps to itself, and what the script or SLURM sets for every job.
-_TAKEN = re.compile(
+_RESERVED_VARIABLES = re.compile(
     r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL)"
     r"|SLURM_(JOB|JOBID|ARRAY|RESTART|NODEID|PROCID|LOCALID|NTASKS|NNODES)(_.*)?"
 )
 # The script's own variables: one that is exported already reaches the program with the script's value.
-_SCRIPTS = frozenset(
-    {
-        "job",
-        "restart",
-        "hosts",
-        "endpoint",
-        "signalled",
-        "interrupted",
-        "watchdog",
-        "code",
-        "own",
-        "log",
-        "worker",
-    }
-    | {"on_node", "cache", "key", "cores", "threads", "make_room", "unpack", "root"}
+_SCRIPT_VARIABLES = frozenset(
+    {"job", "restart", "hosts", "endpoint", "signalled", "interrupted", "watchdog", "code", "own", "log"}
+    | {"worker", "on_node", "cache", "key", "cores", "threads", "make_room", "unpack", "root"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")
 # Options of sbatch that would undo what the script relies on.
-OWN = {
+RESERVED_OPTIONS = {
     "ntasks": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
     "ntasks-per-node": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
     "ntasks-per-gpu": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
@@ -96,8 +84,8 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
     known = {each.metadata["sbatch"]: name for name, each in options().items() if each.metadata["sbatch"]}
     if key in known:
         raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
-    if key in OWN:
-        raise UsageError(f"{where}: {key} is set by the script", fix=OWN[key])
+    if key in RESERVED_OPTIONS:
+        raise UsageError(f"{where}: {key} is set by the script", fix=RESERVED_OPTIONS[key])
     return key, directive_value(value.strip(), f"{where} {key}") if equals else None
 
 
@@ -108,8 +96,8 @@ def gres_gpus(spec: SlurmSpec) -> int:
 
 def _resources(spec: SlurmSpec) -> Iterator[Problem]:
     if spec.gpus_per_node is not None:
-        found = gpu_words(spec.gpus_per_node)
-        if found is None or found[0] == "gpu" or found[1] > MOST:
+        found = parse_gpus(spec.gpus_per_node)
+        if found is None or found[0] == "gpu" or found[1] > MAX_NUMBER:
             yield "gpus_per_node", f"{spec.gpus_per_node!r} is not a number of GPUs", "write 4, or a100:4"
     try:
         if gres_gpus(spec) and spec.gpus_per_node is not None:
@@ -127,7 +115,7 @@ def _time(spec: SlurmSpec) -> Iterator[Problem]:
     if limit is None:
         yield "time", f"{spec.time!r} is not a time limit", "minutes, 20:00:00, 2-00 or 2-00:00:00"
         return
-    if limit > MOST:
+    if limit > MAX_NUMBER:
         yield "time", f"{spec.time} is more than SLURM can count", "UNLIMITED is no limit"
     lead = spec.signal_lead or 0
     if lead > _LONGEST_LEAD_S:
@@ -153,7 +141,7 @@ def _environment(spec: SlurmSpec) -> Iterator[Problem]:
         name, equals, value = entry.partition("=")
         if not _NAME.fullmatch(name):
             yield "env", f"{name!r} is not a variable's name", ""
-        if name in _SCRIPTS or (equals and _TAKEN.fullmatch(name)):
+        if name in _SCRIPT_VARIABLES or (equals and _RESERVED_VARIABLES.fullmatch(name)):
             yield "env", f"{name} is set by bash, by SLURM or by the script", ""
         if equals and SECRET.search(name):
             fix = f"export it where you call sbatch, and write --env {name}"
@@ -262,6 +250,6 @@ def _number(word: str, meta: Mapping[str, Any], where: str) -> int:
     number = int(word)
     if meta["least"] is not None and number < meta["least"]:
         raise UsageError(f"{where}: {number} is less than {meta['least']}")
-    if number > MOST:
+    if number > MAX_NUMBER:
         raise UsageError(f"{where}: {word} is more than SLURM can count")
     return number

@@ -220,9 +220,9 @@ def test_follow_reports_state_changes_only():
     """Something is reported only when the job has changed."""
     watch = Watch("7")
     waiting = JobStatus(label="7", state="PENDING", reason="Priority")
-    assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
-    assert watch.news([waiting]) == []
-    assert watch.news([JobStatus(label="7", state="PENDING", reason="Resources")]) == [
+    assert watch.update([waiting]) == ["job 7: PENDING (Priority)"]
+    assert watch.update([waiting]) == []
+    assert watch.update([JobStatus(label="7", state="PENDING", reason="Resources")]) == [
         "job 7: PENDING (Resources)"
     ]
     assert not watch.ended
