@@ -13,6 +13,9 @@ from dsrun.checkpoints.listing import Entry, entry
 from dsrun.errors import UsageError
 from dsrun.runs.manifest import read_manifest
 
+# Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
+# length as a little-endian number; the header, JSON with dtype, shape and data_offsets by tensor name, and
+# "__metadata__"; the data.
 # The format's own limit.
 _LONGEST_HEADER = 100_000_000
 

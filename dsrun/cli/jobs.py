@@ -83,7 +83,7 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
         click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True)
 
     try:
-        return follow(job_id, say=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
+        return follow(job_id, notify=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
     except KeyboardInterrupt:
         print_note(
             f"job {job_id} goes on: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"

@@ -48,24 +48,24 @@ def write_file(path: Path, content: bytes, *, force: bool, executable: bool = Fa
 
 
 def print_error(message: str) -> None:
-    """What went wrong."""
+    """Print an error on stderr."""
     _line("error", message, "red")
 
 
 def print_note(message: str) -> None:
-    """What is worth knowing."""
+    """Print a note on stderr."""
     _line("note", message, "yellow")
 
 
 def print_detail(line: str) -> None:
-    """What belongs to the line before."""
+    """Print a line on stderr that belongs to the one before."""
     with ignore_closed_stream(2):
         click.echo(line, err=True)
 
 
 @contextmanager
 def ignore_closed_stream(fd: int) -> Iterator[None]:
-    """What is written to `fd` in here need not arrive: the pipe may have no reader, or the disk no room."""
+    """Ignore failures to write to `fd`: the pipe may have no reader, or the disk no room."""
     try:
         yield
     except OSError:

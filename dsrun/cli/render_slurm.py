@@ -187,7 +187,7 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
 def _submit(script: str, *, follow: bool) -> int:
     from dsrun.slurm.jobs.submit import submit
 
-    number = submit(script, say=print_note)
+    number = submit(script, notify=print_note)
     click.echo(number)
     if not follow:
         return 0

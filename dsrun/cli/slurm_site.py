@@ -21,7 +21,7 @@ def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, Clust
     from dsrun.slurm.cluster.discover import discover_if_any
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = discover_if_any(say=print_note)
+    facts = discover_if_any(notify=print_note)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None

@@ -1,4 +1,4 @@
-"""The edge of this room: asks the cluster and reads its answers into ClusterFacts."""
+"""Queries the cluster and parses its answers into ClusterFacts."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def discover(*, with_accounting: bool = True) -> ClusterFacts:
 
 
 def discover_if_any(
-    *, with_accounting: bool = True, say: Callable[[str], None] | None = None
+    *, with_accounting: bool = True, notify: Callable[[str], None] | None = None
 ) -> ClusterFacts | None:
     """As `discover`, but None where there is no SLURM.
 
-    With `say` also where it does not answer: `say` is told so, for what can be done without it.
+    With `notify` also where it does not answer: `notify` is told so, for what can be done without it.
     """
     try:
         return discover(with_accounting=with_accounting)
     except MissingError:
         return None
     except ToolError as error:
-        if say is None:
+        if notify is None:
             raise
-        say(str(error))
+        notify(str(error))
         return None
 
 

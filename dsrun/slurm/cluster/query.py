@@ -1,4 +1,4 @@
-"""Asking SLURM's own programs: scontrol, squeue, sacct, sacctmgr and sbatch. Answers are the text they print."""
+"""Querying SLURM's own programs (scontrol, squeue, sacct, sacctmgr, sbatch), and scontrol's records as mappings."""
 
 from __future__ import annotations
 

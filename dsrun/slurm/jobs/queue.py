@@ -1,4 +1,7 @@
-"""The user's jobs as the queue and the accounting know them, joined with their run folders."""
+"""The user's jobs as the queue and the accounting know them, joined with their run folders.
+
+A run folder is read from the job's script: what dsrun's own script exports, or what --output says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Giving a script to SLURM: submit it, or only ask whether and when it would start."""
+"""Submitting a job, testing whether it could start, and following it to its end: states, log and exit code.
+
+The controller is queried now and then (`sbatch --wait` backs off: it noticed the end of a 15 s job after 42 s). A
+requeue, a controller that is away for a while, and a controller that has forgotten the job are all survived.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,10 @@ _WOULD = re.compile(
 _NEVER_YEARS = 10
 
 
-def submit(script: str, extra: Sequence[str] = (), *, say: Callable[[str], None] | None = None) -> str:
+def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], None] | None = None) -> str:
     """Submit the text `script` with the further options `extra` and return the job's number.
 
-    `say` gets what sbatch remarks. Raises ToolError with SLURM's reason when it refuses the job, and MissingError
+    `notify` gets what sbatch remarks. Raises ToolError with SLURM's reason when it refuses the job, and MissingError
     where there is no SLURM.
     """
     answer = _sbatch(["--parsable", *extra], script)
@@ -35,8 +39,8 @@ def submit(script: str, extra: Sequence[str] = (), *, say: Callable[[str], None]
     if answer.exit_code != 0 or not found:
         raise ToolError(f"SLURM refuses the job: {query.error_line(answer)}", fix="try --test-only")
     for line in answer.stderr.splitlines():
-        if say and line.strip():
-            say(line.strip())
+        if notify and line.strip():
+            notify(line.strip())
     return found[1]
 
 
@@ -79,7 +83,7 @@ _MAX_INTERVAL_S = 10.0
 _ACCOUNTING_TICKS = 30  # for accounting, which may learn of a job's end later than the controller forgets it
 _CHUNK = 1 << 20
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def interval(elapsed: float) -> float:
@@ -165,7 +169,7 @@ class Tail:
 class _Logs:
     """The logs of a job's tasks, shown as they grow."""
 
-    def __init__(self, show: Say) -> None:
+    def __init__(self, show: Notify) -> None:
         self._show = show
         self._tails: dict[str, Tail] = {}
 
@@ -180,10 +184,10 @@ class _Logs:
                 self._show(mark + line)
 
 
-def follow(job_id: str, *, say: Say, show: Say, pause: Callable[[float], None] = time.sleep) -> int:
+def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float], None] = time.sleep) -> int:
     """Follow a job, or all tasks of an array, to the end and return its result as an exit code.
 
-    `say` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
+    `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
     know, and ToolError when nobody knows any more how it ended.
     """
     watch, logs = Watch(job_id), _Logs(show)
@@ -194,13 +198,13 @@ def follow(job_id: str, *, say: Say, show: Say, pause: Callable[[float], None] =
             try:
                 views = _look(watch, pause)
                 if silent:
-                    say("the controller answers again")
+                    notify("the controller answers again")
                 silent = False
                 for line in watch.update(views):
-                    say(line)
+                    notify(line)
             except NoAnswerError as error:
                 if not silent:
-                    say(f"{error.message}; the job goes on without it, waiting")
+                    notify(f"{error.message}; the job goes on without it, waiting")
                 silent = True
             due = elapsed + interval(elapsed)
         logs.read(watch.views.values())

@@ -1,4 +1,4 @@
-"""The network presets of slurm/networks.toml, and what an interface means to NCCL and to gloo."""
+"""The environment of the job's processes: network presets, variables, interpreter, staged copy, container."""
 
 from __future__ import annotations
 

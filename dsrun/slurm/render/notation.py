@@ -1,7 +1,7 @@
-"""Which words sbatch itself takes for arrays, dependencies, resources, nodes and mail. Tried against sbatch 22.05.
+"""Values as bash and sbatch read them: quoting, and the notations of arrays, dependencies, resources, nodes and mail.
 
-What it does not take is refused with the option's name. Its own words, after the script has gone through a pipe, are
-"Job dependency problem", or for node[2-1] "memory allocation failure".
+Tried against sbatch 22.05. What it does not take is refused with the option's name; its own words are "Job dependency
+problem", or for node[2-1] "memory allocation failure".
 """
 
 from __future__ import annotations

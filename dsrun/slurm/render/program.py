@@ -1,4 +1,4 @@
-"""What the job runs: the words after `--` as torch.distributed.run has to be told them."""
+"""What a job script is rendered for: the program as torch.distributed.run has to be told it, and the site."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Slurm:
             self.happens.pop(0)()
 
     def follow(self, job_id="67"):
-        return follow(job_id, say=self.told.append, show=self.shown.append, pause=self.pause)
+        return follow(job_id, notify=self.told.append, show=self.shown.append, pause=self.pause)
 
 
 def test_follow_job_to_its_end(monkeypatch):
@@ -257,7 +257,7 @@ def sbatch(tmp_path, monkeypatch):
 def test_sbatch_submit(sbatch):
     folder = sbatch("1234;lab\n", "sbatch: Verify: fine\n")
     remarks = []
-    assert submit.submit("#!/bin/bash\necho \udcff\n", ["--hold"], say=remarks.append) == "1234"
+    assert submit.submit("#!/bin/bash\necho \udcff\n", ["--hold"], notify=remarks.append) == "1234"
     assert (folder / "script").read_bytes() == b"#!/bin/bash\necho \xff\n"
     assert (folder / "calls").read_text() == "sbatch --parsable --hold\n"
     assert remarks == ["sbatch: Verify: fine"]
