@@ -174,4 +174,4 @@ def _print(file: str, findings: list[Finding]) -> None:
             click.echo(f"    {each.fix}")
     counts = Counter[str](each.level for each in findings)
     words = [f"{counts[level]} {WORDS[level][counts[level] > 1]}" for level in WORDS if counts[level]]
-    click.echo(f"{file}: {', '.join(words) or 'nothing to print_error about'}")
+    click.echo(f"{file}: {', '.join(words) or 'nothing to complain about'}")

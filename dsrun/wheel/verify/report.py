@@ -83,4 +83,4 @@ def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
         for level in ("error", "warning", "info")
         if (count := counts[level])
     ]
-    yield f"{name}: {', '.join(words) or 'nothing to print_error about'}"
+    yield f"{name}: {', '.join(words) or 'nothing to complain about'}"
