@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.ending import end
+from dsrun.system.process_end import end
 from dsrun.train.loop import engine as engines
 from dsrun.train.loop.loss import summed_cross_entropy
 from dsrun.train.model.load import add_lora

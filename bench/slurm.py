@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import median
 
 from bench.timing import ROUNDS, ratio_line
-from dsrun.slurm.render.program import any_program
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.program import Site, any_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.site import Site
-from dsrun.slurm.render.spec import SlurmSpec
 
 MANY = 10_000
 RENDERINGS = 200

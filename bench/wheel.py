@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dsrun.system.cache import cache_root
+from dsrun.system.variables import cache_root
 from dsrun.wheel.build.environment import FLAGS
 from dsrun.wheel.source.sdist import fetch_sdist, read_lock
 from dsrun.wheel.toolchain.cxx import compiler_cache

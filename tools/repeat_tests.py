@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.system.pdeathsig import tethered
+from dsrun.system.process_end import tethered
 
 ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 2

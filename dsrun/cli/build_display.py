@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dsrun.cli.words import aside, heard_or_not
+from dsrun.cli.output import ignore_closed_stream, print_detail
 from dsrun.wheel.build.progress import duration
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Lines:
         """Say what happened."""
         text = line_of(event, tracker, time.monotonic())
         if text:
-            aside(text)
+            print_detail(text)
 
 
 def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
@@ -82,7 +82,7 @@ class Bars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with heard_or_not(2):
+        with ignore_closed_stream(2):
             self._progress.stop()
 
     def refresh(self) -> None:
@@ -91,7 +91,7 @@ class Bars:
 
     def watch(self, event: Event, tracker: Tracker) -> None:
         """Move the bars."""
-        with heard_or_not(2):
+        with ignore_closed_stream(2):
             self._move(event, tracker)
 
     def _move(self, event: Event, tracker: Tracker) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.words import aside, remark
+from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--debug", is_flag=True, hidden=True)
 def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
-    from dsrun.system.cache import cache_root
+    from dsrun.system.variables import cache_root
     from dsrun.wheel.build.context import Flags
     from dsrun.wheel.build.plan import resolve
     from dsrun.wheel.cache import Store
@@ -142,11 +142,11 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
 
 def _tell(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
     for notice in notices:
-        remark(notice)
+        print_note(notice)
     for job in jobs:
         request = job.request
         what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
-        aside(
+        print_detail(
             f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
             f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}"
         )
@@ -159,9 +159,11 @@ def _obtain(job: Job, store: Store, *, force: bool, keep: bool) -> Entry:
     from dsrun.cli.build_display import make_display
     from dsrun.wheel.build.cached import obtain
 
-    aside(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
+    print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with make_display() as display:
-        return obtain(job, store, environ=os.environ, say=remark, watch=display.watch, force=force, keep=keep)
+        return obtain(
+            job, store, environ=os.environ, say=print_note, watch=display.watch, force=force, keep=keep
+        )
 
 
 def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: bool) -> Path:
@@ -191,6 +193,6 @@ def _show(job: Job, store: Store) -> None:
             click.echo(f"cd {shlex.quote(str(build.tree))}".replace(scratch, place))
             click.echo(shlex.join(build.argv).replace(scratch, place))
     stored = store.find(job.request.key)
-    remark(
+    print_note(
         f"stored already: {stored.wheel}" if stored else f"would be stored in {store.folder(job.request.key)}"
     )

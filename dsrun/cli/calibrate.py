@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.zero.generate.presets import GIB
 
@@ -141,5 +141,5 @@ def compare(
     try:
         saved = save(found.config, plain, gpu.total, measured)
     except OSError as error:  # the figures took minutes, and are worth knowing without it
-        remark(f"the correction cannot be kept for later plans: {error}")
+        print_note(f"the correction cannot be kept for later plans: {error}")
     return Calibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
-    from dsrun.slurm.cluster.gpu_groups import GpuGroup
+    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
 
 FORMAT_VERSION = 1
 INFINITE = float("inf")
@@ -23,9 +22,9 @@ INFINITE = float("inf")
 def command(*, partition: str | None, form: str, debug: bool) -> int:
     """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
     del debug  # main() looks for it
-    from dsrun.slurm.cluster.discover import look
+    from dsrun.slurm.cluster.discover import discover
 
-    facts = look(with_accounting=False)
+    facts = discover(with_accounting=False)
     partitions = _chosen(facts, partition)
     wanted = {name for each in partitions for name in each.nodes}
     nodes = [node for node in facts.nodes if partition is None or node.name in wanted]
@@ -57,7 +56,7 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
     found = facts.partition(name)
     if found is None:
         from dsrun.errors import UsageError
-        from dsrun.slurm.findings import nearest
+        from dsrun.findings import nearest
 
         raise UsageError(
             f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions))

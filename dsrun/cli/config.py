@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import put
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note, write_file
 from dsrun.errors import UsageError, nearest
 from dsrun.options import by_group
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
@@ -161,7 +160,7 @@ def run(**values: Any) -> int:
     from dsrun.zero.generate.explain import notices
 
     for line in notices(spec, facts):
-        remark(line)
+        print_note(line)
     _deliver(text, own)
     return 0
 
@@ -230,7 +229,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
     width = Settings(config).optional(*names) or Settings(inner).optional(*names)
     if spec.model and config and not width:
-        remark(f"the config.json of {spec.model} names no width: sizes as without --model")
+        print_note(f"the config.json of {spec.model} names no width: sizes as without --model")
     return HardwareFacts(
         hidden_size=width,
         largest=_largest(config) if spec.offload_param == "nvme" else None,
@@ -279,7 +278,9 @@ def _model_config(model: str) -> dict[str, Any]:
     try:
         return find(model).config
     except MissingError:
-        remark(f"{model} is not on this machine: sizes as without --model (the Trainer fills what says auto)")
+        print_note(
+            f"{model} is not on this machine: sizes as without --model (the Trainer fills what says auto)"
+        )
         return {}
 
 
@@ -288,7 +289,7 @@ def _deliver(text: str, own: dict[str, Any]) -> None:
     if own["output"] is None:
         click.echo(text, nl=False)
         return
-    put(Path(own["output"]), text, force=own["force"])
+    write_file(Path(own["output"]), text.encode("utf-8"), force=own["force"])
 
 
 command = ConfigGroup(

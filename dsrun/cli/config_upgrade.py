@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.config_check import STDIN, read_text
-from dsrun.cli.output import put
-from dsrun.cli.words import complain, remark
+from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 YAML = (".yaml", ".yml")
@@ -32,13 +31,13 @@ def command(file: str, output: str | None, in_place: bool, force: bool) -> int:
     if target is None:
         click.echo(upgraded, nl=False)
     elif changes or not in_place:
-        put(Path(target), upgraded, force=force or in_place)
+        write_file(Path(target), upgraded.encode("utf-8"), force=force or in_place)
     for change in changes:
-        remark(change)
+        print_note(change)
     for each in left:
-        complain(each)
+        print_error(each)
     if not changes and not left:
-        remark(f"{file}: nothing to upgrade")
+        print_note(f"{file}: nothing to upgrade")
     return EXIT_FINDINGS if left else 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 from dsrun.errors import FindingsError, UsageError
 from dsrun.findings import Finding
 from dsrun.system.packages import require_training_packages
@@ -123,7 +123,7 @@ def chosen_source(source: Path, *, merge_lora: bool) -> Path:
                 fix=f"export an older one; `dsrun export {source.parent}` takes the newest that verifies",
             )
     elif (source / "trainer_state.json").is_file():
-        remark(f"{source} has no manifest, as dsrun did not save it: it cannot be verified")
+        print_note(f"{source} has no manifest, as dsrun did not save it: it cannot be verified")
     elif not list(source.glob("*.safetensors")) and not list(source.glob("global_step*")):
         raise UsageError(
             f"{source} is neither a run folder nor a checkpoint", fix="give the --output of a dsrun train"
@@ -145,9 +145,9 @@ def _of_run(run: Path, *, merge_lora: bool) -> Path:
     for _, checkpoint in folder.checkpoints():
         damage = _damage(checkpoint)
         if not damage:
-            remark(f"{run} has not finished: exporting {checkpoint.name}")
+            print_note(f"{run} has not finished: exporting {checkpoint.name}")
             return checkpoint
-        remark(f"passed over {checkpoint.name}: {within(checkpoint, damage[0])}")
+        print_note(f"passed over {checkpoint.name}: {within(checkpoint, damage[0])}")
     raise UsageError(
         f"{run} has no final model and no checkpoint that verifies", fix=f"dsrun checkpoint list {run}"
     )

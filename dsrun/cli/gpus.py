@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
@@ -109,10 +109,10 @@ def _print(answer: dict[str, list[Row]], gres: str | None) -> None:
     if answer.get("gres"):
         _table(GRES_COLUMNS, answer["gres"])
     elif "gres" in answer:
-        remark(f"there is no GPU in {gres!r}")
+        print_note(f"there is no GPU in {gres!r}")
     for row in answer.get("gpus", []):
         if row["compute_capability"] is None:
-            remark(_unknown(row["name"], row["may_be"]))
+            print_note(_unknown(row["name"], row["may_be"]))
 
 
 def _unknown(name: str, may_be: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.errors import UsageError
+from dsrun.cli.output import print_note
+from dsrun.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from dsrun.slurm.jobs.queue import Job
@@ -37,15 +38,13 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     With ID (a job, an array, or a task such as 12_3) that one at length.
     """
     del debug  # main() looks for it
-    _refuse_odd(job_id, follow=follow, hours=hours)
+    _check_flags(job_id, follow=follow, hours=hours)
     if follow and form == "json":
         raise UsageError(
             "--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away"
         )
     if follow and job_id:
-        from dsrun.cli.slurm_follow import follow as to_the_end
-
-        return to_the_end(job_id)
+        return follow_job(job_id)
     from dsrun.slurm.jobs.queue import my_jobs
 
     jobs = my_jobs(hours=hours, job_id=job_id)
@@ -58,7 +57,7 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     return 0
 
 
-def _refuse_odd(job_id: str | None, *, follow: bool, hours: float) -> None:
+def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:
     import re
 
     if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
@@ -69,6 +68,27 @@ def _refuse_odd(job_id: str | None, *, follow: bool, hours: float) -> None:
         raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
     if follow and job_id is None:
         raise UsageError("--follow of which job?", fix="dsrun jobs ID --follow")
+
+
+def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
+    """Follow the job to its end, its log on stdout unless that has the job's number, and return its exit code.
+
+    Ctrl-C leaves it running.
+    """
+    from datetime import datetime
+
+    from dsrun.slurm.jobs.submit import follow
+
+    def print_state(line: str) -> None:
+        click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True)
+
+    try:
+        return follow(job_id, notify=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
+    except KeyboardInterrupt:
+        print_note(
+            f"job {job_id} goes on: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"
+        )
+        return EXIT_INTERRUPTED
 
 
 def as_json(job: Job) -> dict[str, Any]:
@@ -120,9 +140,9 @@ def _here(run: str | None) -> str:
 
 def reason_in_words(job: Job) -> str:
     """SLURM's reason and what it means; of a cancelled job it says only what that had last waited for."""
-    from dsrun.slurm.jobs.status import explained
+    from dsrun.slurm.jobs.status import explain_reason
 
-    meaning = None if job.state == "CANCELLED" else explained(job.reason)
+    meaning = None if job.state == "CANCELLED" else explain_reason(job.reason)
     return job.reason + (f": {meaning}" if meaning else "")
 
 

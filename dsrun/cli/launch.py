@@ -127,7 +127,7 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     runs once per GPU with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, and is started again
     from its last checkpoint when a rank or a machine is lost. Under SLURM and mpirun the machines are known.
     """
-    from dsrun.cli.words import remark
+    from dsrun.cli.output import print_note
     from dsrun.launch.coordinator.messages import Stopped
     from dsrun.launch.signals import startup_signals
     from dsrun.launch.ssh import follow_control_stdin
@@ -140,7 +140,7 @@ def command(program: tuple[str, ...], **given: Any) -> int:
         with startup_signals() as early:
             return _launch(options, program, early)
     except Stopped as stopped:
-        remark(str(stopped))
+        print_note(str(stopped))
         return stopped.exit_code
 
 

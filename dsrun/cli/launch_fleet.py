@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from dsrun.cli.words import complain, remark
+from dsrun.cli.output import print_error, print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.system import variables
 
@@ -38,7 +38,7 @@ def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) 
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
         raise MissingError("there is no ssh here", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
-    with AsyncLineWriter(complain, timeout_s=STUCK_S) as say:
+    with AsyncLineWriter(print_error, timeout_s=STUCK_S) as say:
         code = run_on_hosts(remotes, max_restarts=restarts, say=say)
     early.is_over = True
     return code
@@ -116,12 +116,12 @@ def _show(options: Options, hosts: tuple[Host, ...], remotes: list[RemoteSupervi
     """--dry-run: each machine's command, and by name what it is given over stdin."""
     import json
 
-    remark(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
+    print_note(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
     names: set[str] = set()
     for remote in remotes:
         names |= set(json.loads(remote.first_line)["env"])
         click.echo(shlex.join(remote.argv))
-    remark(f"passed on over stdin: {', '.join(sorted(names))}")
+    print_note(f"passed on over stdin: {', '.join(sorted(names))}")
     return 0
 
 
@@ -138,7 +138,7 @@ def through_srun(options: Options, nodes: int, program: tuple[str, ...]) -> int:
     if not options.dry_run:
         secret = os.environ.get(variables.SECRET) or secrets.token_hex(16)
         _become(argv, {**os.environ, variables.SECRET: secret})
-    remark(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
+    print_note(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
     click.echo(shlex.join(argv))
     return 0
 

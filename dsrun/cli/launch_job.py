@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.cli.output import print_error, print_note
 from dsrun.cli.run_job import (
     account,
     checked_recipe,
@@ -24,7 +25,6 @@ from dsrun.cli.run_job import (
     training_job,
     with_flags,
 )
-from dsrun.cli.words import complain, remark
 from dsrun.errors import EXIT_RESUME, MissingError, UsageError
 from dsrun.system import variables
 
@@ -71,7 +71,7 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
         return _show(work, place)
     _require(work, program)
     if place.node == 0 and place.own_terminal:
-        remark(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
+        print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
     joining = rendezvous(
         place,
         early,
@@ -95,7 +95,7 @@ def launch_here(options: Options, place: LocalLauncher, program: Program, early:
     except RendezvousError as error:
         if place.node == 0:
             folder = RunFolder.create(Path(work.output), force=work.force)
-            RunEventWriter(folder, remark).never_began(
+            RunEventWriter(folder, print_note).never_began(
                 str(error), cause="rendezvous_timeout", exit_code=error.exit_code
             )
         raise
@@ -192,7 +192,7 @@ def _with_recipe_in_force(work: Work) -> Work:
 
     recipe, notice = recipe_in_force(work.recipe, RunFolder(Path(work.output)), os.environ)
     if notice:
-        remark(notice)
+        print_note(notice)
     return replace(work, recipe=recipe)
 
 
@@ -221,7 +221,7 @@ def _with_recipe_of_node_0(work: Work, run_info: Mapping[str, str], place: Local
 
     recipe = from_json(json.loads(run_info["recipe"]), "the recipe of node 0")
     if place.own_terminal and (changed := differences(work.recipe, recipe)):
-        remark(f"node 0 has other settings, which count: {'; '.join(changed)}")
+        print_note(f"node 0 has other settings, which count: {'; '.join(changed)}")
     return replace(work, recipe=with_secrets_of(recipe, work.recipe))
 
 
@@ -282,7 +282,7 @@ def _show(work: Work, place: LocalLauncher) -> int:
     from dsrun.system.interfaces import address_towards
     from dsrun.system.net import free_port
 
-    remark(place.how)
+    print_note(place.how)
     run = Path(work.output)
     changes = _changes(work, place, run, address_towards(place.host) if place.nodes > 1 else None)
     job = _job(work, place, run, changes)
@@ -303,5 +303,5 @@ def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLaunche
             account(folder)
         return report(outcome, folder, external=work.external)
     if outcome.message and place.own_terminal:
-        (remark if outcome.exit_code == EXIT_RESUME else complain)(outcome.message)
+        (print_note if outcome.exit_code == EXIT_RESUME else print_error)(outcome.message)
     return outcome.exit_code

@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 from dsrun import __version__
-from dsrun.cli.words import complain
+from dsrun.cli.output import print_error
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, nearest
 
 # A full disk or quota, mostly behind `>`.
@@ -75,19 +75,19 @@ def main() -> None:
     except DsrunError as error:
         if debug:
             raise
-        complain(str(error))
+        print_error(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        complain(error.format_message())
+        print_error(error.format_message())
         code = EXIT_USAGE
     except OSError as error:
         if debug or error.errno not in FULL:
             raise
-        complain(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
+        print_error(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
         # What is left in the buffer would fail again when Python ends, with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
-        complain("interrupted")
+        print_error("interrupted")
         code = EXIT_INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)

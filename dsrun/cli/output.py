@@ -1,55 +1,80 @@
-"""Writing the file that a user named: whole or not at all, and never turning what stands there into something else."""
+"""What dsrun writes: lines on stderr, coloured on a terminal unless NO_COLOR is set, and the file that a user named.
+
+A closed terminal changes neither a run nor its exit code.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
+
 from dsrun.errors import UsageError
+from dsrun.system.files import replacing
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-def put(path: Path, text: str, *, force: bool) -> None:
-    """Write `text` into `path` as UTF-8. A link stays a link, a file keeps its permissions, and what is no file, such
+def write_file(path: Path, content: bytes, *, force: bool, executable: bool = False) -> None:
+    """Write `content` into `path`. A link stays a link, a file keeps its permissions, and what is no file, such
     as /dev/null or a named pipe, is written to and never replaced.
 
     Raises UsageError for a folder, for a file without `force`, for a read-only one, and for what cannot be written.
     """
-    content = text.encode("utf-8")
     try:
-        mode = _mode(path)
-        if mode is not None and stat.S_ISREG(mode) and not force:
-            raise UsageError(f"{path} exists", fix="add --force to replace it")
-        if mode is None or stat.S_ISREG(mode):
-            _replace(path.resolve(), content, mode)
-        elif stat.S_ISDIR(mode):
+        mode = path.stat().st_mode if path.exists() else None
+        if mode is not None and stat.S_ISDIR(mode):
             raise UsageError(f"{path} is a folder", fix="name a file")
-        else:
-            with path.open("wb") as opened:
-                opened.write(content)
+        if mode is not None and not stat.S_ISREG(mode):
+            path.write_bytes(content)
+            return
+        if mode is not None and not force:
+            raise UsageError(f"{path} exists", fix="add --force to replace it")
+        if mode is not None and not mode & WRITABLE:
+            raise UsageError(f"{path} is read-only", fix="name another file, or make it writable")
+        with replacing(path.resolve()) as partial:
+            partial.write_bytes(content)
+            mode = partial.stat().st_mode if mode is None else mode
+            # Whoever may read a script may run it.
+            partial.chmod(stat.S_IMODE(mode | (mode & 0o444) >> 2 if executable else mode))
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be written: {error.strerror}", fix="name a file in a folder that exists"
         ) from error
 
 
-def _mode(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except FileNotFoundError:
-        return None
+def print_error(message: str) -> None:
+    """Print an error on stderr."""
+    _line("error", message, "red")
 
 
-def _replace(path: Path, content: bytes, mode: int | None) -> None:
-    if mode is not None and not mode & WRITABLE:
-        raise UsageError(f"{path} is read-only", fix="name another file, or make it writable")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+def print_note(message: str) -> None:
+    """Print a note on stderr."""
+    _line("note", message, "yellow")
+
+
+def print_detail(line: str) -> None:
+    """Print a line on stderr that belongs to the one before."""
+    with ignore_closed_stream(2):
+        click.echo(line, err=True)
+
+
+@contextmanager
+def ignore_closed_stream(fd: int) -> Iterator[None]:
+    """Ignore failures to write to `fd`: the pipe may have no reader, or the disk no room."""
     try:
-        scratch.write_bytes(content)
-        if mode is not None:
-            scratch.chmod(stat.S_IMODE(mode))
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+        yield
+    except OSError:
+        # What is left in Python's buffer would fail once more at the end, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def _line(kind: str, message: str, colour: str) -> None:
+    # click leaves NO_COLOR (no-color.org) to the program.
+    plain = bool(os.environ.get("NO_COLOR"))
+    with ignore_closed_stream(2):
+        click.secho(f"{kind}: {message}", fg=colour, err=True, color=False if plain else None)

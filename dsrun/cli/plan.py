@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 from dsrun.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def command(**given: Any) -> int:
     request = replace(request, factor=_correction(found, request))
     made = plan(request)
     for finding in counted.findings:
-        remark(f"{finding.message}{f' ({finding.fix})' if finding.fix else ''}")
+        print_note(f"{finding.message}{f' ({finding.fix})' if finding.fix else ''}")
     if request.cluster.note:
-        remark(request.cluster.note)
+        print_note(request.cluster.note)
     if given["form"] == "json":
         from dsrun.zero.memory.report import as_json
 
@@ -111,7 +111,7 @@ def _model_folder(name: str) -> str:
     if not name.startswith("demo-"):
         return name
     from dsrun.demo import DEMO_NAMES, materialise
-    from dsrun.system.cache import cache_root
+    from dsrun.system.variables import cache_root
 
     return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
 
@@ -148,7 +148,7 @@ def _remark_idle_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
     sides = ("max_source_length", "max_target_length")
     idle = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None and not seq2seq]
     if idle:
-        remark(f"a causal language model has no {' or '.join(idle)}: --max-length is what counts")
+        print_note(f"a causal language model has no {' or '.join(idle)}: --max-length is what counts")
 
 
 def _first(*values: int | None) -> int:

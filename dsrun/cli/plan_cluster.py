@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import Node
-    from dsrun.slurm.cluster.gpu_groups import GpuGroup
+    from dsrun.slurm.cluster.facts import GpuGroup, Node
 
     Kinds = dict[str, list[tuple[Node, GpuGroup]]]
 
@@ -22,13 +21,13 @@ def with_cluster(given: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError where the cluster has several kinds of GPUs and none is named, for GPUs that it does not have,
     for more nodes than it has of them, and for GPUs whose model SLURM does not know.
     """
-    from dsrun.slurm.cluster.discover import look
+    from dsrun.slurm.cluster.discover import discover
 
-    facts = look(with_accounting=False)
+    facts = discover(with_accounting=False)
     nodes: Sequence[Node] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:
-        from dsrun.slurm.findings import nearest
+        from dsrun.findings import nearest
 
         partition = facts.partition(given["partition"])
         if partition is None:
@@ -92,5 +91,5 @@ def _filled(pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: st
             fix="name them: --gpus a100-80:8",
         )
     host = given["host_memory"] or min(node.memory for node, _ in alike) / 1024
-    remark(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")
+    print_note(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")
     return {"gpus": f"{name}:{per_node}", "gpu_memory": memory, "host_memory": host}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import Field
@@ -11,9 +10,10 @@ from typing import Any
 
 import click
 
-from dsrun.cli.words import complain, remark
+from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.slurm.render.spec import TITLES, Given, flag_of, kind_of, make_spec, options
+from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
+from dsrun.slurm.render.spec import Given, make_spec
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -40,12 +40,11 @@ class RenderCommand(click.Command):
             ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*TITLES.values(), "Output")}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*GROUPS, "Output")}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
-            field = options().get(each.name or "")
             if record:
-                groups[TITLES[field.metadata["group"]] if field else "Output"].append(record)
+                groups[group_of(each.name) if each.name in options() else "Output"].append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -99,15 +98,15 @@ def run(**values: Any) -> int:
     if values["show_template"]:
         click.echo(template_text(), nl=False)
         return 0
-    _refuse_odd(values)
+    _check_flags(values)
     script, sound = _script(values, Path.cwd())
     if not sound and not values["force"]:
-        complain("not rendered; --force does it all the same")
+        print_error("not rendered; --force does it all the same")
         return EXIT_FINDINGS
     return _deliver(script, values)
 
 
-def _refuse_odd(values: dict[str, Any]) -> None:
+def _check_flags(values: dict[str, Any]) -> None:
     for name in ("output", "config", "template"):
         if values[name] == "":
             raise UsageError(f"--{name} is empty", fix="name a file, or leave it away")
@@ -120,7 +119,7 @@ def _refuse_odd(values: dict[str, Any]) -> None:
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     """The script, and whether the cluster, where there is one, could run it."""
     from dsrun.cli.slurm_job import check_training, find_job, from_run_file
-    from dsrun.cli.slurm_site import find_site, judge, missing, notices
+    from dsrun.cli.slurm_site import find_site, missing, notices, print_findings
     from dsrun.slurm.render.script import completed, render
 
     job = find_job(click.get_current_context().obj, values["config"], cwd)
@@ -132,8 +131,8 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     if job.recipe is not None:
         check_training(job.recipe, spec)
     for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, job.program, cwd)):
-        remark(line)
-    return script, facts is None or not judge(spec, facts)
+        print_note(line)
+    return script, facts is None or not print_findings(spec, facts)
 
 
 def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
@@ -164,8 +163,14 @@ def _read(name: str) -> str:
 
 def _deliver(script: str, values: dict[str, Any]) -> int:
     """To stdout, into a file, or to sbatch."""
+    content = script.encode("utf-8", "surrogateescape")
     if values["output"] is not None:
-        write_script(Path(values["output"]), script, force=values["force"])
+        path = Path(values["output"])
+        if "%" in path.name:
+            raise UsageError(
+                f"-o {path} names the script's own file", fix="the pattern of the job's log is --log"
+            )
+        write_file(path, content, force=values["force"], executable=True)
     if values["test_only"]:
         from dsrun.slurm.jobs.submit import test_only
 
@@ -175,45 +180,20 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
         return _submit(script, follow=values["follow"])
     # None where stdout is closed: click.echo is silent then, too.
     if values["output"] is None and sys.stdout is not None:
-        sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.write(content)
     return 0
 
 
 def _submit(script: str, *, follow: bool) -> int:
     from dsrun.slurm.jobs.submit import submit
 
-    number = submit(script, say=remark)
+    number = submit(script, notify=print_note)
     click.echo(number)
     if not follow:
         return 0
-    from dsrun.cli.slurm_follow import follow as stay_with
+    from dsrun.cli.jobs import follow_job
 
-    return stay_with(number, log_to_stderr=True)
-
-
-def write_script(path: Path, script: str, *, force: bool) -> None:
-    """Write it whole, and replace nothing without --force."""
-    if "%" in path.name:
-        raise UsageError(
-            f"-o {path} names the script's own file", fix="the pattern of the job's log is --log"
-        )
-    if path.is_dir():
-        raise UsageError(f"-o {path} is a folder", fix="name a file")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", fix="add --force to replace it")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(script.encode("utf-8", "surrogateescape"))
-        scratch.chmod(0o755 & ~_umask())
-        scratch.replace(path)
-    except OSError as error:
-        raise UsageError(f"-o {path}: {error.strerror}", fix="name a file in a folder that exists") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return follow_job(number, log_to_stderr=True)
 
 
 command = RenderCommand(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.words import aside, complain, heard_or_not, remark
+from dsrun.cli.output import ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def checked_recipe(args: list[str]) -> Recipe:
     recipe = resolve(args, Path.cwd())
     if not recipe.spec.explain:
         for notice in recipe.notices:
-            remark(notice)
+            print_note(notice)
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
         check_packages(recipe)
         recipe = with_deepspeed_read(recipe, Path.cwd())
@@ -129,7 +129,7 @@ def account(folder: RunFolder) -> None:
     ledger = goodput(iter_records(folder.events))
     if ledger.productive:
         line = f"  {words(ledger)}"
-        aside(line)
+        print_detail(line)
         _keep(line, folder)
 
 
@@ -137,7 +137,7 @@ def teller(folder: RunFolder) -> Callable[[str], None]:
     """Tells the user what the supervisor does, and console.log with him."""
 
     def tell(line: str) -> None:
-        remark(line)
+        print_note(line)
         _keep(f"note: {line}", folder)
 
     return tell
@@ -151,16 +151,16 @@ def _keep(line: str, folder: RunFolder) -> None:
 def report(outcome: Outcome, folder: RunFolder, *, external: bool = False) -> int:
     """Say how the run ended; returns the exit code."""
     if outcome.exit_code == 0:
-        with heard_or_not(1):
+        with ignore_closed_stream(1):
             click.echo(folder.model if folder.model.is_dir() and not external else folder.path)
     elif outcome.exit_code == EXIT_RESUME and outcome.message:
-        remark(outcome.message)
+        print_note(outcome.message)
     elif outcome.message:
-        complain(outcome.message)
+        print_error(outcome.message)
         if outcome.advice:
-            aside(f"       {outcome.advice}")
+            print_detail(f"       {outcome.advice}")
         if outcome.log and outcome.exit_code == EXIT_TOOL_FAILED:
-            aside(f"       the whole story is in {outcome.log}")
+            print_detail(f"       the whole story is in {outcome.log}")
     return outcome.exit_code
 
 

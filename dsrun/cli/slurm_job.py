@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.words import remark
+from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.spec import Given
 
 if TYPE_CHECKING:
     from dsrun.recipe.resolve import Recipe
-    from dsrun.slurm.render.spec import SlurmSpec
+    from dsrun.slurm.render.options import SlurmSpec
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
@@ -48,9 +48,9 @@ def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     if config or here:
         name = str(config or here)
         _refuse_no_training(name, cwd)
-        remark(f"nothing stands behind --: the job runs {name}")
+        print_note(f"nothing stands behind --: the job runs {name}")
         return _train(["--config", str((cwd / name).absolute())], name, cwd)
-    remark(f"nothing stands behind -- and there is no {RUN_FILE} here: the job trains the demo")
+    print_note(f"nothing stands behind -- and there is no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd)
 
 
@@ -78,7 +78,7 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     if recipe.spec.explain or recipe.spec.dry_run:
         raise UsageError("--explain and --dry-run of dsrun train start nothing that could be a job")
     for notice in recipe.notices:
-        remark(notice)
+        print_note(notice)
     name = recipe.spec.model or recipe.spec.model_type or "train"
     program = train_program(
         words,
@@ -97,7 +97,7 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
     from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.files import check_files
     from dsrun.recipe.trackers import check_packages
-    from dsrun.slurm.render.script import uses_own_python, workers
+    from dsrun.slurm.render.environment import uses_own_python, workers
 
     if not (spec.container_image or spec.apptainer):
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
@@ -136,5 +136,5 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
         if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
     ]
     if given:
-        remark(f"options from the slurm section of {config}: {', '.join(each.name for each in given)}")
+        print_note(f"options from the slurm section of {config}: {', '.join(each.name for each in given)}")
     return (*given, *restarts)

@@ -7,22 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.words import complain, remark
-from dsrun.slurm.render.site import Site
+from dsrun.cli.output import print_error, print_note
+from dsrun.slurm.render.program import Site
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
+    from dsrun.slurm.render.options import SlurmSpec
     from dsrun.slurm.render.program import Program
-    from dsrun.slurm.render.spec import SlurmSpec
 
 
 def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, ClusterFacts | None]:
     """The site, and the facts of the cluster it comes from; None for these where there is no SLURM."""
-    from dsrun.slurm.cluster.discover import look_if_there
-    from dsrun.slurm.jobs.output_folder import checkpoint_seconds
+    from dsrun.slurm.cluster.discover import discover_if_any
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = look_if_there(say=remark)
+    facts = discover_if_any(notify=print_note)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
@@ -33,9 +32,22 @@ def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, Clust
     ), facts
 
 
+def checkpoint_seconds(folder: Path) -> float | None:
+    """Seconds of the slowest checkpoint that the run in `folder` has written; None where it has written none."""
+    from dsrun.runs.folder import RunFolder
+    from dsrun.runs.records import iter_records
+
+    times = [
+        float(record["seconds"])
+        for record in iter_records(RunFolder(folder).events)
+        if record.get("kind") == "checkpoint_end" and isinstance(record.get("seconds"), (int, float))
+    ]
+    return max(times, default=None)
+
+
 def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> Iterator[str]:
     """What was chosen for the user: `spec` is the completed one of what was `given`."""
-    from dsrun.slurm.render.script import gpus_of, workers
+    from dsrun.slurm.render.environment import gpus_of, workers
 
     gpus, count = gpus_of(spec), workers(spec)
     if not cluster:
@@ -77,13 +89,13 @@ def _images(spec: SlurmSpec) -> tuple[tuple[str, str | None], ...]:
     return ("--apptainer", spec.apptainer), ("--container-image", spec.container_image)
 
 
-def judge(spec: SlurmSpec, facts: ClusterFacts) -> bool:
+def print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
     """Print what is wrong with a completed spec on this cluster; whether something is an error."""
-    from dsrun.slurm.precheck.check import check
+    from dsrun.slurm.check import check
 
     findings = check(spec, facts)
     for each in findings:
         line = f"{each.where}: {each.message}" if each.where else each.message
         line += f" ({each.fix})" if each.fix else ""
-        (complain if each.level == "error" else remark)(line)
+        (print_error if each.level == "error" else print_note)(line)
     return any(each.level == "error" for each in findings)

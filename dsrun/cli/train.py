@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.output import print_note
 from dsrun.cli.run_job import (
     WORKER,
     account,
@@ -22,7 +23,6 @@ from dsrun.cli.run_job import (
     training_job,
     with_flags,
 )
-from dsrun.cli.words import remark
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
@@ -63,7 +63,7 @@ def command(args: list[str]) -> int:
                 return 0
             return _launch(recipe, early)
     except Stopped as stopped:
-        remark(str(stopped))
+        print_note(str(stopped))
         return stopped.exit_code
 
 
@@ -83,7 +83,7 @@ def _launch(recipe: Recipe, early: StartupSignals) -> int:
     refuse_unfit(folder.path, force=recipe.spec.force)
     recipe, notice = recipe_in_force(recipe, folder, os.environ)
     if notice:
-        remark(notice)
+        print_note(notice)
     changes = launch_environment(
         topology, os.environ, run=folder.path, external=False, debug=recipe.spec.debug, libuv=has_libuv()
     )

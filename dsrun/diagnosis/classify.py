@@ -9,8 +9,7 @@ from typing import get_args
 
 from dsrun.diagnosis.read import scan_text
 from dsrun.diagnosis.rules import Cause, Weight, cause_named
-from dsrun.diagnosis.scan import Hit, Scan
-from dsrun.diagnosis.stamps import rank_of
+from dsrun.diagnosis.scan import Hit, Scan, rank_of
 from dsrun.findings import Finding, Level
 
 # Logged steps after which a run has got over what it complained of.

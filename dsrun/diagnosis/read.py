@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dsrun.diagnosis.scan import Scan
-from dsrun.diagnosis.stamps import first_rank
+from dsrun.diagnosis.scan import Scan, first_rank
 from dsrun.errors import UsageError
 
 CHUNK = 4 << 20

@@ -19,7 +19,7 @@ from pathlib import Path
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import fsync_folder
-from dsrun.system.rename import exchange
+from dsrun.system.files import exchange
 
 HIDDEN = ".saving"
 ASIDE = "set-aside"

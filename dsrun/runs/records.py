@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from dsrun.runs.schema import EventKind
 from dsrun.system import host
+from dsrun.system.files import replacing
 
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -144,15 +145,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def write_json_atomic(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` to `path`: a reader, also after a power cut, sees the old file or the new one."""
     content = _encode(plain(value), indent=2) + b"\n"
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     fsync_folder(path.parent)
 
 

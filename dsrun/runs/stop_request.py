@@ -4,7 +4,6 @@ the processes of one machine."""
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.runs.records import utc_now
+from dsrun.system.files import replacing
 
 UNKNOWN_SIGNAL = "a signal"
 """For a stop file without content: a full disk, or a program that only touched it."""
@@ -66,10 +66,8 @@ def write_stop_file(file: Path, request: StopRequest) -> None:
     with suppress(OSError):
         if not file.exists():
             # In one step: whoever sees the file sees what is in it.
-            partial = file.with_name(f".{file.name}.{os.getpid()}")
-            with suppress(OSError):
+            with replacing(file) as partial, suppress(OSError):
                 partial.write_text(json.dumps(request.as_dict()))
-            partial.rename(file)
 
 
 def read_stop_file(file: Path) -> StopRequest | None:

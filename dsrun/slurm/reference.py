@@ -11,21 +11,24 @@ from dataclasses import Field
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
-from dsrun.slurm.render.networks import networks
-from dsrun.slurm.render.rules import OWN
-from dsrun.slurm.render.spec import TITLES, flag_of, kind_of, options
+from dsrun.slurm.render.environment import networks
+from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
+from dsrun.slurm.render.spec import RESERVED_OPTIONS
 
 
 def markdown() -> str:
     """The generated part as Markdown."""
     parts = ["## Every option"]
-    for group, title in TITLES.items():
-        rows = [_row(each) for each in options().values() if each.metadata["group"] == group]
+    for title in GROUPS:
+        rows = [_row(each) for name, each in options().items() if group_of(name) == title]
         parts += [f"### {title}", table(("flag", "value", "default", "meaning", "sbatch"), rows)]
     parts += [
         "### What --sbatch does not take",
         "Every option above that has an sbatch option of its own, and:",
-        table(("sbatch option", "why, and what to write"), [(f"`{key}`", why) for key, why in OWN.items()]),
+        table(
+            ("sbatch option", "why, and what to write"),
+            [(f"`{key}`", why) for key, why in RESERVED_OPTIONS.items()],
+        ),
         "## Network presets",
         table(
             ("`--network`", "for", "sets, where the environment has nothing"),

@@ -12,11 +12,11 @@ _TIME = re.compile(
     re.ASCII,
 )
 # SLURM keeps numbers and seconds in 32 bits; longer ones come out as others, without a word.
-MOST = 2**31 - 1
+MAX_NUMBER = 2**31 - 1
 UNLIMITED = ("unlimited", "infinite", "-1")
 
 
-def gpu_words(text: str) -> tuple[str | None, int] | None:
+def parse_gpus(text: str) -> tuple[str | None, int] | None:
     """Type and count of `[TYPE:]N` as --gpus-per-node takes it; None for anything else."""
     match = _GPUS.fullmatch(text.strip())
     return (match["type"], int(match["count"])) if match else None

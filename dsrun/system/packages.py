@@ -1,11 +1,13 @@
-"""The command that installs a package on this machine."""
+"""Installing packages on this machine, and finding the programs that they bring."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from dsrun.errors import MissingError
 
@@ -49,3 +51,14 @@ def require_training_packages() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise MissingError(f"training needs {', '.join(missing)}", fix="pip install 'dsrun[train]'")
+
+
+def own_programs_first(environ: Mapping[str, str]) -> dict[str, str]:
+    """The change to `environ` that puts this Python's own folder on PATH; none where it is on it already.
+
+    torch compiles with the `ninja` it finds on PATH, and a virtual environment that is called by its path is not on
+    it: there may be none, or one of another version, with which torch compiles everything again.
+    """
+    own = str(Path(sys.executable).parent)
+    search = environ.get("PATH", os.defpath)
+    return {} if own in search.split(os.pathsep) else {"PATH": own + os.pathsep + search}

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from dsrun.system import variables
-from dsrun.system.pdeathsig import tethered
+from dsrun.system.process_end import tethered
 
 if TYPE_CHECKING:
     import psutil

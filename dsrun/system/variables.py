@@ -1,6 +1,10 @@
-"""Every DSRUN_* environment variable."""
+"""Every DSRUN_* environment variable, and the cache folder that one of them names."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
 CACHE = "DSRUN_CACHE"
 """Where wheels and prepared data are kept, by default ~/.cache/dsrun. Set by users."""
@@ -37,3 +41,11 @@ OF_THIS_SUPERVISOR = frozenset(
     {ATTEMPT, CONSOLE, FAILURES, HEARTBEAT, RANKS, RECIPE, RUN_ID, SAVED_BATCH, SAVE_ON, STOP_FILE, TERMINAL}
 )
 """Not forwarded to other machines, whose supervisors set their own."""
+
+
+def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification)."""
+    own = environ.get(CACHE)
+    if own:
+        return Path(own).expanduser()
+    return Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dsrun"

@@ -24,7 +24,7 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.net import reachable
-from dsrun.system.pdeathsig import die_with_parent
+from dsrun.system.process_end import die_with_parent
 from dsrun.train import memory_fallbacks
 from dsrun.train.console import Console
 from dsrun.train.lifecycle import failure

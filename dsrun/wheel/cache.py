@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.system.files import replacing
 from dsrun.wheel.record import RECORD_NAME, read_record, sha256_of, wrong_with
 
 LOG_NAME = "build.log"
@@ -162,12 +163,8 @@ def _refuse_other(entry: Entry, into: Path) -> None:
 
 def _place(source: Path, target: Path) -> None:
     """A copy and no hard link: whoever edits it would edit the store."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        shutil.copyfile(source, beside)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(target) as partial:
+        shutil.copyfile(source, partial)
 
 
 def _entry(folder: Path) -> Entry:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.render.spec import flag_of, options
+from dsrun.slurm.render.options import flag_of, options
 
 
 @pytest.fixture(autouse=True)
@@ -214,12 +214,12 @@ def test_render_slurm_notes_missing_paths(dsrun):
     [
         (["--nodes", "0"], "--nodes: 0 is less than 1"),
         (["--nodes", "two"], "--nodes: 'two' is not a whole number"),
-        (["--gpus-per-node", "many"], "no number of GPUs"),
+        (["--gpus-per-node", "many"], "is not a number of GPUs"),
         (["--gpus-per-node", "4", "--gres", "gpu:4"], "both ask for GPUs"),
         (["--gpus-per-node", "2", "--nproc", "4"], "each node has 2 GPUs"),
-        (["--gres", "gpu:a:b:c:4"], "no list of resources"),
-        (["--time", "soon"], "is no time limit"),
-        (["--mem", "lots"], "no memory size"),
+        (["--gres", "gpu:a:b:c:4"], "is not a list of resources"),
+        (["--time", "soon"], "is not a time limit"),
+        (["--mem", "lots"], "is not a memory size"),
         (["--signal-lead", "600", "--time", "5"], "before the start"),
         (["--comment", "two\nlines"], "--comment: 'two\\nlines' holds a line break"),
         (["--comment", " x"], "begins or ends with a blank"),
@@ -230,9 +230,9 @@ def test_render_slurm_notes_missing_paths(dsrun):
         (["--container-image", "i", "--apptainer", "i"], "exclude each other"),
         (["--apptainer", "i", "--venv", "v"], "that of the image"),
         (["--container-mounts", "/data"], "without a container"),
-        (["--env", "A-B=c"], "no name of a variable"),
+        (["--env", "A-B=c"], "is not a variable's name"),
         (["--env", "ALL"], "is the default"),
-        (["--interface", "eth0; touch x"], "names no interface"),
+        (["--interface", "eth0; touch x"], "is not a list of interfaces"),
         (["--network", "infinband"], "infiniband"),
         (["--sbatch", "partition=x"], "write --partition"),
         (["--sbatch", "ntasks=8"], "--nproc"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.slurm.render.program import any_program
+from dsrun.slurm.render.program import Site, any_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.site import Site
 from dsrun.slurm.render.spec import make_spec, read
 
 ODD = [

@@ -30,11 +30,11 @@ echo '{"step": 4, "loss": 1.25}' >>"$DSRUN_OUTPUT/metrics.jsonl"
 """
 FOLLOW = """\
 import sys
-from dsrun.cli.slurm_follow import follow
+from dsrun.cli.jobs import follow_job
 from dsrun.slurm.jobs.submit import submit
 number = submit(sys.stdin.read(), sys.argv[1:])
 print("number", number, flush=True)
-sys.exit(follow(number))
+sys.exit(follow_job(number))
 """
 
 
@@ -207,10 +207,10 @@ def test_resource_check_agrees_with_sbatch(ada, cluster):
     """What the scheduler would refuse is found before it is submitted."""
     code = (
         "import sys, json\n"
-        "from dsrun.slurm.precheck.check import check\n"
-        "from dsrun.slurm.cluster.discover import look\n"
-        "from dsrun.slurm.render.spec import SlurmSpec\n"
-        "facts = look()\n"
+        "from dsrun.slurm.check import check\n"
+        "from dsrun.slurm.cluster.discover import discover\n"
+        "from dsrun.slurm.render.options import SlurmSpec\n"
+        "facts = discover()\n"
         "for each in json.load(sys.stdin):\n"
         "    found = [f.code for f in check(SlurmSpec(**each), facts) if f.level == 'error']\n"
         "    print(' '.join(found) or 'fits')\n"

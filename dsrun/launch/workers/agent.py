@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Protocol
 
-from dsrun.system.pdeathsig import tethered
+from dsrun.system.process_end import tethered
 
 AGENT_IMPORTS = ("torch.distributed.run",)
 

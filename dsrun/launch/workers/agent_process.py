@@ -18,7 +18,7 @@ from types import FrameType
 from dsrun.launch.workers.spawn import Recorder, prefork, start_with
 from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
-from dsrun.system.pdeathsig import name_thread
+from dsrun.system.process_end import name_thread
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 # For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in

@@ -22,8 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsrun.system.ending import end
-from dsrun.system.pdeathsig import die_with_parent, name_thread, tethered
+from dsrun.system.process_end import die_with_parent, end, name_thread, tethered
 
 _WAIT_S = 0.02
 _API = "torch.distributed.elastic.multiprocessing.api"

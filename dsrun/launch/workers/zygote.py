@@ -26,8 +26,7 @@ from typing import Any, NoReturn
 
 from dsrun.launch.workers import agent_process
 from dsrun.launch.workers.spawn import replace_environment
-from dsrun.system.ending import end
-from dsrun.system.pdeathsig import die_with_parent, name_thread
+from dsrun.system.process_end import die_with_parent, end, name_thread
 
 DRIVER = "libcuda.so"
 

@@ -1,18 +1,36 @@
-"""The edge of this room: asks the cluster and reads its answers into ClusterFacts."""
+"""Queries the cluster and parses its answers into ClusterFacts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from dsrun.errors import MissingError, ToolError
+from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
+from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm import units
 from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, Quality, read_facts
-from dsrun.slurm.cluster.records import settings
+from dsrun.slurm.cluster.facts import (
+    NO_LIMIT,
+    Accounting,
+    Association,
+    ClusterFacts,
+    GpuGroup,
+    Node,
+    Partition,
+    Qos,
+)
+from dsrun.slurm.cluster.query import names, oneliners, settings, value
+from dsrun.system import hostlist
+
+# What an administrator writes about a node comes last in its record.
+_WRITTEN = frozenset({"Reason", "Comment", "Extra"})
+# A MIG slice by its profile, 3g.20gb: the number before "gb" is its memory.
+_SLICE = re.compile(r"(?:^|[_.:-])\d+g\.(\d+)gb", re.IGNORECASE)
 
 
-def look(*, with_accounting: bool = True) -> ClusterFacts:
+def discover(*, with_accounting: bool = True) -> ClusterFacts:
     """The cluster as it is now, in about six short queries.
 
     An accounting database that does not answer, reservations and licences that cannot be read are left out: they are
@@ -37,21 +55,21 @@ def look(*, with_accounting: bool = True) -> ClusterFacts:
     )
 
 
-def look_if_there(
-    *, with_accounting: bool = True, say: Callable[[str], None] | None = None
+def discover_if_any(
+    *, with_accounting: bool = True, notify: Callable[[str], None] | None = None
 ) -> ClusterFacts | None:
-    """As `look`, but None where there is no SLURM.
+    """As `discover`, but None where there is no SLURM.
 
-    With `say` also where it does not answer: `say` is told so, for what can be done without it.
+    With `notify` also where it does not answer: `notify` is told so, for what can be done without it.
     """
     try:
-        return look(with_accounting=with_accounting)
+        return discover(with_accounting=with_accounting)
     except MissingError:
         return None
     except ToolError as error:
-        if say is None:
+        if notify is None:
             raise
-        say(str(error))
+        notify(str(error))
         return None
 
 
@@ -90,7 +108,7 @@ def read_accounting(*, associations: str, qualities: str, enforced: str) -> Acco
         ),
         default_account=rows[0][0] or None if rows else None,
         qualities=tuple(
-            Quality(name=row[0], time_limit=units.seconds(row[1]) or NO_LIMIT, max_gpus=_gpus(row[2]))
+            Qos(name=row[0], time_limit=units.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
             for row in _rows(qualities, 3)
         ),
         enforced=frozenset(word.strip() for word in enforced.split(",") if word.strip() not in ("", "none")),
@@ -102,8 +120,133 @@ def _rows(text: str, width: int) -> list[list[str]]:
     return [row for row in rows if len(row) == width]
 
 
-def _gpus(tres: str) -> float:
+def _gpu_limit(tres: str) -> float:
     """The limit gres/gpu=N of a TRES list; of typed GPUs alone it says nothing."""
     found = dict(word.split("=", 1) for word in tres.split(",") if "=" in word)
     count = found.get("gres/gpu", "")
     return float(count) if count.isdecimal() else NO_LIMIT
+
+
+def read_facts(
+    *,
+    partitions: str,
+    nodes: str,
+    config: str,
+    accounting: Accounting | None = None,
+    user: str = "",
+    groups: tuple[str, ...] = (),
+    reservations: str = "",
+    licenses: str = "",
+) -> ClusterFacts:
+    """The facts in what `dsrun.slurm.cluster.query` was told."""
+    known = settings(config)
+    return ClusterFacts(
+        name=known.get("ClusterName", ""),
+        version=known.get("SLURM_VERSION", ""),
+        partitions=tuple(_partition(each) for each in oneliners(partitions) if "PartitionName" in each),
+        nodes=tuple(_node(each) for each in oneliners(nodes, _WRITTEN) if "NodeName" in each),
+        max_array_size=int(_number(known, "MaxArraySize", 1001)),
+        memory_per_core=units.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
+        user=user,
+        groups=groups,
+        accounting=accounting,
+        reservations=tuple(
+            each["ReservationName"] for each in oneliners(reservations) if "ReservationName" in each
+        ),
+        licenses=tuple(each["LicenseName"] for each in oneliners(licenses) if "LicenseName" in each),
+    )
+
+
+def _partition(record: dict[str, str]) -> Partition:
+    defaults = dict(word.split("=", 1) for word in names(record, "JobDefaults") if "=" in word)
+    for key in ("DefMemPerNode", "DefMemPerCPU"):
+        if units.mib(record.get(key, "")) is not None:
+            defaults[key] = record[key]
+    return Partition(
+        name=record["PartitionName"],
+        state=record.get("State", "UP"),
+        default=record.get("Default") == "YES",
+        nodes=hostlist.expand_hosts(found) if (found := value(record, "Nodes")) else (),
+        time_limit=units.seconds(record.get("MaxTime", "")) or NO_LIMIT,
+        time_default=units.seconds(record.get("DefaultTime", "")),
+        min_nodes=int(_number(record, "MinNodes", 0)),
+        max_nodes=_number(record, "MaxNodes", NO_LIMIT),
+        max_cpus_per_node=_number(record, "MaxCPUsPerNode", NO_LIMIT),
+        max_memory_per_node=units.mib(record.get("MaxMemPerNode", "")) or NO_LIMIT,
+        accounts=names(record, "AllowAccounts"),
+        denied_accounts=names(record, "DenyAccounts"),
+        qos=names(record, "AllowQos"),
+        denied_qos=names(record, "DenyQos"),
+        groups=names(record, "AllowGroups"),
+        hidden=record.get("Hidden") == "YES",
+        job_defaults=defaults,
+        preempt_mode=record.get("PreemptMode", "OFF"),
+    )
+
+
+def _node(record: dict[str, str]) -> Node:
+    features = names(record, "ActiveFeatures") or names(record, "AvailableFeatures")
+    # CPUEfctv leaves out cores that are kept for the system; it came with 22.05.
+    cores = _number(record, "CPUEfctv", 0) or _number(record, "CPUTot", 0)
+    return Node(
+        name=record["NodeName"],
+        state=record.get("State", "UNKNOWN"),
+        reason=value(record, "Reason") or "",
+        partitions=names(record, "Partitions"),
+        features=features,
+        gpus=gpu_groups(record.get("Gres", ""), record.get("GresUsed", ""), features),
+        resources=tuple(dict.fromkeys(word.split(":")[0] for word in names(record, "Gres"))),
+        cores=int(cores),
+        cores_busy=int(_number(record, "CPUAlloc", 0)),
+        memory=_number(record, "RealMemory", 0) - _number(record, "MemSpecLimit", 0),
+        memory_busy=_number(record, "AllocMem", 0),
+    )
+
+
+def _number(record: Mapping[str, str], key: str, default: float) -> float:
+    text = record.get(key, "")
+    return float(text) if text.isdecimal() else default
+
+
+def gpu_groups(gres: str, used: str, features: tuple[str, ...] = ()) -> tuple[GpuGroup, ...]:
+    """The GPUs of a node from its Gres and GresUsed in `scontrol --details show node`."""
+    busy: dict[str | None, int] = {}
+    for each in parse_gres(used):
+        busy[each.type] = busy.get(each.type, 0) + each.count
+    kinds = [each for each in parse_gres(gres) if each.count]
+    if len(kinds) == 1 and kinds[0].type not in busy:  # GresUsed without types
+        busy = {kinds[0].type: sum(busy.values())}
+    # What a feature says of a node with several kinds may be meant for any of them.
+    alike = len([each for each in kinds if not _SLICE.search(each.type or "")]) <= 1
+    featured = _featured(features) if alike else None
+    return tuple(_group(each, busy.get(each.type, 0), featured) for each in kinds)
+
+
+def _group(gres: Gres, busy: int, featured: GpuModel | None) -> GpuGroup:
+    """What the type says; an untyped GPU, or one with a type of the site's own, may be named by a feature."""
+    sliced = _SLICE.search(gres.type or "")
+    model = lookup((gres.type or "")[: sliced.start() if sliced else None]) or featured
+    memory: tuple[int, ...] = (int(sliced[1]),) if sliced else memory_choices(model) if model else ()
+    return GpuGroup(
+        type=gres.type,
+        count=gres.count,
+        busy=min(busy, gres.count),
+        model=model.name if model else None,
+        capability=model.capability if model else None,
+        memory=memory,
+    )
+
+
+def _featured(features: tuple[str, ...]) -> GpuModel | None:
+    """The one GPU that the features name; None for none and for several."""
+    found = {model.name: model for name in features if (model := lookup(name))}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def memory_choices(model: GpuModel) -> tuple[int, ...]:
+    """GiB of memory of every product that a name may mean, the smallest first; custom parts are left out."""
+    if model.memory_gib is not None:
+        return (model.memory_gib,)
+    rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ")]
+    sizes = {row.memory_gib for row in rows if row.memory_gib and row.confidence != "C"}
+    return tuple(sorted(sizes))

@@ -6,19 +6,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dsrun.slurm import units
-from dsrun.slurm.cluster.gpu_groups import GpuGroup, gpu_groups
-from dsrun.slurm.cluster.records import names, oneliners, settings, value
-from dsrun.system import hostlist
-
 # States and flags in which a node takes no job, as scontrol joins them with "+" (slurm.h, scontrol(1)).
 _UNUSABLE = frozenset(
     {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG"}
     | {"MAINT", "NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "REBOOT_ISSUED", "UNKNOWN"}
 )
-# What an administrator writes about a node comes last in its record.
-_WRITTEN = frozenset({"Reason", "Comment", "Extra"})
 NO_LIMIT = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuGroup:
+    """GPUs of one type on one node; `type` as GRES spells it, None where it is untyped.
+
+    `model` is the GPU's name, `capability` its compute capability and `memory` the GiB of one, several where the name
+    fits several products. They are None and () where neither the type nor the node's features tell.
+    """
+
+    type: str | None
+    count: int
+    busy: int
+    model: str | None
+    capability: tuple[int, int] | None
+    memory: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """How to call it: its type, else the model that a feature of the node names, else "gpu"."""
+        return self.type or self.model or "gpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +121,7 @@ class Association:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
+class Qos:
     """A QOS: its longest time in seconds and most GPUs of one job, infinity for no limit."""
 
     name: str
@@ -121,7 +135,7 @@ class Accounting:
 
     associations: tuple[Association, ...]
     default_account: str | None
-    qualities: tuple[Quality, ...]
+    qualities: tuple[Qos, ...]
     enforced: frozenset[str]
 
 
@@ -179,84 +193,3 @@ class ClusterFacts:
 def _most_common(counts: Iterable[int]) -> int | None:
     found = sorted(counts)
     return max(found, key=lambda each: (found.count(each), -each), default=None)
-
-
-def read_facts(
-    *,
-    partitions: str,
-    nodes: str,
-    config: str,
-    accounting: Accounting | None = None,
-    user: str = "",
-    groups: tuple[str, ...] = (),
-    reservations: str = "",
-    licenses: str = "",
-) -> ClusterFacts:
-    """The facts in what `dsrun.slurm.cluster.query` was told."""
-    known = settings(config)
-    return ClusterFacts(
-        name=known.get("ClusterName", ""),
-        version=known.get("SLURM_VERSION", ""),
-        partitions=tuple(_partition(each) for each in oneliners(partitions) if "PartitionName" in each),
-        nodes=tuple(_node(each) for each in oneliners(nodes, _WRITTEN) if "NodeName" in each),
-        max_array_size=int(_number(known, "MaxArraySize", 1001)),
-        memory_per_core=units.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
-        user=user,
-        groups=groups,
-        accounting=accounting,
-        reservations=tuple(
-            each["ReservationName"] for each in oneliners(reservations) if "ReservationName" in each
-        ),
-        licenses=tuple(each["LicenseName"] for each in oneliners(licenses) if "LicenseName" in each),
-    )
-
-
-def _partition(record: dict[str, str]) -> Partition:
-    defaults = dict(word.split("=", 1) for word in names(record, "JobDefaults") if "=" in word)
-    for key in ("DefMemPerNode", "DefMemPerCPU"):
-        if units.mib(record.get(key, "")) is not None:
-            defaults[key] = record[key]
-    return Partition(
-        name=record["PartitionName"],
-        state=record.get("State", "UP"),
-        default=record.get("Default") == "YES",
-        nodes=hostlist.expand_hosts(found) if (found := value(record, "Nodes")) else (),
-        time_limit=units.seconds(record.get("MaxTime", "")) or NO_LIMIT,
-        time_default=units.seconds(record.get("DefaultTime", "")),
-        min_nodes=int(_number(record, "MinNodes", 0)),
-        max_nodes=_number(record, "MaxNodes", NO_LIMIT),
-        max_cpus_per_node=_number(record, "MaxCPUsPerNode", NO_LIMIT),
-        max_memory_per_node=units.mib(record.get("MaxMemPerNode", "")) or NO_LIMIT,
-        accounts=names(record, "AllowAccounts"),
-        denied_accounts=names(record, "DenyAccounts"),
-        qos=names(record, "AllowQos"),
-        denied_qos=names(record, "DenyQos"),
-        groups=names(record, "AllowGroups"),
-        hidden=record.get("Hidden") == "YES",
-        job_defaults=defaults,
-        preempt_mode=record.get("PreemptMode", "OFF"),
-    )
-
-
-def _node(record: dict[str, str]) -> Node:
-    features = names(record, "ActiveFeatures") or names(record, "AvailableFeatures")
-    # CPUEfctv leaves out cores that are kept for the system; it came with 22.05.
-    cores = _number(record, "CPUEfctv", 0) or _number(record, "CPUTot", 0)
-    return Node(
-        name=record["NodeName"],
-        state=record.get("State", "UNKNOWN"),
-        reason=value(record, "Reason") or "",
-        partitions=names(record, "Partitions"),
-        features=features,
-        gpus=gpu_groups(record.get("Gres", ""), record.get("GresUsed", ""), features),
-        resources=tuple(dict.fromkeys(word.split(":")[0] for word in names(record, "Gres"))),
-        cores=int(cores),
-        cores_busy=int(_number(record, "CPUAlloc", 0)),
-        memory=_number(record, "RealMemory", 0) - _number(record, "MemSpecLimit", 0),
-        memory_busy=_number(record, "AllocMem", 0),
-    )
-
-
-def _number(record: Mapping[str, str], key: str, default: float) -> float:
-    text = record.get(key, "")
-    return float(text) if text.isdecimal() else default

@@ -1,21 +1,22 @@
-"""Asking SLURM's own programs: scontrol, squeue, sacct, sacctmgr and sbatch. Answers are the text they print."""
+"""Querying SLURM's own programs (scontrol, squeue, sacct, sacctmgr, sbatch), and scontrol's records as mappings."""
 
 from __future__ import annotations
 
 import grp
 import os
 import pwd
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.capture import Answer, ask
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 # What SLURM's programs say where they are installed and no cluster is.
 _NO_CLUSTER = "Could not establish a configuration source"
-_NOT_NOW = (
+_UNREACHABLE = (
     "Unable to contact slurm controller",
     "Problem talking to the database",
     "Slurm backup controller in standby mode",
@@ -24,10 +25,11 @@ _NOT_NOW = (
     "Connection refused",
     "timed out",
 )
-_UNKNOWN_JOB = "Invalid job id specified"
+# In lower case.
+_UNKNOWN_JOB = ("invalid job id specified",)
 _WITHOUT_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
 # Users set SLURM_TIME_FORMAT for their own eyes.
-_OURS = {"SLURM_TIME_FORMAT": "standard"}
+_TIME_FORMAT = {"SLURM_TIME_FORMAT": "standard"}
 # ASCII's unit and record separators: a job's name may hold blanks, bars, commas and line breaks.
 _FIELD, _RECORD = "\x1f", "\x1e"
 
@@ -36,33 +38,42 @@ class NoAnswerError(ToolError):
     """The controller or the accounting daemon does not answer now; it may be back soon."""
 
 
-def said(argv: Sequence[str], *, feed: Path | None = None) -> str:
-    """What one of SLURM's programs prints, with the file `feed` as its stdin.
+def run_tool(argv: Sequence[str]) -> str:
+    """What one of SLURM's programs prints.
 
     Raises MissingError where there is no SLURM or no cluster, NoAnswerError when the controller cannot be reached,
     and ToolError with the program's last line when it fails.
     """
-    answer = answered(argv, feed=feed)
-    if answer.exit_code != 0:
-        raise ToolError(f"{argv[0]} failed: {last_words(answer)}")
-    return answer.stdout
+    return str(run_tool_unless(argv, ()))
 
 
-def answered(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
-    """As `said`, but a program that failed for another reason than no SLURM or no answer is no error."""
+def run_tool_unless(argv: Sequence[str], absent: Sequence[str]) -> str | None:
+    """As `run_tool`; None when the program fails with one of the messages `absent`."""
+    answer = query_tool(argv)
+    if answer.exit_code == 0:
+        return answer.stdout
+    if any(message in answer.stderr.lower() for message in absent):
+        return None
+    raise ToolError(f"{argv[0]} failed: {error_line(answer)}")
+
+
+def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
+    """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
-        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or mend it")
+        raise ToolError(
+            f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or correct it"
+        )
     try:
-        answer = ask(argv, seconds=_PATIENCE_S, changes=_OURS, feed=feed)
+        answer = ask(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
     except MissingError:
         raise _no_slurm(argv[0]) from None
     except ToolError as error:
         raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
     if answer.exit_code != 0 and _NO_CLUSTER in answer.stderr:
         raise _no_slurm(argv[0])
-    if answer.exit_code != 0 and any(words in answer.stderr for words in _NOT_NOW):
-        raise NoAnswerError(f"{argv[0]}: {last_words(answer)}", fix="is the controller up? `scontrol ping`")
+    if answer.exit_code != 0 and any(words in answer.stderr for words in _UNREACHABLE):
+        raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
 
 
@@ -72,7 +83,7 @@ def _no_slurm(program: str) -> MissingError:
     )
 
 
-def last_words(answer: Answer) -> str:
+def error_line(answer: Answer) -> str:
     """The last line that a program said, without its own name in front, and without the advice to read its help."""
     lines = (answer.stderr.strip() or answer.stdout.strip() or "no reason given").splitlines()
     reasons = [line for line in lines if line.strip() and not line.startswith('Try "')] or lines
@@ -81,27 +92,27 @@ def last_words(answer: Answer) -> str:
 
 def partitions() -> str:
     """Every partition, one a line of key=value words, hidden ones too."""
-    return said(["scontrol", "--oneliner", "--all", "show", "partition"])
+    return run_tool(["scontrol", "--oneliner", "--all", "show", "partition"])
 
 
 def nodes() -> str:
     """Every node, one a line of key=value words; --details adds GresUsed."""
-    return said(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
+    return run_tool(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
 
 
 def config() -> str:
     """slurm.conf as the controller reads it: lines of `key = value`."""
-    return said(["scontrol", "show", "config"])
+    return run_tool(["scontrol", "show", "config"])
 
 
 def reservations() -> str:
     """Every reservation, one a line of key=value words."""
-    return said(["scontrol", "--oneliner", "show", "reservation"])
+    return run_tool(["scontrol", "--oneliner", "show", "reservation"])
 
 
 def licenses() -> str:
     """Every licence, one a line of key=value words."""
-    return said(["scontrol", "--oneliner", "show", "licenses"])
+    return run_tool(["scontrol", "--oneliner", "show", "licenses"])
 
 
 def job(job_id: str) -> str | None:
@@ -109,12 +120,7 @@ def job(job_id: str) -> str | None:
 
     Not --oneliner: on lines of its own no value that the user chose can pass for another key.
     """
-    answer = answered(["scontrol", "show", "job", job_id])
-    if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
-        return None
-    if answer.exit_code != 0:
-        raise ToolError(f"scontrol failed: {last_words(answer)}")
-    return answer.stdout
+    return run_tool_unless(["scontrol", "show", "job", job_id], _UNKNOWN_JOB)
 
 
 def batch_script(job_id: str) -> str | None:
@@ -122,7 +128,7 @@ def batch_script(job_id: str) -> str | None:
 
     scontrol 22.05 ends with exit code 0 also when it prints nothing.
     """
-    answer = answered(["scontrol", "write", "batch_script", job_id, "-"])
+    answer = query_tool(["scontrol", "write", "batch_script", job_id, "-"])
     return answer.stdout if answer.exit_code == 0 and answer.stdout.startswith("#!") else None
 
 
@@ -133,12 +139,8 @@ def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[st
     """
     text = _FIELD.join(f"%{letter}" for letter in letters) + _RECORD
     argv = ["squeue", "--noheader", "--states=all", f"--format={text}"]
-    answer = answered([*argv, f"--jobs={job_id}" if job_id else "--me"])
-    if answer.exit_code != 0 and _UNKNOWN_JOB in answer.stderr:
-        return []
-    if answer.exit_code != 0:
-        raise ToolError(f"squeue failed: {last_words(answer)}")
-    return _rows(answer.stdout.split(f"{_RECORD}\n"), len(letters))
+    answer = run_tool_unless([*argv, f"--jobs={job_id}" if job_id else "--me"], _UNKNOWN_JOB)
+    return [] if answer is None else _rows(answer.split(f"{_RECORD}\n"), len(letters))
 
 
 def history(
@@ -154,12 +156,8 @@ def history(
     argv += (
         [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
     )
-    answer = answered(argv)
-    if answer.exit_code != 0 and any(words in answer.stderr.lower() for words in _WITHOUT_ACCOUNTING):
-        return None
-    if answer.exit_code != 0:
-        raise ToolError(f"sacct failed: {last_words(answer)}")
-    return _rows(answer.stdout.splitlines(), len(fields))
+    text = run_tool_unless(argv, _WITHOUT_ACCOUNTING)
+    return None if text is None else _rows(text.splitlines(), len(fields))
 
 
 def _rows(records: Sequence[str], width: int) -> list[tuple[str, ...]]:
@@ -180,14 +178,14 @@ def qualities() -> str:
 
 
 def _accounting(kind: str, *words: str, fields: str) -> str:
-    return said(
+    return run_tool(
         ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"]
     )
 
 
 def sbatch(options: Sequence[str], script: Path) -> Answer:
     """`sbatch OPTIONS` with the file `script` as its stdin: a job's Command must not name a file that will be gone."""
-    return answered(["sbatch", *options], feed=script)
+    return query_tool(["sbatch", *options], feed=script)
 
 
 def user() -> str:
@@ -207,3 +205,75 @@ def groups() -> tuple[str, ...]:
         except KeyError:
             continue
     return tuple(sorted(found))
+
+
+_KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:./\\]*)=")
+_NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE"})
+_JOB = re.compile(r"(?:JobId=(?P<id>\d+) )(?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?")
+
+
+def pairs(line: str, free: frozenset[str] = frozenset()) -> dict[str, str]:
+    """The words key=value of one line; a value goes on to the next key, for "OS=Linux 6.1" holds a blank.
+
+    Of two values the first counts. The values of the keys `free`, which people write, are ended by one of these only.
+    """
+    found: dict[str, str] = {}
+    keys: list[re.Match[str]] = []
+    for key in _KEY.finditer(line):
+        if not (keys and keys[-1][1] in free and key[1] not in free):
+            keys.append(key)
+    ends = [key.start() for key in keys[1:]] + [len(line)]
+    for key, end in zip(keys, ends, strict=False):
+        found.setdefault(key[1], line[key.end() : end].strip())
+    return found
+
+
+def oneliners(text: str, free: frozenset[str] = frozenset()) -> Iterator[dict[str, str]]:
+    """The records of `scontrol --oneliner`, one a line; "No licenses configured" is none."""
+    return (found for line in text.splitlines() if (found := pairs(line, free)))
+
+
+def settings(text: str) -> dict[str, str]:
+    """`scontrol show config`: lines of `key = value`."""
+    found = (line.partition("=") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, equals, value in found if equals}
+
+
+def value(record: dict[str, str], key: str) -> str | None:
+    """What stands under `key`; None for no such key and for SLURM's words for nothing."""
+    text = record.get(key, "")
+    return None if text in _NOTHING else text
+
+
+def names(record: dict[str, str], key: str) -> tuple[str, ...]:
+    """A list with commas; () for nothing and for ALL."""
+    text = value(record, key)
+    return () if text is None or text == "ALL" else tuple(word for word in text.split(",") if word)
+
+
+def jobs(text: str) -> Iterator[dict[str, str]]:
+    """The records of `scontrol show job`, one key=value or several on each line.
+
+    The first line ends with the job's name, and the lines of paths, command and comment hold one key each: these
+    values go on to the end of their line, whatever is in them.
+    """
+    for block in re.split(r"(?m)^(?=JobId=\d)", text):
+        lines = block.splitlines()
+        head = _JOB.match(lines[0]) if lines else None
+        if not head:
+            continue
+        found = {"JobId": head["id"], "JobName": lines[0].partition("JobName=")[2]}
+        if head["array"]:
+            found |= {"ArrayJobId": head["array"], "ArrayTaskId": head["task"]}
+        for line in lines[1:]:
+            key, equals, rest = line.strip().partition("=")
+            if key in _WHOLE_LINES:
+                found.setdefault(key, rest)
+            elif equals:
+                found = {**pairs(line), **found}
+        yield found
+
+
+_WHOLE_LINES = frozenset(
+    {"Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment"}
+)

@@ -1,39 +1,109 @@
-"""The user's jobs as the queue and the accounting know them, joined with their run folders."""
+"""The user's jobs as the queue and the accounting know them, joined with their run folders.
+
+A run folder is read from the job's script: what dsrun's own script exports, or what --output says.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.progress_tail import Progress, progress
 from dsrun.slurm.cluster import query
-from dsrun.slurm.jobs.output_folder import job_variables, run_folder
 from dsrun.slurm.jobs.status import FINAL
 from dsrun.slurm.render.program import slug
+from dsrun.system import variables
+
+_EXPORT = re.compile(rf"^\s*export {variables.OUTPUT}=(.*)$", re.MULTILINE)
+_FLAG = re.compile(r"(?:^|\s)--output(?:[_-]dir)?(?:=|\s+)(\S.*)$", re.MULTILINE)
+# One piece of a shell word: $'..', '..', "..", an escaped character, plain text.
+_PIECE = re.compile(
+    r"\$'(?P<ansi>(?:\\.|[^'\\])*)'|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\(?P<escaped>.)"
+    r"|(?P<plain>(?:\$\{[^}]*\}|\$(?!')|[^\s'\"\\;&|()<>$])+)"
+)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def job_output_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> str | None:
+    """The absolute path of the job's run folder; None where the script does not say, or not in words we read.
+
+    `variables` are those the job's shell has, as far as they are known; PWD is `work_dir`.
+    """
+    known = {**variables, "PWD": work_dir}
+    body = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
+    for pattern in (_EXPORT, _FLAG):
+        for found in pattern.finditer(body):
+            word = shell_word(found[1], known)
+            if word:
+                return str(PurePosixPath(work_dir) / word)
+    return None
+
+
+def job_environment(*, label: str, number: str, name: str) -> dict[str, str]:
+    """What a job's shell has by its number: `label` is "6_1" for a task of an array, else the `number` itself.
+
+    "job" is dsrun's own name for the label in the script it renders.
+    """
+    array, _, task = label.partition("_")
+    own = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task} if task else {}
+    return {"SLURM_JOB_ID": number, "SLURM_JOBID": number, "SLURM_JOB_NAME": name, "job": label, **own}
+
+
+def shell_word(text: str, variables: Mapping[str, str]) -> str | None:
+    """The first shell word of `text` with its variables filled in; None when one of them is not known.
+
+    Other expansions (commands, arithmetic, ${x:-y}) are not done: None for these too.
+    """
+    word, position = "", 0
+    while piece := _PIECE.match(text, position):
+        position = piece.end()
+        part = _piece(piece, variables)
+        if part is None:
+            return None
+        word += part
+    return word
+
+
+def _piece(piece: re.Match[str], variables: Mapping[str, str]) -> str | None:
+    if piece["ansi"] is not None:
+        return _ESCAPE.sub(_ansi, piece["ansi"])
+    if piece["single"] is not None:
+        return piece["single"]
+    if piece["escaped"] is not None:
+        return piece["escaped"]
+    text = piece["double"] if piece["double"] is not None else piece["plain"]
+    names = [found[1] or found[2] for found in _VARIABLE.finditer(text)]
+    if (
+        any(name not in variables for name in names)
+        or "$" in _VARIABLE.sub("", text).replace("\\$", "")
+        or "`" in text
+    ):
+        return None
+    filled = _VARIABLE.sub(lambda found: variables[found[1] or found[2]], text)
+    return re.sub(r'\\([\\"$`])', r"\1", filled) if piece["double"] is not None else filled
+
+
+def _ansi(found: re.Match[str]) -> str:
+    code = found[1]
+    return chr(int(code[1:], 16)) if len(code) > 1 else _CONTROLS.get(code, code)
+
 
 # The same things from both sources, in the order of Job's fields. The name comes last: it may hold anything.
-_SQUEUE = ("i", "A", "T", "r", "P", "N", "D", "M", "l", "V", "S", "e", "Z", "j")
+_SQUEUE = tuple("iATrPNDMlVSeZj")
 _SACCT = (
-    *(
-        "JobID",
-        "JobIDRaw",
-        "State",
-        "Reason",
-        "Partition",
-        "NodeList",
-        "NNodes",
-        "Elapsed",
-        "Timelimit",
-        "Submit",
-    ),
-    *("Start", "End", "WorkDir", "JobName"),
+    *("JobID", "JobIDRaw", "State", "Reason", "Partition", "NodeList", "NNodes"),
+    *("Elapsed", "Timelimit", "Submit", "Start", "End", "WorkDir", "JobName"),
 )
 _NOTHING = frozenset({"", "None", "N/A", "Unknown", "None assigned", "(null)"})
 _AT_ONCE = 8  # queries to the controller
@@ -80,44 +150,20 @@ def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[
     return [replace(job, reason="") if recorded and job.state != "PENDING" else job for job in jobs]
 
 
-def _job(row: Sequence[str]) -> Job:
-    (
-        label,
-        number,
-        state,
-        reason,
-        partition,
-        nodes,
-        count,
-        elapsed,
-        limit,
-        submitted,
-        start,
-        end,
-        folder,
-        name,
-    ) = row
-    words = state.split() or ["UNKNOWN"]  # "CANCELLED by 1000"
-    return Job(
-        id=label,
-        number=number,
-        state=words[0],
-        reason=reason,
-        partition=partition,
-        nodes=nodes,
-        node_count=int(count) if count.isdecimal() else 0,
-        elapsed=elapsed,
-        time_limit=limit,
-        submitted=submitted,
-        # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
-        started="" if words[0] == "PENDING" else start,
-        ended=end if words[0] in FINAL else "",
-        work_dir=folder,
-        name=name,
-    )
+def _job(row: list[str]) -> Job:
+    known: dict[str, Any] = dict(zip(Job.__annotations__, row, strict=False))
+    state = (known["state"].split() or ["UNKNOWN"])[0]  # "CANCELLED by 1000"
+    count = known["node_count"]
+    known |= {"state": state, "node_count": int(count) if count.isdecimal() else 0}
+    # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
+    if state == "PENDING":
+        known["started"] = ""
+    if state not in FINAL:
+        known["ended"] = ""
+    return Job(**known)
 
 
-def merged(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
+def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
     """Each job once, as the queue has it where both do: running ones first, then waiting, then the last to end.
 
     Jobs that ended before `since` (local time) are left out.
@@ -157,13 +203,13 @@ def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
     except ToolError:  # an accounting database that is away: the queue is what matters
         recorded = []
     since = None if job_id else datetime.now() - timedelta(hours=hours)
-    jobs = merged(queued, recorded, since=since)
+    jobs = merge_jobs(queued, recorded, since=since)
     if job_id and not jobs:
         raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
-    return joined(jobs, query.batch_script)
+    return with_output_folders(jobs, query.batch_script)
 
 
-def joined(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
+def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
     """The jobs with their run folders and how far these are; `script_of` gives the script of a job's number."""
     script = cache(script_of)  # one for all tasks of an array
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -188,5 +234,5 @@ def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[s
     if script is None:
         return None
     kept = {name: environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in environ}
-    variables = kept | job_variables(label=job.id, number=job.number, name=job.name)
-    return run_folder(script, work_dir=job.work_dir, variables=variables)
+    variables = kept | job_environment(label=job.id, number=job.number, name=job.name)
+    return job_output_folder(script, work_dir=job.work_dir, variables=variables)

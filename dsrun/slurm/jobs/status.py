@@ -6,22 +6,12 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from dsrun.slurm.cluster.records import jobs, value
+from dsrun.slurm.cluster.query import jobs, value
 
 # squeue(1), "Job state codes". The others (PENDING, RUNNING, COMPLETING, SUSPENDED, REQUEUED ...) go on.
 FINAL = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-    }
-    | {"TIMEOUT"}
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"}
+    | {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 )
 # A requeued job may show these for a moment before it is PENDING again.
 MAYBE_FINAL = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
@@ -29,7 +19,7 @@ _EXIT = re.compile(r"(\d+):(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobView:
+class JobStatus:
     """A job, or one task of an array, whose `label` is then "6_1".
 
     `exit_code` and `signal` as SLURM gives them; `log` is None while SLURM does not know its name.
@@ -58,7 +48,7 @@ class JobView:
         return self.exit_code or (128 + self.signal if self.signal else 1)
 
 
-def read_jobs(text: str) -> tuple[JobView, ...]:
+def read_jobs(text: str) -> tuple[JobStatus, ...]:
     """The jobs in the answer of `scontrol show job`, array tasks in the order of their numbers."""
     found = [_view(record) for record in jobs(text)]
     return tuple(sorted(found, key=lambda view: _task(view.label)))
@@ -70,7 +60,7 @@ def _task(label: str) -> int:
     return int(last) if last.isdecimal() and "_" in label else -1
 
 
-def _view(record: dict[str, str]) -> JobView:
+def _view(record: dict[str, str]) -> JobStatus:
     label = record["JobId"]
     if "ArrayJobId" in record:
         task = record["ArrayTaskId"]
@@ -79,7 +69,7 @@ def _view(record: dict[str, str]) -> JobView:
     restarts = record.get("Restarts", "")
     # The name of the log of tasks that have not started holds SLURM's word for "no number".
     started = "[" not in label
-    return JobView(
+    return JobStatus(
         label=label,
         state=record.get("JobState", "UNKNOWN"),
         reason=value(record, "Reason") or "",
@@ -119,11 +109,11 @@ def _log(record: dict[str, str]) -> str | None:
 HISTORY_FIELDS = ("JobID", "State", "ExitCode", "NodeList", "Elapsed")
 
 
-def from_history(row: tuple[str, ...]) -> JobView:
+def from_history(row: tuple[str, ...]) -> JobStatus:
     """The job in a row of sacct with the fields HISTORY_FIELDS; its state may read "CANCELLED by 1000"."""
     label, state, code, nodes, elapsed = row
     found = _EXIT.fullmatch(code)
-    return JobView(
+    return JobStatus(
         label=label,
         state=(state.split() or ["UNKNOWN"])[0],
         nodes="" if nodes == "None assigned" else nodes,
@@ -166,7 +156,7 @@ _REASONS = {
 }
 
 
-def explained(reason: str) -> str | None:
+def explain_reason(reason: str) -> str | None:
     """What `reason` means; None where there is nothing to add to SLURM's word."""
     name = reason.partition(",")[0].strip()
     return _REASONS.get(name)

@@ -1,14 +1,22 @@
-"""Giving a script to SLURM: submit it, or only ask whether and when it would start."""
+"""Submitting a job, testing whether it could start, and following it to its end: states, log and exit code.
+
+The controller is queried now and then (`sbatch --wait` backs off: it noticed the end of a 15 s job after 42 s). A
+requeue, a controller that is away for a while, and a controller that has forgotten the job are all survived.
+"""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from dsrun.errors import ToolError
+from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
+from dsrun.slurm.cluster.query import NoAnswerError
+from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system.capture import Answer
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
@@ -20,19 +28,19 @@ _WOULD = re.compile(
 _NEVER_YEARS = 10
 
 
-def submit(script: str, extra: Sequence[str] = (), *, say: Callable[[str], None] | None = None) -> str:
+def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], None] | None = None) -> str:
     """Submit the text `script` with the further options `extra` and return the job's number.
 
-    `say` gets what sbatch remarks. Raises ToolError with SLURM's reason when it refuses the job, and MissingError
+    `notify` gets what sbatch remarks. Raises ToolError with SLURM's reason when it refuses the job, and MissingError
     where there is no SLURM.
     """
     answer = _sbatch(["--parsable", *extra], script)
     found = _NUMBER.fullmatch(answer.stdout.strip().rpartition("\n")[2])
     if answer.exit_code != 0 or not found:
-        raise ToolError(f"SLURM refuses the job: {query.last_words(answer)}", fix="try --test-only")
+        raise ToolError(f"SLURM refuses the job: {query.error_line(answer)}", fix="try --test-only")
     for line in answer.stderr.splitlines():
-        if say and line.strip():
-            say(line.strip())
+        if notify and line.strip():
+            notify(line.strip())
     return found[1]
 
 
@@ -41,15 +49,15 @@ def test_only(script: str) -> str:
     answer = _sbatch(["--test-only"], script)
     if answer.exit_code != 0:
         # Also said of jobs that sbatch takes and that wait: for a drained node, or for ever.
-        raise ToolError(f"SLURM could not start the job now: {query.last_words(answer)}")
-    return forecast(query.last_words(answer))
+        raise ToolError(f"SLURM could not start the job now: {query.error_line(answer)}")
+    return forecast(query.error_line(answer))
 
 
-def forecast(said: str) -> str:
+def forecast(output: str) -> str:
     """What `sbatch --test-only` said, in our words; as it stands where it is unknown."""
-    found = _WOULD.search(said)
+    found = _WOULD.search(output)
     if not found:
-        return said
+        return output
     where = f"on {found['nodes']}" + (f" of partition {found['partition']}" if found["partition"] else "")
     if int(found["start"][:4]) - _this_year() > _NEVER_YEARS:
         return f"would start {where} when jobs that have no time limit end"
@@ -67,3 +75,172 @@ def _sbatch(options: Sequence[str], script: str) -> Answer:
         path = Path(folder) / "job.sh"
         path.write_bytes(script.encode("utf-8", "surrogateescape"))
         return query.sbatch(options, path)
+
+
+TICK_S = 1.0
+"""How often logs are read. The controller, which many users share, is asked less and less often."""
+_MAX_INTERVAL_S = 10.0
+_ACCOUNTING_TICKS = 30  # for accounting, which may learn of a job's end later than the controller forgets it
+_CHUNK = 1 << 20
+
+Notify = Callable[[str], None]
+
+
+def interval(elapsed: float) -> float:
+    """Seconds from one question to the next, `elapsed` seconds after the first: 1 at first, 10 after five minutes."""
+    return min(_MAX_INTERVAL_S, TICK_S + elapsed / 30)
+
+
+class Watch:
+    """What is known of a job and its array tasks, and what of it is news."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.views: dict[str, JobStatus] = {}
+        self._sure = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether every task has ended, for good."""
+        return self._sure and bool(self.views) and all(view.is_final for view in self.views.values())
+
+    @property
+    def result(self) -> int:
+        """The exit code of the first task that did not end well; 0 when all did."""
+        return next((code for view in self.views.values() if (code := view.result)), 0)
+
+    def update(self, views: Iterable[JobStatus]) -> list[str]:
+        """Take the present state in; one line for everything that has changed."""
+        now = {view.label: view for view in views}
+        lines = [_line(self.views.get(label), view) for label, view in now.items()]
+        # A state that a requeue may follow at once has to be seen twice.
+        states = {label: view.state for label, view in self.views.items()}
+        self._sure = all(
+            view.state not in MAYBE_FINAL or states.get(label) == view.state for label, view in now.items()
+        )
+        self.views = now
+        return [line for line in lines if line]
+
+
+def _line(before: JobStatus | None, view: JobStatus) -> str:
+    """How a job's change reads; empty when nothing has changed that matters."""
+    if before and (before.state, before.restarts) == (view.state, view.restarts):
+        same = view.reason == before.reason if view.state == "PENDING" else view.nodes == before.nodes
+        if same or view.is_final:
+            return ""
+    words = [f"job {view.label}: {view.state}"]
+    if view.state == "PENDING" and view.reason:
+        words.append(f"({view.reason})")
+    if view.state == "RUNNING" and view.nodes:
+        words.append(f"on {view.nodes}")
+    if view.is_final:
+        words += [f"after {view.elapsed}"] if view.elapsed else []
+        words += [f"({view.reason})"] if view.reason and view.reason != "NonZeroExitCode" else []
+        words += [f"exit code {view.result}"] if view.result else []
+    if view.restarts and (before is None or before.restarts != view.restarts):
+        words.append(f"requeued {view.restarts} time{'s' if view.restarts > 1 else ''} so far")
+    return " ".join(words)
+
+
+class Tail:
+    """The whole lines that have been added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+
+    def lines(self, *, last: bool = False) -> list[str]:
+        """New lines; with `last` also the one that was not ended. None while the file cannot be read."""
+        with suppress(OSError), self.path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:  # truncated by a restart, or replaced
+                self._offset, self._rest = 0, b""
+            file.seek(self._offset)
+            while chunk := file.read(_CHUNK):
+                self._offset += len(chunk)
+                self._rest += chunk
+        *whole, self._rest = self._rest.split(b"\n")
+        if last and self._rest:
+            whole.append(self._rest)
+            self._rest = b""
+        return [line.decode("utf-8", "replace") for line in whole]
+
+
+class _Logs:
+    """The logs of a job's tasks, shown as they grow."""
+
+    def __init__(self, show: Notify) -> None:
+        self._show = show
+        self._tails: dict[str, Tail] = {}
+
+    def read(self, views: Iterable[JobStatus], *, last: bool = False) -> None:
+        """Show what is new; lines of array tasks with the task in front."""
+        for view in views:
+            if view.log is None:
+                continue
+            tail = self._tails.setdefault(view.log, Tail(Path(view.log)))
+            mark = f"[{view.label}] " if "_" in view.label else ""
+            for line in tail.lines(last=last):
+                self._show(mark + line)
+
+
+def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float], None] = time.sleep) -> int:
+    """Follow a job, or all tasks of an array, to the end and return its result as an exit code.
+
+    `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
+    know, and ToolError when nobody knows any more how it ended.
+    """
+    watch, logs = Watch(job_id), _Logs(show)
+    elapsed = due = 0.0
+    silent = False
+    while True:
+        if elapsed >= due:
+            try:
+                views = _look(watch, pause)
+                if silent:
+                    notify("the controller answers again")
+                silent = False
+                for line in watch.update(views):
+                    notify(line)
+            except NoAnswerError as error:
+                if not silent:
+                    notify(f"{error.message}; the job goes on without it, waiting")
+                silent = True
+            due = elapsed + interval(elapsed)
+        logs.read(watch.views.values())
+        if watch.ended:
+            pause(TICK_S)  # for what a network file system shows late
+            logs.read(watch.views.values(), last=True)
+            return watch.result
+        pause(TICK_S)
+        elapsed += TICK_S
+
+
+def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
+    """The job as the controller, or the accounting after it, knows it."""
+    text = query.job(watch.job_id)
+    if text is not None:
+        return read_jobs(text)
+    for _ in range(_ACCOUNTING_TICKS):
+        rows = query.history(HISTORY_FIELDS, job_id=watch.job_id)
+        views = [from_history(row) for row in rows or ()]
+        if views and all(view.is_final for view in views):
+            logs = {label: view.log for label, view in watch.views.items()}
+            return tuple(
+                JobStatus(**{**vars(view), "log": logs.get(view.label), "restarts": _restarts(watch, view)})
+                for view in views
+            )
+        if not rows:
+            break
+        pause(TICK_S)
+    if not watch.views:
+        raise UsageError(f"SLURM knows no job {watch.job_id}", fix="dsrun jobs lists yours")
+    raise ToolError(
+        f"SLURM has forgotten job {watch.job_id}, and there is no accounting to say how it ended",
+        fix="look into its log",
+    )
+
+
+def _restarts(watch: Watch, view: JobStatus) -> int:
+    before = watch.views.get(view.label)
+    return before.restarts if before else 0

@@ -1,12 +1,13 @@
-"""Which words sbatch itself takes for arrays, dependencies, resources, nodes and mail. Tried against sbatch 22.05.
+"""Values as bash and sbatch read them: quoting, and the notations of arrays, dependencies, resources, nodes and mail.
 
-What it does not take is refused with the option's name. Its own words, after the script has gone through a pipe, are
-"Job dependency problem", or for node[2-1] "memory allocation failure".
+Tried against sbatch 22.05. What it does not take is refused with the option's name; its own words are "Job dependency
+problem", or for node[2-1] "memory allocation failure".
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 
 from dsrun.errors import UsageError
@@ -57,14 +58,18 @@ def _is_nodes(text: str) -> bool:
         return False
 
 
-_NODES = (_is_nodes, "is no list of nodes", "such as gpu01,gpu07 or gpu[01-04]")
+_NODES = (_is_nodes, "is not a list of nodes", "such as gpu01,gpu07 or gpu[01-04]")
 CHECKS: Mapping[str, tuple[Callable[[str], bool], str, str]] = {
-    "array": (_is_array, "are no numbers of tasks", "such as 0-9, 1,3,7, 0-99:10 or 0-99%4"),
-    "dependency": (_is_dependency, "is no dependency", "such as afterok:1234, afterany:12:13 or singleton"),
-    "gres": (_is_gres, "is no list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
+    "array": (_is_array, "is not a list of task numbers", "such as 0-9, 1,3,7, 0-99:10 or 0-99%4"),
+    "dependency": (
+        _is_dependency,
+        "is not a dependency",
+        "such as afterok:1234, afterany:12:13 or singleton",
+    ),
+    "gres": (_is_gres, "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
     "nodelist": _NODES,
     "exclude": _NODES,
-    "mail_type": (_is_mail_type, "is no list of occasions for mail", "such as END,FAIL,REQUEUE, ALL or NONE"),
+    "mail_type": (_is_mail_type, "is not a list of mail types", "such as END,FAIL,REQUEUE, ALL or NONE"),
 }
 
 
@@ -75,3 +80,53 @@ def check_notation(name: str, text: str, where: str) -> None:
     is_one, what, fix = CHECKS[name]
     if not is_one(text):
         raise UsageError(f"{where}: {text!r} {what}", fix=fix)
+
+
+# Written as escapes so that a word stays on one line of the script; sbatch refuses a script with \r\n outright.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# In $'…' nothing is expanded either, and a reader (or shellcheck) does not wonder whether it was meant to be.
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f$`]")
+_NAMED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PLAIN = re.compile(r"[^\s\"'\\#]+")
+# sbatch copies a word of a directive into a buffer of BUFSIZ bytes (src/sbatch/opt.c).
+_LONGEST = 4096
+
+
+def shell_quote(value: object) -> str:
+    """`value` as one word of a bash script, which stands for exactly this text and runs nothing.
+
+    Raises UsageError for a NUL, which no argument can hold.
+    """
+    text = str(value)
+    if "\0" in text:
+        raise UsageError(f"{text!r} holds a NUL character, which no argument can")
+    if _ESCAPED.search(text):
+        return "$'" + re.sub(r"[\\'\x01-\x1f\x7f]", lambda found: _escape(found[0]), text) + "'"
+    # NAME==x would be right, and would look like a comparison.
+    return f"'{text}'" if text.startswith("=") and "'" not in text else shlex.quote(text)
+
+
+def _escape(character: str) -> str:
+    return _NAMED.get(character) or f"\\x{ord(character):02x}"
+
+
+def directive_value(value: object, where: str) -> str:
+    """`value` as it stands behind `--option=` in an #SBATCH line.
+
+    sbatch reads quotes, backslashes and # there by rules of its own: a backslash escapes the next character also
+    between single quotes, and nothing can continue a line. Raises UsageError, naming `where`, for what no such line
+    can hold.
+    """
+    text = str(value)
+    if _CONTROL.search(text):
+        raise UsageError(
+            f"{where}: {text!r} holds a line break or control character, which no #SBATCH line can"
+        )
+    if text != text.strip() or not text:
+        what = "begins or ends with a blank" if text else "is empty"
+        raise UsageError(f"{where}: {text!r} {what}, which SLURM would misread", fix="leave it away")
+    if len(text.encode("utf-8", "surrogateescape")) > _LONGEST:
+        raise UsageError(f"{where}: longer than {_LONGEST} bytes, which sbatch cannot read")
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

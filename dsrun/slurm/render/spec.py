@@ -1,51 +1,175 @@
-"""SlurmSpec: everything that can be asked of a SLURM job."""
+"""SlurmSpec from what was given on the command line and in run.yaml, checked without a cluster."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
-from dsrun.errors import UsageError, did_you_mean
-from dsrun.slurm.render.job_options import JobOptions, QueueOptions, ResourceOptions
-from dsrun.slurm.render.run_options import (
-    ContainerOptions,
-    EnvironmentOptions,
-    InterruptionOptions,
-    NetworkOptions,
+from dsrun.errors import UsageError
+from dsrun.hardware.gres import parse_gres
+from dsrun.slurm.render.notation import check_notation, directive_value, shell_quote
+from dsrun.slurm.render.options import SlurmSpec, flag_of, kind_of, options
+from dsrun.slurm.units import MAX_NUMBER, parse_gpus, time_limit
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_LEAD_S = 65535
+_KEY = re.compile(r"[a-z][a-z0-9-]+")
+# HF_TOKEN, but neither TOKENIZERS_PARALLELISM nor MAX_TOKENS.
+SECRET = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
+_INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
+_MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
+# What bash keeps to itself, and what the script or SLURM sets for every job.
+_RESERVED_VARIABLES = re.compile(
+    r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL)"
+    r"|SLURM_(JOB|JOBID|ARRAY|RESTART|NODEID|PROCID|LOCALID|NTASKS|NNODES)(_.*)?"
 )
-from dsrun.slurm.units import MOST
-
-__all__ = ["TITLES", "Given", "SlurmSpec", "flag_of", "key_of", "make_spec", "options", "read"]
-
-# The groups in the order of --help and of docs/slurm.md.
-TITLES = {
-    "job": "Job",
-    "resources": "Resources",
-    "queue": "Queue",
-    "interruptions": "Interruptions",
-    "environment": "Environment",
-    "container": "Container",
-    "network": "Network",
+# The script's own variables: one that is exported already reaches the program with the script's value.
+_SCRIPT_VARIABLES = frozenset(
+    {"job", "restart", "hosts", "endpoint", "signalled", "interrupted", "watchdog", "code", "own", "log"}
+    | {"worker", "on_node", "cache", "key", "cores", "threads", "make_room", "unpack", "root"}
+)
+# Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
+_UNDASHED = ("module", "conda", "container_image", "apptainer")
+# Options of sbatch that would undo what the script relies on.
+RESERVED_OPTIONS = {
+    "ntasks": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
+    "ntasks-per-node": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
+    "ntasks-per-gpu": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
+    "signal": "write --signal-lead SECONDS",
+    "requeue": "it is the default; --no-requeue is the opposite",
+    "no-requeue": "write --no-requeue",
+    "open-mode": "the log is always appended to, or a requeued job would erase it",
+    "export": "write --env NAME, and --clean-env to pass on nothing else",
+    "wrap": "write the command after --",
+    "het-group": "heterogeneous jobs are not rendered",
+    "gpus": "GPUs must be the same on every node: --gpus-per-node",
+    "gpus-per-task": "a node has one task: --gpus-per-node",
+    "export-file": "write --env NAME, and --clean-env to pass on nothing else",
+    "test-only": "write dsrun render-slurm --test-only",
+    "wait": "write dsrun render-slurm --follow",
+    "parsable": "--submit prints the number alone",
 }
+# Field, what is wrong with its value, what to write instead.
+Problem = tuple[str, str, str]
+
+
+def check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
+    """Raise UsageError for the first thing that is wrong, whatever the cluster. `where` says, by field, where a value
+    stands."""
+    for name, each in options().items():
+        value, place = getattr(spec, name), where.get(name, flag_of(name))
+        if each.metadata["sbatch"] and isinstance(value, str):
+            directive_value(value, place)
+            check_notation(name, value, place)
+    for name, message, fix in chain(_resources(spec), _time(spec), _environment(spec), _container(spec)):
+        raise UsageError(f"{where.get(name, flag_of(name))}: {message}", fix=fix)
+    for entry in spec.sbatch:
+        sbatch_entry(entry, where.get("sbatch", "--sbatch"))
+
+
+def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
+    """Key and value of one --sbatch; UsageError for what dsrun has an option of its own for."""
+    key, equals, value = entry.partition("=")
+    key = key.strip().removeprefix("--")
+    if not _KEY.fullmatch(key):
+        raise UsageError(
+            f"{where}: {entry!r} is not key=value with a long option's name",
+            fix='such as --sbatch "switches=1"',
+        )
+    known = {each.metadata["sbatch"]: name for name, each in options().items() if each.metadata["sbatch"]}
+    if key in known:
+        raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
+    if key in RESERVED_OPTIONS:
+        raise UsageError(f"{where}: {key} is set by the script", fix=RESERVED_OPTIONS[key])
+    return key, directive_value(value.strip(), f"{where} {key}") if equals else None
+
+
+def gres_gpus(spec: SlurmSpec) -> int:
+    """GPUs that --gres asks for on each node."""
+    return sum(each.count for each in parse_gres(spec.gres)) if spec.gres else 0
+
+
+def _resources(spec: SlurmSpec) -> Iterator[Problem]:
+    if spec.gpus_per_node is not None:
+        found = parse_gpus(spec.gpus_per_node)
+        if found is None or found[0] == "gpu" or found[1] > MAX_NUMBER:
+            yield "gpus_per_node", f"{spec.gpus_per_node!r} is not a number of GPUs", "write 4, or a100:4"
+    try:
+        if gres_gpus(spec) and spec.gpus_per_node is not None:
+            yield "gres", "it and --gpus-per-node both ask for GPUs", "give one of them"
+    except UsageError as error:
+        yield "gres", error.message, error.fix or ""
+    if spec.mem is not None and not _MEMORY.fullmatch(spec.mem):
+        yield "mem", f"{spec.mem!r} is not a memory size", "such as 200G; 0 is all"
+    if spec.array_flag and not spec.array:
+        yield "array_flag", "without --array", "add --array 0-9"
+
+
+def _time(spec: SlurmSpec) -> Iterator[Problem]:
+    limit = time_limit(spec.time) if spec.time is not None else 0
+    if limit is None:
+        yield "time", f"{spec.time!r} is not a time limit", "minutes, 20:00:00, 2-00 or 2-00:00:00"
+        return
+    if limit > MAX_NUMBER:
+        yield "time", f"{spec.time} is more than SLURM can count", "UNLIMITED is no limit"
+    lead = spec.signal_lead or 0
+    if lead > _LONGEST_LEAD_S:
+        yield "signal_lead", f"SLURM takes at most {_LONGEST_LEAD_S} seconds", ""
+    if limit and lead >= limit:
+        message = f"{lead} s before a limit of {limit} s is before the start"
+        yield "signal_lead", message, "raise --time or lower --signal-lead"
+
+
+def _environment(spec: SlurmSpec) -> Iterator[Problem]:
+    if spec.interface is not None and not _INTERFACES.fullmatch(spec.interface):
+        yield "interface", f"{spec.interface!r} is not a list of interfaces", "such as ib0, or ^docker0,lo"
+    for name in _UNDASHED:
+        value = getattr(spec, name) or ""
+        for word in (value,) if isinstance(value, str) else value:
+            if word.startswith("-"):
+                yield name, f"{word!r} begins with a dash, like an option of its program", ""
+    if not spec.local_dir.startswith("/"):
+        yield "local_dir", f"{spec.local_dir!r} is not an absolute path", "such as /tmp or /local/scratch"
+    if spec.conda is not None and spec.venv is not None:
+        yield "conda", "it and --venv exclude each other", ""
+    for entry in spec.env:
+        name, equals, value = entry.partition("=")
+        if not _NAME.fullmatch(name):
+            yield "env", f"{name!r} is not a variable's name", ""
+        if name in _SCRIPT_VARIABLES or (equals and _RESERVED_VARIABLES.fullmatch(name)):
+            yield "env", f"{name} is set by bash, by SLURM or by the script", ""
+        if equals and SECRET.search(name):
+            fix = f"export it where you call sbatch, and write --env {name}"
+            yield "env", f"{name} looks like a secret, and everybody can read a job's script", fix
+        shell_quote(value)  # refuses what no variable can hold
+    if "ALL" in spec.env:
+        yield "env", "ALL is the default", "name variables, or leave it away"
+
+
+def _container(spec: SlurmSpec) -> Iterator[Problem]:
+    image = spec.container_image or spec.apptainer
+    if spec.container_image is not None and spec.apptainer is not None:
+        yield "container_image", "it and --apptainer exclude each other", ""
+    if spec.container_mounts and not image:
+        yield "container_mounts", "without a container", "add --container-image or --apptainer"
+    for mount in spec.container_mounts:
+        if "," in mount:
+            yield "container_mounts", f"{mount!r}: neither tool takes a comma in a path", ""
+        if "" in mount.split(":"):
+            yield "container_mounts", f"{mount!r} leaves out a folder", "DIR or DIR:INSIDE"
+    for name in ("venv", "conda", "stage"):
+        if image and getattr(spec, name):
+            yield name, "the environment is that of the image", "leave it away, or the container"
+
+
 YES = frozenset({"true", "yes", "on", "1"})
 NO = frozenset({"false", "no", "off", "0"})
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmSpec(
-    NetworkOptions,
-    ContainerOptions,
-    EnvironmentOptions,
-    InterruptionOptions,
-    QueueOptions,
-    ResourceOptions,
-    JobOptions,
-):
-    """What a job is asked to be; `dsrun.slurm.render.script.render` writes its script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,33 +182,11 @@ class Given:
 
 
 @cache
-def options() -> dict[str, Field[Any]]:
-    """Every option by its field's name, in the order of its declaration."""
-    return {each.name: each for each in fields(SlurmSpec)}
-
-
-def key_of(name: str) -> str:
-    """The key of a field in run.yaml."""
-    return str(options()[name].metadata["flag"] or name)
-
-
-def flag_of(name: str) -> str:
-    """The flag of a field as a user writes it."""
-    return "--" + key_of(name).replace("_", "-")
-
-
-def kind_of(each: Field[Any]) -> str:
-    """What an option takes: int, str, bool or list."""
-    annotation = str(each.type).removesuffix(" | None")
-    return "list" if annotation == "tuple[str, ...]" else annotation
-
-
-@cache
 def spellings() -> dict[str, str]:
     """The field behind every key that run.yaml's `slurm:` section takes, underscores throughout."""
     found: dict[str, str] = {}
     for name, each in options().items():
-        for spelling in (key_of(name), *each.metadata["aliases"]):
+        for spelling in (name, *each.metadata["aliases"]):
             found[spelling] = name
     return found
 
@@ -93,7 +195,8 @@ def read(key: str, words: Iterable[str], where: str) -> Given:
     """What stands in run.yaml under `key`. Raises UsageError, with the nearest key, for one nobody knows."""
     name = spellings().get(key.replace("-", "_"))
     if name is None:
-        fix = did_you_mean(key, spellings(), "docs/slurm.md lists them all")
+        near = difflib.get_close_matches(key.replace("-", "_"), spellings(), n=1)
+        fix = f"did you mean {near[0]}?" if near else "docs/slurm.md lists them all"
         raise UsageError(f"{where}: the slurm section has no such key", fix=fix)
     return Given(name=name, words=tuple(words), where=where)
 
@@ -103,8 +206,6 @@ def make_spec(*places: Iterable[Given]) -> SlurmSpec:
 
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
-    from dsrun.slurm.render.rules import check
-
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     for place in places:
@@ -149,6 +250,6 @@ def _number(word: str, meta: Mapping[str, Any], where: str) -> int:
     number = int(word)
     if meta["least"] is not None and number < meta["least"]:
         raise UsageError(f"{where}: {number} is less than {meta['least']}")
-    if number > MOST:
+    if number > MAX_NUMBER:
         raise UsageError(f"{where}: {word} is more than SLURM can count")
     return number

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.compute as pc
 import torch
 
-from dsrun.system.pdeathsig import die_with_parent
+from dsrun.system.process_end import die_with_parent
 from dsrun.train.batching.batches import (
     BatchLoader,
     GlobalBatchSampler,

@@ -22,7 +22,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError
-from dsrun.system.cache import cache_root
+from dsrun.system.variables import cache_root
 
 VERSION = 2
 """Part of every key: raise it when the same input gives other rows."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import datasets
 from datasets import Dataset, Features
 
-from dsrun.system.pdeathsig import die_with_parent
+from dsrun.system.process_end import die_with_parent
 from dsrun.train.data.counts import Counts
 from dsrun.train.data.tokens.tokenise import RowEncoder
 

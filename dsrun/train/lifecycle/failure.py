@@ -15,6 +15,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError
 from dsrun.system import variables
+from dsrun.system.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +106,12 @@ def _write(name: str, facts: dict[str, Any]) -> None:
     folder = os.environ.get(variables.FAILURES)
     if not folder:
         return
-    partial = Path(folder) / f".{name}.{os.getpid()}"
     try:
-        partial.write_text(json.dumps(facts))
-        partial.rename(Path(folder) / name)
+        with replacing(Path(folder) / name) as partial:
+            partial.write_text(json.dumps(facts))
     except OSError:
         # The launcher is gone, and its folder with it; what happened stands in the log.
-        logger.exception("%s could not be written", partial)
+        logger.exception("could not write %s", Path(folder) / name)
 
 
 def _advice(kind: str, text: str) -> str:

@@ -17,7 +17,7 @@ from dsrun.errors import MissingError, ToolError
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.search_path import own_programs_first
+from dsrun.system.packages import own_programs_first
 from dsrun.train.world import World
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.shipped import from_offload

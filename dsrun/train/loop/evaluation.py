@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.system.files import replacing
 from dsrun.train.batching.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSampler, Split, WithFiller
 from dsrun.train.loop.loss import shifts_labels, summed_cross_entropy, target_tokens
 from dsrun.train.loop.metrics import perplexity, text_scores
@@ -138,9 +139,7 @@ class Evaluator:
 
 def write_predictions(examples: list[Example], path: Path) -> None:
     """One JSON object a line: source, prediction, reference."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as out:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as out:
         for e in examples:
             row = {"source": e.source, "prediction": e.prediction, "reference": e.reference}
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
-    partial.replace(path)

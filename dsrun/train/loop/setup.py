@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.interval import mean_time_between_failures, save_interval
+from dsrun.runs.goodput import mean_time_between_failures, save_interval
 from dsrun.train import memory_fallbacks, report
 from dsrun.train.batching.samples import SampleLedger
 from dsrun.train.checkpoint.interval import AdaptiveSaveInterval

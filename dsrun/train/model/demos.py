@@ -10,7 +10,7 @@ from dsrun.demo.build import DemoPaths, data_only, materialise
 from dsrun.demo.defaults import DEFAULTS
 from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.cache import cache_root
+from dsrun.system.variables import cache_root
 from dsrun.train.model.load import decide_task, load_config
 
 BATCH_FLAGS = (

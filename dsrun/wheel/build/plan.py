@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsrun.errors import UsageError
 from dsrun.system import host
-from dsrun.system.cache import cache_root
+from dsrun.system.variables import cache_root
 from dsrun.wheel.build.checks import expected_code
 from dsrun.wheel.build.context import BuildContext, Diagnostics, Flags, detect_build_context
 from dsrun.wheel.build.environment import search_paths, unused_flags, without_flags

@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from dsrun.datafiles import data_folder
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.capture import ask
+from dsrun.system.files import replacing
 from dsrun.wheel.build.failure import FULL
 
 _FETCH_S = 1800.0
@@ -87,9 +88,8 @@ def fetch_sdist(
             raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
         target = into / name if kept is None else kept
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f"{name}.{os.getpid()}")
-        shutil.move(path, staged)
-        staged.replace(target)
+        with replacing(target) as staged:
+            shutil.move(path, staged)
         return target
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.system.cache import cache_root
+from dsrun.system.files import replacing
+from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.strategy import Strategy, gpu
@@ -81,9 +81,10 @@ def save(config: Mapping[str, Any], request: PlanRequest, predicted: int, measur
         return None
     file = path_of(config, request)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n")
-    part.replace(file)
+    with replacing(file) as partial:
+        partial.write_text(
+            json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n"
+        )
     return file
 
 

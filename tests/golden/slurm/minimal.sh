@@ -49,7 +49,11 @@ pass_on() {
     signalled=$1
     interrupted=1
     say "got $1, passed on to the workers"
-    touch "$DSRUN_STOP_FILE"
+    # In one step, and the first signal stays; on a full disk a file without content still stops the workers.
+    if [ ! -e "$DSRUN_STOP_FILE" ]; then
+        echo "SIG$1" >"$DSRUN_STOP_FILE.new"
+        mv "$DSRUN_STOP_FILE.new" "$DSRUN_STOP_FILE" || touch "$DSRUN_STOP_FILE"
+    fi
     scancel --quiet --signal=USR1 "$job"
     # A job that is still at it when its time is up dies with its batch script, and could not go back into the queue.
     if [ "$1" = USR1 ] && [ -z "$watchdog" ]; then

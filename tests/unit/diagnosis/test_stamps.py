@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsrun.diagnosis.stamps import last_time, rank_of, time_of
+from dsrun.diagnosis.scan import last_time, rank_of, time_of
 
 NOON = ((11 * 31 + 21) * 24 + 12) * 3600
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.runs.interval import HOUR, failures, mean_time_between_failures, save_interval
+from dsrun.runs.goodput import HOUR, failures, mean_time_between_failures, save_interval
 from tests.unit.runs.test_goodput import at
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from dsrun.slurm.render.program import any_program, train_program
+from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.site import Site
 from dsrun.slurm.render.spec import make_spec, read
 
 MODULE = "torch.distributed.run"

@@ -8,9 +8,8 @@ import pytest
 
 from dsrun.hardware.gpus import lookup
 from dsrun.slurm import units
-from dsrun.slurm.cluster.discover import read_accounting
-from dsrun.slurm.cluster.gpu_groups import gpu_groups, memory_choices
-from dsrun.slurm.cluster.records import pairs
+from dsrun.slurm.cluster.discover import gpu_groups, memory_choices, read_accounting
+from dsrun.slurm.cluster.query import pairs
 from dsrun.system.hostlist import compressed, expand_hosts
 from tests.slurm_recordings import recorded_facts
 

@@ -10,8 +10,8 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs import submit
-from dsrun.slurm.jobs.follow import Tail, Watch, follow, interval
-from dsrun.slurm.jobs.status import JobView, from_history, read_jobs
+from dsrun.slurm.jobs.status import JobStatus, from_history, read_jobs
+from dsrun.slurm.jobs.submit import Tail, Watch, follow, interval
 from tests.slurm_recordings import recorded, stand_in
 
 DONE = recorded("job-failed")
@@ -47,7 +47,7 @@ class Slurm:
             self.happens.pop(0)()
 
     def follow(self, job_id="67"):
-        return follow(job_id, say=self.told.append, show=self.shown.append, pause=self.pause)
+        return follow(job_id, notify=self.told.append, show=self.shown.append, pause=self.pause)
 
 
 def test_follow_job_to_its_end(monkeypatch):
@@ -219,10 +219,10 @@ def test_sacct_row_parsed():
 def test_follow_reports_state_changes_only():
     """Something is reported only when the job has changed."""
     watch = Watch("7")
-    waiting = JobView(label="7", state="PENDING", reason="Priority")
-    assert watch.news([waiting]) == ["job 7: PENDING (Priority)"]
-    assert watch.news([waiting]) == []
-    assert watch.news([JobView(label="7", state="PENDING", reason="Resources")]) == [
+    waiting = JobStatus(label="7", state="PENDING", reason="Priority")
+    assert watch.update([waiting]) == ["job 7: PENDING (Priority)"]
+    assert watch.update([waiting]) == []
+    assert watch.update([JobStatus(label="7", state="PENDING", reason="Resources")]) == [
         "job 7: PENDING (Resources)"
     ]
     assert not watch.ended
@@ -257,7 +257,7 @@ def sbatch(tmp_path, monkeypatch):
 def test_sbatch_submit(sbatch):
     folder = sbatch("1234;lab\n", "sbatch: Verify: fine\n")
     remarks = []
-    assert submit.submit("#!/bin/bash\necho \udcff\n", ["--hold"], say=remarks.append) == "1234"
+    assert submit.submit("#!/bin/bash\necho \udcff\n", ["--hold"], notify=remarks.append) == "1234"
     assert (folder / "script").read_bytes() == b"#!/bin/bash\necho \xff\n"
     assert (folder / "calls").read_text() == "sbatch --parsable --hold\n"
     assert remarks == ["sbatch: Verify: fine"]
@@ -272,12 +272,12 @@ def test_sbatch_refusal_quoted(sbatch):
 
 
 def test_sbatch_test_only_forecasts_start(sbatch):
-    said = "sbatch: Job 15 to start at 2026-11-21T08:44:13 using 4 processors on nodes node[1-2] in partition gpu\n"
-    folder = sbatch("", said)
+    printed = "sbatch: Job 15 to start at 2026-11-21T08:44:13 using 4 processors on nodes node[1-2] in partition gpu\n"
+    folder = sbatch("", printed)
     expected = "would start at 2026-11-21T08:44:13 on node[1-2] of partition gpu with 4 cores"
     assert submit.test_only("#!/bin/bash\n") == expected
     assert (folder / "calls").read_text() == "sbatch --test-only\n"
-    assert submit.forecast(said.replace("2026", "2383")).endswith("when jobs that have no time limit end")
+    assert submit.forecast(printed.replace("2026", "2383")).endswith("when jobs that have no time limit end")
     sbatch("", "allocation failure: Requested node configuration is not available\n", 1)
     with pytest.raises(ToolError, match="could not start the job now: allocation failure: Requested node"):
         submit.test_only("#!/bin/bash\n")

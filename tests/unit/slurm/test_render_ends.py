@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from dsrun.runs.stop_request import read_stop_file
 from tests.unit.slurm.stand_ins import FINISHED, JOB, SRUN, Shell, other, rendezvous, requeued, training
 
 # Waits for the signal that the stand-in for scancel stands for, as a worker that saves and leaves.
@@ -83,6 +84,43 @@ def test_requeue_after_forwarded_signal(shell, which):
     assert done.of("scontrol")[-1] == REQUEUE
     assert done.code == 0
     assert f"got {which.name[3:]}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [
+        ([signal.SIGUSR1], "SIGUSR1"),
+        ([signal.SIGTERM], "SIGTERM"),
+        ([signal.SIGTERM, signal.SIGUSR1], "SIGTERM"),
+    ],
+)
+def test_stop_file_names_first_signal(shell, sent, named):
+    """The workers read from the stop file which signal came first."""
+    shell.worker = 'until [ -e "$STAND_INS/go" ]; do sleep 0.02; done; exit 75'
+    process = begun(shell, training(shell))
+
+    def passed_on() -> int:
+        return (shell.tools / "record").read_bytes().count(b"\0scancel\0")
+
+    for count, which in enumerate(sent, 1):
+        process.send_signal(which)
+        until(lambda count=count: passed_on() == count, "it was not passed on")
+    (shell.tools / "go").touch()
+    shell.ended(process)
+    stop = next(shell.folder.rglob("stop"))
+    request = read_stop_file(stop)
+    assert request is not None
+    assert request.signal == named
+    assert {path.name for path in stop.parent.iterdir()} == {"began", "reached", "stop"}
+
+
+def test_stop_file_without_content_where_it_cannot_be_written(shell):
+    """A stop file that takes no content is still created."""
+    shell.put("mv", 'rm -f "$1"; exit 1')
+    shell.worker = SAVES
+    done = signalled(shell, training(shell), signal.SIGUSR1)
+    stop = next(shell.folder.rglob("stop"))
+    assert (done.code, stop.read_text()) == (0, "")
 
 
 def test_repeated_signals_are_all_forwarded(shell):

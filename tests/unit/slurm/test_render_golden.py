@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from dsrun import __version__
-from dsrun.slurm.render.program import any_program, train_program
+from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.site import Site
 from tests.unit.slurm.stand_ins import spec_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"

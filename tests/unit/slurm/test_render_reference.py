@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from dsrun.slurm.reference import PART, markdown
-from dsrun.slurm.render.program import train_program
+from dsrun.slurm.render.options import flag_of, options
+from dsrun.slurm.render.program import Site, train_program
 from dsrun.slurm.render.script import completed, context
-from dsrun.slurm.render.site import Site
-from dsrun.slurm.render.spec import flag_of, options
 from tests.unit.slurm.stand_ins import spec_of
 
 CHECKOUT = Path(__file__).parents[3]

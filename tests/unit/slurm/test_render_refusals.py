@@ -12,11 +12,10 @@ from dsrun.cli.render_slurm import command
 from dsrun.cli.slurm_job import find_job, from_run_file
 from dsrun.cli.slurm_site import missing
 from dsrun.errors import UsageError
-from dsrun.slurm.render.program import any_program, train_program
+from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import context, render, template_text
-from dsrun.slurm.render.site import Site
 from dsrun.slurm.render.spec import Given, make_spec
-from dsrun.slurm.units import gpu_words
+from dsrun.slurm.units import parse_gpus
 from tests.unit.slurm.stand_ins import spec_of
 
 SITE = Site()
@@ -113,7 +112,7 @@ def test_container_mount_needs_both_folders(mount):
 
 def test_mig_slice_type_begins_with_digit():
     """The type of a MIG slice begins with a digit."""
-    assert gpu_words("3g.20gb:2") == ("3g.20gb", 2)
+    assert parse_gpus("3g.20gb:2") == ("3g.20gb", 2)
 
 
 @pytest.mark.parametrize(

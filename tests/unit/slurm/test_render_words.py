@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsrun.slurm.render.program import any_program, slug, train_program
-from dsrun.slurm.render.quote import shell_quote
+from dsrun.slurm.render.notation import shell_quote
+from dsrun.slurm.render.program import Site, any_program, slug, train_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.site import Site
 from tests.unit.slurm.stand_ins import Shell, spec_of
 
 NASTY = [

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.discover import look, look_if_there
+from dsrun.slurm.cluster.discover import discover, discover_if_any
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.submit import submit
 from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
@@ -125,21 +125,21 @@ def test_slurm_time_format_of_user_overridden(programs, monkeypatch):
 
 def test_cluster_discovery_without_answering_controller(programs):
     """What works without a cluster also works when the controller does not answer."""
-    assert look_if_there(say=pytest.fail) is None
+    assert discover_if_any(notify=pytest.fail) is None
     stand_in(programs, "scontrol", ("", "", DOWN, 1))
     told: list[str] = []
-    assert look_if_there(say=told.append) is None
+    assert discover_if_any(notify=told.append) is None
     assert "Unable to contact slurm controller" in told[0]
     with pytest.raises(NoAnswerError):
-        look_if_there()
+        discover_if_any()
 
 
 def test_cluster_discovery_without_accounting_database(programs):
     """Discovery goes on when the accounting database does not answer."""
     stand_in_cluster(programs)
-    assert look().accounting.default_account == "ml"
+    assert discover().accounting.default_account == "ml"
     stand_in(programs, "sacctmgr", ("", "", DATABASE.replace("sacct", "sacctmgr"), 1))
-    facts = look()
+    facts = discover()
     assert facts.accounting is None
     assert [each.name for each in facts.nodes] == ["node1", "node2", "node3", "node4", "node5"]
     assert "sacctmgr" in (programs / "calls").read_text()

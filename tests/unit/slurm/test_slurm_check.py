@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.precheck.check import check
-from dsrun.slurm.render.spec import SlurmSpec
+from dsrun.slurm.check import check
+from dsrun.slurm.render.options import SlurmSpec
 from tests.slurm_recordings import recorded, recorded_facts
 
 
@@ -178,7 +178,7 @@ def test_no_default_partition():
 def test_every_slurm_finding_is_documented():
     """Every finding is in the docs."""
     root = Path(__file__).parents[3]
-    source = "".join(path.read_text() for path in (root / "dsrun/slurm/precheck").glob("*.py"))
+    source = "".join(path.read_text() for path in (root / "dsrun/slurm").glob("*.py"))
     codes = set(re.findall(r'error\(\s*"(\w+)"', source)) | set(re.findall(r'code="slurm_(\w+)"', source))
     codes |= {"gpus", "gres", "cores", "memory"}  # made from the kind of wish
     assert len(codes) > 30

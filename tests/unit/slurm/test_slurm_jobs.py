@@ -9,9 +9,18 @@ from datetime import datetime
 import pytest
 
 from dsrun.cli.jobs import reason_in_words
-from dsrun.slurm.jobs.output_folder import job_variables, run_folder, shell_word
-from dsrun.slurm.jobs.queue import _SACCT, _SQUEUE, Job, joined, merged, read_rows
-from dsrun.slurm.jobs.status import explained
+from dsrun.slurm.jobs.queue import (
+    _SACCT,
+    _SQUEUE,
+    Job,
+    job_environment,
+    job_output_folder,
+    merge_jobs,
+    read_rows,
+    shell_word,
+    with_output_folders,
+)
+from dsrun.slurm.jobs.status import explain_reason
 from tests.slurm_recordings import recorded
 
 
@@ -85,7 +94,7 @@ def test_jobs_from_sacct():
 
 def test_merged_jobs_are_unique_and_sorted():
     """Each job once: running ones first, then the last to end."""
-    jobs = merged(queued(), history())
+    jobs = merge_jobs(queued(), history())
     assert len({job.id for job in jobs}) == len(jobs)
     states = [job.state for job in jobs]
     assert states[: states.count("RUNNING")] == ["RUNNING"] * states.count("RUNNING")
@@ -98,10 +107,13 @@ def test_merged_jobs_are_unique_and_sorted():
 
 def test_jobs_since_time_keeps_active_jobs():
     """Old jobs are left out, but never active ones."""
-    jobs = by_id(merged(queued(), history(), since=datetime(2026, 11, 21, 9, 5)))
+    jobs = by_id(merge_jobs(queued(), history(), since=datetime(2026, 11, 21, 9, 5)))
     assert "8" not in jobs
     assert {"62", "67", "68"} <= jobs.keys()
-    assert {job.state for job in merged(queued(), [], since=datetime(2027, 1, 1))} == {"RUNNING", "PENDING"}
+    assert {job.state for job in merge_jobs(queued(), [], since=datetime(2027, 1, 1))} == {
+        "RUNNING",
+        "PENDING",
+    }
 
 
 def job(tmp_path, **changes):
@@ -132,7 +144,9 @@ def test_pending_reason_unexplained_for_cancelled_job(tmp_path):
 def test_default_run_folder_found_without_batch_script(tmp_path):
     """The default run folder is found without asking for the batch script."""
     write_run(tmp_path / "runs" / "t5-7", {"step": 3, "loss": 2.5, "epoch": 0.5}, finished=True)
-    (found,) = joined([job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}"))
+    (found,) = with_output_folders(
+        [job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}")
+    )
     assert found.run == str(tmp_path / "runs" / "t5-7")
     assert (found.progress.step, found.progress.loss, found.finished) == (3, 2.5, True)
 
@@ -140,14 +154,14 @@ def test_default_run_folder_found_without_batch_script(tmp_path):
 def test_run_folder_of_odd_job_name_without_batch_script(tmp_path):
     """A job name unfit for a folder is found after the controller has forgotten the script."""
     (tmp_path / "runs" / "t5-large-2-7").mkdir(parents=True)
-    (found,) = joined([job(tmp_path, name='t5 "large"/2')], lambda number: None)
+    (found,) = with_output_folders([job(tmp_path, name='t5 "large"/2')], lambda number: None)
     assert found.run == str(tmp_path / "runs" / "t5-large-2-7")
 
 
 def test_run_folder_from_batch_script(tmp_path):
     write_run(tmp_path / "out" / "big", {"step": 9, "loss": 1.0})
     script = "#!/bin/bash\nexport DSRUN_OUTPUT=\"$PWD\"/out/'big'\n"
-    (found,) = joined([job(tmp_path)], {"7": script}.get)
+    (found,) = with_output_folders([job(tmp_path)], {"7": script}.get)
     assert found.run == str(tmp_path / "out" / "big")
     assert found.progress.step == 9
     assert not found.finished
@@ -162,16 +176,16 @@ def test_array_tasks_share_script_but_not_run_folder(tmp_path):
         return recorded("script")
 
     tasks = [job(tmp_path, id=f"66_{task}", number=number) for task, number in ((1, "72"), (3, "66"))]
-    found = joined(tasks, script_of)
+    found = with_output_folders(tasks, script_of)
     assert [each.run for each in found] == [str(tmp_path / "runs" / f"t5 large-66_{task}") for task in (1, 3)]
     assert set(asked) == {"66"}
-    (waiting,) = joined([job(tmp_path, id="66_[4-9]")], script_of)
+    (waiting,) = with_output_folders([job(tmp_path, id="66_[4-9]")], script_of)
     assert waiting.run is None
 
 
 def test_job_cancelled_before_start_has_no_run_folder(tmp_path):
     """A job that was cancelled before it began has no run folder."""
-    (found,) = joined(
+    (found,) = with_output_folders(
         [job(tmp_path, state="CANCELLED", nodes="")],
         lambda number: pytest.fail(f"asked for the script of {number}"),
     )
@@ -179,11 +193,11 @@ def test_job_cancelled_before_start_has_no_run_folder(tmp_path):
 
 
 def test_job_without_batch_script_has_no_run_folder(tmp_path):
-    (found,) = joined([job(tmp_path)], lambda number: None)
+    (found,) = with_output_folders([job(tmp_path)], lambda number: None)
     assert (found.run, found.progress) == (None, None)
 
 
-VARIABLES = job_variables(label="66_3", number="72", name="my job") | {"HOME": "/home/ada"}
+VARIABLES = job_environment(label="66_3", number="72", name="my job") | {"HOME": "/home/ada"}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +221,7 @@ VARIABLES = job_variables(label="66_3", number="72", name="my job") | {"HOME": "
     ],
 )
 def test_run_folder_parsed_from_script_line(line, folder):
-    assert run_folder(f"#!/bin/bash\n{line}\n", work_dir="/w", variables=VARIABLES) == folder
+    assert job_output_folder(f"#!/bin/bash\n{line}\n", work_dir="/w", variables=VARIABLES) == folder
 
 
 def test_shell_word_matches_bash():
@@ -215,13 +229,13 @@ def test_shell_word_matches_bash():
     import subprocess
 
     for text in ("a\\ b'c d'\"e\\\"f\"$'g\\n'", '"$PWD"/x', "'it'\"'\"'s'", "a;b"):
-        said = subprocess.run(
+        printed = subprocess.run(
             ["bash", "-c", f"PWD=/w; printf %s {text}"], capture_output=True, text=True, check=False
         )
-        assert shell_word(text, {"PWD": "/w"}) == said.stdout
+        assert shell_word(text, {"PWD": "/w"}) == printed.stdout
 
 
 def test_pending_reasons_in_plain_words():
-    assert "other jobs" in explained("Priority")
-    assert explained("ReqNodeNotAvail, UnavailableNodes:node3") == explained("ReqNodeNotAvail")
-    assert explained("None") is None
+    assert "other jobs" in explain_reason("Priority")
+    assert explain_reason("ReqNodeNotAvail, UnavailableNodes:node3") == explain_reason("ReqNodeNotAvail")
+    assert explain_reason("None") is None

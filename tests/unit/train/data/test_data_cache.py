@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dsrun.errors import MissingError
-from dsrun.system.cache import cache_root
+from dsrun.system.variables import cache_root
 from dsrun.train.data import build as building
 from dsrun.train.data.cache import key_of, obtain
 from tests.forkserver.client import HEAVY

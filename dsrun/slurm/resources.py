@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, nearest
 from dsrun.hardware.gres import Gres
 from dsrun.slurm import units
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
-from dsrun.slurm.findings import error, nearest
-from dsrun.slurm.precheck.request import Request
+from dsrun.slurm.request import Request, error
 from dsrun.system import hostlist
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
@@ -19,7 +18,7 @@ from dsrun.system import hostlist
 _LITTLE_MIB = 4096
 
 
-def resources(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What this partition lacks for the job."""
     unknown = list(_unknown(wanted, partition, facts))
     yield from unknown
@@ -244,10 +243,10 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
 
 def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:
     """MiB of each node by the partition's or the cluster's default; None where jobs get all (slurm.conf, DefMem...)."""
-    said = {key: units.mib(text) for key, text in partition.job_defaults.items()}
-    if wanted.gpu_count and (per_gpu := said.get("DefMemPerGPU")):
+    defaults = {key: units.mib(text) for key, text in partition.job_defaults.items()}
+    if wanted.gpu_count and (per_gpu := defaults.get("DefMemPerGPU")):
         return per_gpu * wanted.gpu_count
-    if per_node := said.get("DefMemPerNode"):
+    if per_node := defaults.get("DefMemPerNode"):
         return per_node
-    per_core = said.get("DefMemPerCPU") or facts.memory_per_core
+    per_core = defaults.get("DefMemPerCPU") or facts.memory_per_core
     return per_core * (wanted.cores or 1) if per_core else None

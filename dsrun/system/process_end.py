@@ -1,4 +1,7 @@
-"""Exec trampoline: `python -I -S tether.py PARENT[:SIGNAL] argv…` becomes `argv`, tied to the life of process PARENT.
+"""How processes end: at once, and with their parents.
+
+Run as a program, this is an exec trampoline: `python -I -S process_end.py PARENT[:SIGNAL] argv…` becomes `argv`, tied
+to the life of process PARENT.
 
 A file of its own and not a preexec_fn, because Python code between fork and exec may deadlock in a program
 with threads; the standard library only, because it runs before any environment of the child counts.
@@ -11,6 +14,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 # <linux/prctl.h>, prctl(2)
 _PR_SET_PDEATHSIG = 1  # survives execve
@@ -50,3 +55,16 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+def end(code: int) -> NoReturn:
+    """End this process now, with what it printed written out, whoever still reads it.
+
+    Threads of NCCL, wandb and data loaders can keep a finished interpreter alive for minutes. Those of gloo, which live
+    as long as anybody holds a process group (DeepSpeed does), can come to drop a tensor while it is taken apart, and
+    then abort a process whose work is done: "terminate called without an active exception".
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

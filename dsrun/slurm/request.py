@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm import units
-from dsrun.slurm.render.spec import SlurmSpec
+from dsrun.slurm.render.options import SlurmSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +91,8 @@ def _highest(array: str | None) -> int | None:
     """The highest number of "0-9,20%4", None without an array."""
     numbers = [int(number) for number in re.findall(r"\d+", re.sub(r"[:%]\d+", "", array or ""))]
     return max(numbers, default=None)
+
+
+def error(code: str, message: str, *, fix: str, where: str) -> Finding:
+    """A finding that no job survives."""
+    return Finding(level="error", code=f"slurm_{code}", message=message, fix=fix, where=where)

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Level
-from dsrun.slurm import units
+from dsrun.findings import Finding, Level, nearest
+from dsrun.slurm import resources, units
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
-from dsrun.slurm.findings import error, nearest
-from dsrun.slurm.precheck import resources
-from dsrun.slurm.precheck.limits import permission, several_partitions
-from dsrun.slurm.precheck.request import Request, request
-from dsrun.slurm.render.spec import SlurmSpec
+from dsrun.slurm.limits import check_limits, check_partition_list
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.request import Request, error, request
 from dsrun.system import hostlist
 
 
@@ -27,7 +25,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     Of several partitions one that fits is enough: what the others lack are warnings then.
     """
     wanted = request(spec)
-    found = [*_names(wanted, facts), *_array(wanted, facts), *several_partitions(wanted, facts)]
+    found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
     some_fit = any(not _has_error(findings) for findings in each.values())
     for findings in each.values():
@@ -106,8 +104,8 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
         *_state(partition, facts),
         *_time(wanted, partition),
         *_node_count(wanted, partition, facts),
-        *([] if _unknown_nodes(wanted, facts) else resources.resources(wanted, partition, facts)),
-        *permission(wanted, partition, facts),
+        *([] if _unknown_nodes(wanted, facts) else resources.check_resources(wanted, partition, facts)),
+        *check_limits(wanted, partition, facts),
     ]
 
 

@@ -1,11 +1,25 @@
-"""Swapping two paths in one step, which Python's os module does not offer."""
+"""Writing and exchanging files atomically: a reader sees the old one or the new one, never half of either."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file beside `path` that takes its place at the end of the block; an exception leaves `path` as it was."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
 
 # <fcntl.h> and <linux/fs.h>.
 _AT_FDCWD = -100

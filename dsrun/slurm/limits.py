@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.findings import Finding
+from dsrun.findings import Finding, nearest
 from dsrun.slurm import units
-from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Quality
-from dsrun.slurm.findings import error, nearest
-from dsrun.slurm.precheck.request import Request
+from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Qos
+from dsrun.slurm.request import Request, error
 
 
-def permission(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What the partition and the accounting database do not let this user do."""
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
         yield error(
@@ -26,7 +25,7 @@ def permission(wanted: Request, partition: Partition, facts: ClusterFacts) -> It
     yield from _qos(wanted, known, partition, account)
 
 
-def several_partitions(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """SLURM takes no list of partitions from an account that is bound to one of them."""
     known = facts.accounting
     account = wanted.account or (known.default_account if known else None)
@@ -70,9 +69,9 @@ def _account(
         return
     usable = [name for name in mine if _may(name, partition)]
     if not _may(account, partition):
-        said = f"account {account}" + ("" if wanted.account else " (your default)")
+        named = f"account {account}" + ("" if wanted.account else " (your default)")
         yield error(
-            "account_partition", f"{said} may not use partition {partition.name}: its jobs would never start",
+            "account_partition", f"{named} may not use partition {partition.name}: its jobs would never start",
             fix=f"--account {usable[0]}" if usable else "take another --partition", where="--account",
         )  # fmt: skip
     elif not _association(known, account, partition):
@@ -130,7 +129,7 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
         yield from _limits(wanted, quality)
 
 
-def _limits(wanted: Request, quality: Quality) -> Iterator[Finding]:
+def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
     if wanted.time is not None and wanted.time > quality.time_limit:
         yield error(
             "qos_time", f"{units.clock(wanted.time)} is above the limit of QOS {quality.name}",

@@ -1,0 +1,182 @@
+"""The environment of the job's processes: network presets, variables, interpreter, staged copy, container."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from dsrun.datafiles import data_folder
+from dsrun.errors import UsageError
+from dsrun.slurm.render.notation import shell_quote
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.program import Program, Site
+from dsrun.slurm.render.spec import gres_gpus
+from dsrun.slurm.units import parse_gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One preset: what it is for, and its variables."""
+
+    about: str
+    variables: dict[str, str]
+
+
+@cache
+def networks() -> dict[str, Network]:
+    """The presets by name."""
+    text = (data_folder("slurm") / "networks.toml").read_text(encoding="utf-8")
+    return {name: Network(**entry) for name, entry in tomllib.loads(text).items()}
+
+
+def preset_variables(preset: str | None) -> dict[str, str]:
+    """The variables of a preset; none without one."""
+    return networks()[preset].variables if preset else {}
+
+
+def interface_variables(interface: str | None) -> dict[str, str]:
+    """NCCL's and gloo's variables for the interfaces a user named.
+
+    NCCL takes a name for a prefix unless `=` stands before it, and `^` for all others. gloo takes whole names only
+    and fails on anything else, so that it gets none from an exclusion.
+    """
+    if not interface:
+        return {}
+    if interface.startswith("^"):
+        return {"NCCL_SOCKET_IFNAME": interface}
+    names = interface.removeprefix("=")
+    return {"NCCL_SOCKET_IFNAME": f"={names}", "GLOO_SOCKET_IFNAME": names}
+
+
+Kind = Literal["wheel", "tar", "folder"]
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What is copied (`path`), what it is called below `local_dir`."""
+
+    kind: Kind
+    path: str
+    file: str
+    local_dir: str
+
+    @property
+    def has_python(self) -> bool:
+        """Whether what is staged brings the interpreter."""
+        return self.kind != "wheel"
+
+
+def stage(path: str, local_dir: str) -> Stage:
+    """How `path` is staged. A folder is an environment; raises UsageError for a file that is neither wheel nor tar."""
+    name = PurePosixPath(path).name
+    if name.endswith(".whl"):
+        return Stage(kind="wheel", path=path, file=name, local_dir=local_dir)
+    if name.endswith(TARS):
+        return Stage(kind="tar", path=path, file=name, local_dir=local_dir)
+    if "." in name.lstrip(".") and name.rpartition(".")[2] in ("zip", "sif", "sqsh", "py", "txt", "sh"):
+        raise UsageError(f"--stage {path}: neither a wheel nor a tar file nor an environment's folder")
+    return Stage(kind="folder", path=path, file="staged.tar", local_dir=local_dir)
+
+
+def as_path(text: str) -> str:
+    """`text` with a slash in it: bash's `source` looks for bare names on PATH before it looks here."""
+    return text if "/" in text and not text.startswith("-") else f"./{text}"
+
+
+def gpus_of(spec: SlurmSpec) -> int:
+    """GPUs of each node."""
+    if spec.gpus_per_node is not None:
+        found = parse_gpus(spec.gpus_per_node)
+        return found[1] if found else 0
+    return gres_gpus(spec)
+
+
+def workers(spec: SlurmSpec) -> int:
+    """Workers of each node: as many as said, else one per GPU."""
+    return spec.nproc or gpus_of(spec) or 1
+
+
+def variables(spec: SlurmSpec, program: Program) -> dict[str, str]:
+    """What the script exports: what the spec means for all libraries, then the user's NAME=VALUE."""
+    found: dict[str, str] = {}
+    if gpus_of(spec) == 0:
+        # Where GPUs are not fenced off, a job that asked for none would see them all the same.
+        found |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    found |= interface_variables(spec.interface)
+    found |= {name: value for name, equals, value in (each.partition("=") for each in spec.env) if equals}
+    return found
+
+
+def defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
+    """What the script exports where sbatch was called with nothing of that name: training's, and the network's."""
+    found: dict[str, str] = {}
+    if program.trains:
+        found["TOKENIZERS_PARALLELISM"] = "false"
+        if gpus_of(spec):
+            found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    return found | preset_variables(spec.network)
+
+
+def worker_python(spec: SlurmSpec, site: Site) -> str:
+    """The rendering dsrun's own interpreter, unless the job makes itself an environment."""
+    return site.python if uses_own_python(spec) else "python"
+
+
+def uses_own_python(spec: SlurmSpec) -> bool:
+    """Whether the workers run with the Python that renders, or one that has what it has."""
+    return not any((spec.venv, spec.conda, spec.module, spec.container_image, spec.apptainer))
+
+
+def has_own_programs(spec: SlurmSpec, python: str, staged: Stage | None) -> bool:
+    """Whether the programs beside the interpreter (ninja, above all) are those that belong to the job."""
+    other = spec.container_image or spec.apptainer or (staged is not None and staged.has_python)
+    return python.startswith("/") and not other
+
+
+def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
+    """The words, ready for the shell, that start Python on a node."""
+    if staged and staged.has_python:
+        return '"$DSRUN_LOCAL/env/bin/python"'
+    if spec.apptainer:
+        binds = [f"--bind={shell_quote(each)}" for each in spec.container_mounts]
+        nv = ["--nv"] if gpus_of(spec) else []
+        # Outside of $HOME Apptainer sees the folder it is called in only where the site lets it.
+        own = ['--bind="$PWD"', '--bind="$DSRUN_OUTPUT"', '--pwd="$PWD"']
+        return " ".join(
+            ["apptainer exec", *nv, *own, *binds, shell_quote(spec.apptainer), shell_quote(python)]
+        )
+    return shell_quote(python)
+
+
+def pyxis_options(spec: SlurmSpec) -> list[str]:
+    """Options of srun for an image; the job's folder and its run folder are seen inside under their own names."""
+    if not spec.container_image:
+        return []
+    mounts = "".join("," + shell_quote(_mount(each)) for each in spec.container_mounts)
+    names = [entry.partition("=")[0] for entry in spec.env]
+    lines = [
+        f"--container-image={shell_quote(spec.container_image)}",
+        f'--container-mounts="$PWD:$PWD,$DSRUN_OUTPUT:$DSRUN_OUTPUT"{mounts}',
+        '--container-workdir="$PWD"',
+    ]
+    return lines + ([f"--container-env={','.join(names)}"] if names else [])
+
+
+def _mount(text: str) -> str:
+    return text if ":" in text else f"{text}:{text}"
+
+
+def staged_values(staged: Stage | None, python: str) -> dict[str, Any] | None:
+    if staged is None:
+        return None
+    return {
+        "kind": staged.kind,
+        "path": as_path(staged.path) if staged.path.startswith("-") else staged.path,
+        "file": staged.file,
+        "local_dir": staged.local_dir,
+        "python": None if staged.has_python else python,
+    }
