@@ -23,10 +23,9 @@ from dsrun.wheel.build.environment import without_flags
 from dsrun.wheel.target.arch_check import check_archs
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.target.gpus import decide_target
-from dsrun.wheel.toolchain.compatibility import check_tools
+from dsrun.wheel.toolchain.compatibility import check_tools, torch_facts
 from dsrun.wheel.toolchain.cxx import all_cxx, find_cxx
 from dsrun.wheel.toolchain.nvcc import find_nvcc
-from dsrun.wheel.toolchain.torch_facts import torch_facts
 
 # Xeon Phi has AVX-512, but not the parts of it that the level x86-64-v4 asks for.
 _LESS = "knl"
@@ -66,9 +65,9 @@ def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
 if TYPE_CHECKING:
     from dsrun.findings import Finding
     from dsrun.wheel.target.gpus import Target
+    from dsrun.wheel.toolchain.compatibility import TorchFacts
     from dsrun.wheel.toolchain.cxx import Cxx
     from dsrun.wheel.toolchain.nvcc import Nvcc
-    from dsrun.wheel.toolchain.torch_facts import TorchFacts
 
 # What the build imports from the target environment before a compiler is called, by the question below.
 _ASK_PACKAGES = """

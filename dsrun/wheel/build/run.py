@@ -18,21 +18,19 @@ from typing import TYPE_CHECKING, TypedDict
 from dsrun.errors import ToolError
 from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
 from dsrun.wheel.build import parallel
-from dsrun.wheel.build.assemble import assemble
-from dsrun.wheel.build.checks import wrong_with_wheel
+from dsrun.wheel.build.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.build.environment import build_environment
 from dsrun.wheel.build.failure import FULL, disk_full, explained, with_log
 from dsrun.wheel.build.progress import Tracker, Watch, follow
-from dsrun.wheel.cache import LOG_NAME
+from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.inspect.contents import read_wheel
-from dsrun.wheel.record import make_record, write_record
 from dsrun.wheel.source.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
 from dsrun.wheel.target.ops import links
 from dsrun.wheel.toolchain.nvcc import prepare_home
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build.request import Request
+    from dsrun.wheel.build.environment import Request
     from dsrun.wheel.target.ops import Op
     from dsrun.wheel.toolchain.cxx import Cxx
     from dsrun.wheel.toolchain.nvcc import Nvcc

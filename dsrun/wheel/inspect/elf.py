@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,132 @@ from elftools.elf.sections import NoteSection
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.wheel.inspect.fatbin import Entry, FatbinError, read_fatbin
-from dsrun.wheel.inspect.isa_level import highest, level_of_code, level_of_flags, level_of_isa
+
+LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+# What a compiler may emit on its own under -march=native and a processor of level v4 need not have.
+_BEYOND = {
+    "avx512_bf16": rb"vcvtne2?ps2(?:bf16|pbh)|vdpbf16ps",
+    "avx512_fp16": rb"v[a-z0-9]+(?:ph|sh)(?:x?2[a-z0-9]+)?|vmovw",
+    "avx512_vnni": rb"vpdp(?:busd|wssd)s?",
+    "avx512_vpopcntdq": rb"vpopcnt[dq]",
+    "avx512_bitalg": rb"vpopcnt[bw]|vpshufbitqmb",
+    "avx512vbmi": rb"vperm(?:i2|t2)?b|vpmultishiftqb",
+    "avx512_vbmi2": rb"vpsh[lr]dv?[dqw]|vp(?:compress|expand)[bw]",
+    "avx512ifma": rb"vpmadd52[lh]uq",
+    "amx_tile": rb"tileloaddt?1?|tilestored|tilezero|ldtilecfg|tdp[a-z0-9]+",
+}
+# vcvtph2ps and vcvtps2ph are F16C, part of v3; "vpand…" and the like end in neither ph nor sh.
+_F16C = re.compile(rb"vcvt(?:ph2ps|ps2ph)$")
+# An instruction of AVX-512 without one of these marks is one that AVX2 has too, in its shorter encoding.
+_V4 = re.compile(
+    rb"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{1to\d+\}|\{r[nduz]-sae\}"
+    rb"|\tv(?:pternlog|rndscale|scalef|getexp|getmant|fixupimm|range|reduce|rcp14|rsqrt14|mov[du]q[au](?:8|16|32|64)"
+    rb"|p(?:abs|mins|maxs|minu|maxu|mull|sra)q|movdq[au](?:8|16|32|64)|pcompress|pexpand|p?conflict|plzcnt)"
+)
+_V3 = re.compile(
+    rb"%ymm|\tv[a-z0-9]+ .*%xmm"
+    rb"|\t(?:andn|bextr|blsi|blsmsk|blsr|bzhi|lzcnt|movbe|mulx|pdep|pext|rorx|sarx|shlx|shrx)[bwlq]? "
+)
+_V2 = re.compile(
+    rb"\t(?:popcnt|crc32|cmpxchg16b|pshufb|palignr|phadd|psign|pabs[bwd]|pmulhrsw|pmaddubsw|pmulld|pmuldq|packusdw"
+    rb"|p(?:min|max)(?:sb|sd|uw|ud)|pmov[sz]x|pinsr[bdq]|pextr[bdq]|round[sp][sd]|p?blend|ptest|dpp[sd]|insertps"
+    rb"|extractps|pcmpeqq|pcmpgtq|pcmp[ei]str)"
+)
+_MNEMONICS = re.compile(
+    rb"\t(?:"
+    + b"|".join(b"(?P<%s>%s)" % (name.encode(), text) for name, text in _BEYOND.items())
+    + rb")[ \n]"
+)
+_SIGNS = ((3, _V4), (2, _V3), (1, _V2))
+
+# What each level adds, as /proc/cpuinfo names it (pni is SSE3, abm is LZCNT).
+_CPUINFO = (
+    "sse2",
+    "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
+    "abm avx avx2 bmi1 bmi2 f16c fma movbe",
+    "avx512f avx512bw avx512cd avx512dq avx512vl",
+)
+# Bits of GNU_PROPERTY_X86_ISA_1_NEEDED, lowest first: baseline, v2, v3, v4 (psABI, "Program Property").
+_ISA_BITS = len(LEVELS)
+
+# The names of GCC's -march whose processors have a level; others are unknown and stay so.
+_V2_NAMES = (
+    "nehalem corei7 westmere silvermont goldmont goldmont-plus tremont btver1 bdver1 bdver2 sandybridge "
+    "ivybridge"
+)
+_V3_NAMES = (
+    "haswell core-avx2 broadwell skylake alderlake raptorlake meteorlake gracemont sierraforest grandridge arrowlake "
+    "lunarlake bdver4 znver1 znver2 znver3"
+)
+_V4_NAMES = (
+    "skylake-avx512 cascadelake cannonlake cooperlake icelake-client icelake-server tigerlake rocketlake "
+    "sapphirerapids emeraldrapids graniterapids graniterapids-d diamondrapids znver4 znver5"
+)
+_MARCH = {
+    **dict.fromkeys(("x86-64", "k8", "nocona", "core2", "bonnell"), 0),
+    **dict.fromkeys((*_V2_NAMES.split(), LEVELS[1]), 1),
+    **dict.fromkeys((*_V3_NAMES.split(), LEVELS[2]), 2),
+    **dict.fromkeys((*_V4_NAMES.split(), LEVELS[3]), 3),
+}
+_FLAGS = {"-msse4.2": 1, "-mavx": 2, "-mavx2": 2, "-mavx512f": 3}
+
+
+def level_of_code(blocks: Iterable[bytes]) -> str:
+    """The lowest level that has every instruction of a disassembly (AT&T syntax, whole lines a block).
+
+    Code that tests the processor before it runs counts like all other: nothing here can tell.
+    """
+    level, beyond = 0, set[str]()
+    for block in blocks:
+        level = next((number for number, sign in _SIGNS if number > level and sign.search(block)), level)
+        beyond |= {
+            str(found.lastgroup) for found in _MNEMONICS.finditer(block) if not _F16C.match(found[0].strip())
+        }
+    return _name(level, beyond)
+
+
+def _name(level: int, beyond: set[str]) -> str:
+    return "+".join((LEVELS[level], *sorted(beyond)))
+
+
+def level_of_flags(flags: str) -> str | None:
+    """The level of GCC's flags as it notes them in debug information; None when they tell nothing.
+
+    The name in -march is not enough: on a processor newer than itself GCC writes an older name for "native" and
+    adds what that one lacks ("-march=znver3 … -mavx512f").
+    """
+    words = flags.split()
+    levels = [_MARCH.get(word.removeprefix("-march=")) for word in words if word.startswith("-march=")]
+    levels += [number for flag, number in _FLAGS.items() if flag in words]
+    known = [level for level in levels if level is not None]
+    return LEVELS[max(known)] if known else None
+
+
+def level_of_isa(needed: int) -> str | None:
+    """The level in a GNU property note's GNU_PROPERTY_X86_ISA_1_NEEDED; None when no bit is set."""
+    highest = (needed & ((1 << _ISA_BITS) - 1)).bit_length()
+    return LEVELS[highest - 1] if highest else None
+
+
+def highest(levels: Iterable[str | None]) -> str | None:
+    """The highest of several levels; None when none is known."""
+    known = [level for level in levels if level]
+    return max(known, key=split_level, default=None)
+
+
+def lacking(level: str, flags: Collection[str]) -> tuple[str, ...]:
+    """What a processor with these flags of /proc/cpuinfo lacks for a level: ("avx2", "bmi1", …); () when nothing."""
+    number, beyond = split_level(level)
+    needed = [flag for names in _CPUINFO[: number + 1] for flag in names.split()]
+    return tuple(flag for flag in (*needed, *sorted(beyond)) if flag not in flags)
+
+
+def split_level(level: str) -> tuple[int, frozenset[str]]:
+    """A level's place in LEVELS and what it needs beyond: "x86-64-v4+avx512_bf16" -> (3, {"avx512_bf16"})."""
+    base, *beyond = level.split("+")
+    return LEVELS.index(base), frozenset(beyond)
+
 
 _CHUNK = 4 << 20
 
@@ -67,7 +192,7 @@ class Binary:
     """One ELF library.
 
     `glibc` and `glibcxx` are the highest symbol versions it asks for ("2.34", "3.4.29"). `cpu_level`: see
-    dsrun.wheel.inspect.isa_level; None when nothing here can tell. `cxx11_abi`: which std::string its symbols use;
+    dsrun.wheel.inspect.elf; None when nothing here can tell. `cxx11_abi`: which std::string its symbols use;
     None when they use none. `asks_cpu`: it tests the processor before it runs what `cpu_level` is about.
     """
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.wheel.source.checkout import check_out, parse_remote, read_checkout, remote_commit
+from dsrun.wheel.source.checkout import (
+    check_links,
+    check_out,
+    copy_tree,
+    parse_remote,
+    read_checkout,
+    remote_commit,
+    tree_digest,
+    tree_files,
+)
 from dsrun.wheel.source.sdist import (
     fetch_sdist,
     file_sha256,
@@ -19,7 +28,6 @@ from dsrun.wheel.source.sdist import (
     release_version,
     unpack,
 )
-from dsrun.wheel.source.tree import check_links, copy_tree, tree_digest, tree_files
 
 Kind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 from dsrun.findings import Finding
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch import Arch, Archs, runs_on, split_archs
-from dsrun.wheel.target.cuda import (
+from dsrun.wheel.target.arch import (
+    Arch,
+    Archs,
     Capability,
     TorchRelease,
     capability,
     minor_release,
     nvcc_compiles,
     nvcc_versions,
+    runs_on,
+    split_archs,
     tegra,
     torch_releases,
 )

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding, Level
 from dsrun.wheel.inspect.contents import Library, WheelReport
-from dsrun.wheel.inspect.elf import version_key
+from dsrun.wheel.inspect.elf import highest, lacking, version_key
 from dsrun.wheel.inspect.fatbin import cuda_of_isa, service, sm
-from dsrun.wheel.inspect.isa_level import highest, lacking
-from dsrun.wheel.target.cuda import minor_release
+from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.verify.machine import Gpu, Machine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}

@@ -12,7 +12,7 @@ from typing import Any
 from dsrun.errors import ToolError
 from dsrun.system.capture import Answer, ask
 from dsrun.wheel.inspect.fatbin import sm
-from dsrun.wheel.target.cuda import Capability
+from dsrun.wheel.target.arch import Capability
 from dsrun.wheel.verify import probe
 
 PROBE = Path(probe.__file__)

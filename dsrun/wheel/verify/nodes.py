@@ -20,10 +20,21 @@ from dsrun.findings import Finding
 from dsrun.system.capture import Answer, ask
 from dsrun.wheel.inspect.contents import WheelReport
 from dsrun.wheel.verify import install_wheel
-from dsrun.wheel.verify.check import INSTALL_SECONDS, PROVE_SECONDS, gpu_ops, needed_libraries, reason
+from dsrun.wheel.verify.check import (
+    INSTALL_SECONDS,
+    PROVE,
+    PROVE_SECONDS,
+    Proof,
+    arguments,
+    can_prove,
+    gpu_ops,
+    judge,
+    needed_libraries,
+    proofs_from,
+    reason,
+)
 from dsrun.wheel.verify.compatibility import compare
 from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
-from dsrun.wheel.verify.smoke_test import PROVE, Proof, arguments, can_prove, judge, proofs_from
 
 Way = Literal["srun", "ssh"]
 

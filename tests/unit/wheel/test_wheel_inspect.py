@@ -11,13 +11,13 @@ import pytest
 
 from dsrun.errors import DsrunError, UsageError
 from dsrun.wheel.inspect.contents import op_of, read_wheel
-from dsrun.wheel.inspect.elf import read_binary
-from dsrun.wheel.inspect.isa_level import (
+from dsrun.wheel.inspect.elf import (
     highest,
     lacking,
     level_of_code,
     level_of_flags,
     level_of_isa,
+    read_binary,
     split_level,
 )
 from tests.tiny_wheels import (

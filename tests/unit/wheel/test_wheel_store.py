@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.wheel.cache import LOG_NAME, Store, copy_out
-from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, Store, copy_out, sha256_of
 
 KEY = "0123456789abcdef0123"
 NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"

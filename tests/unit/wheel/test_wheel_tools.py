@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.toolchain.compatibility import check_tools, cuda_check_environment
+from dsrun.wheel.toolchain.compatibility import TorchFacts, check_tools, cuda_check_environment
 from dsrun.wheel.toolchain.cxx import Cxx
 from dsrun.wheel.toolchain.nvcc import Nvcc
-from dsrun.wheel.toolchain.torch_facts import TorchFacts
 
 
 def torch(version: str = "2.13.0+cu130", cuda: str | None = "13.0", hip: str | None = None) -> TorchFacts:
