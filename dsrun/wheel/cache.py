@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 RECORD_NAME = "WHEEL.json"
 VERSION = 1
-_CHUNK = 1 << 20
 
 
 def make_record(
@@ -91,11 +90,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file. Raises OSError."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def wrong_with(folder: Path, names: Sequence[str] = ()) -> str | None:
@@ -138,7 +134,7 @@ class Entry:
         return self.folder / LOG_NAME
 
 
-class Store:
+class WheelCache:
     """The wheels below `root`."""
 
     def __init__(self, root: Path) -> None:

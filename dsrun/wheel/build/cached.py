@@ -85,12 +85,12 @@ def _lock(path: Path) -> int | None:
 
 
 if TYPE_CHECKING:
-    from dsrun.wheel.cache import Entry, Store
+    from dsrun.wheel.cache import Entry, WheelCache
 
 
-def obtain(
+def cached_build(
     job: Job,
-    store: Store,
+    store: WheelCache,
     *,
     environ: Mapping[str, str],
     say: Callable[[str], None],
@@ -125,7 +125,7 @@ def obtain(
 
 def _built(
     job: Job,
-    store: Store,
+    store: WheelCache,
     *,
     environ: Mapping[str, str],
     say: Callable[[str], None],

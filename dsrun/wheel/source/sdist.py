@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -24,6 +23,7 @@ from dsrun.datafiles import data_folder
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.capture import ask
 from dsrun.wheel.build.failure import FULL
+from dsrun.wheel.cache import sha256_of
 
 _FETCH_S = 1800.0
 # DeepSpeed 0.19.8 unpacks to 11 MB in 1,300 files; its history of kernels once made it 30 MB.
@@ -49,12 +49,6 @@ def read_lock() -> Lock:
     return Lock(default=table["default"], sdists=dict(table["sdist"]))
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def release_version(text: str, where: object) -> str:
     """The version in version.txt, which `where` names, in the form that setuptools gives it. Raises UsageError."""
     with suppress(InvalidVersion):
@@ -77,13 +71,13 @@ def fetch_sdist(
     """
     name = f"deepspeed-{version}.tar.gz"
     kept = cache / name if cache else None
-    if kept and kept.is_file() and file_sha256(kept) == sha256:
+    if kept and kept.is_file() and sha256_of(kept) == sha256:
         return kept
     work = into / ".pip"
     work.mkdir(parents=True)
     try:
         path = _download(version, sha256, work, python)
-        if file_sha256(path) != sha256:
+        if sha256_of(path) != sha256:
             raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
         target = into / name if kept is None else kept
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError
+from dsrun.wheel.cache import sha256_of
 from dsrun.wheel.source.checkout import (
     check_links,
     check_out,
@@ -22,7 +23,6 @@ from dsrun.wheel.source.checkout import (
 )
 from dsrun.wheel.source.sdist import (
     fetch_sdist,
-    file_sha256,
     read_archive,
     read_lock,
     release_version,
@@ -52,13 +52,9 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Identity):
     """The source in a folder of ours that may be written to. `epoch` serves as SOURCE_DATE_EPOCH (s)."""
 
-    kind: Kind
-    version: str
-    digest: str
-    label: str
     folder: Path
     epoch: int
 
@@ -144,7 +140,7 @@ def _versions() -> str:
 
 def _file(path: Path) -> Identity:
     """An sdist on disk. One that calls itself a version of the lock must be that version, byte for byte."""
-    sha256 = file_sha256(path)
+    sha256 = sha256_of(path)
     version = read_archive(path).version
     locked = read_lock().sdists.get(version)
     if locked == sha256:
@@ -194,7 +190,7 @@ def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | 
     given = _existing((text or "").strip())
     archive = given or fetch_sdist(wanted.version, sha256, target.parent, cache=cache)
     try:
-        if file_sha256(archive) != sha256:
+        if sha256_of(archive) != sha256:
             raise UsageError(f"{archive} changed while it was read", fix="try again when nobody writes to it")
         time = read_archive(archive).time
         unpack(archive, target)
@@ -225,11 +221,5 @@ def _from_folder(wanted: Identity, path: Path, target: Path) -> Source:
 
 
 def _source(wanted: Identity, folder: Path, epoch: int, version: str | None = None) -> Source:
-    return Source(
-        kind=wanted.kind,
-        version=version or wanted.version,
-        digest=wanted.digest,
-        label=wanted.label,
-        folder=folder,
-        epoch=max(epoch, _EPOCH),
-    )
+    known = replace(wanted, version=version or wanted.version)
+    return Source(**vars(known), folder=folder, epoch=max(epoch, _EPOCH))

@@ -178,43 +178,23 @@ def compiler_environment(
     links: Links | None = None,
     append: Sequence[str] = (),
 ) -> dict[str, str]:
-    """CXX and CC for the build: wrappers in `folder` around `cxx` and its C compiler. See `write_wrapper`.
+    """CXX and CC for the build: scripts written into `folder`, in front of `cxx` and its C compiler.
 
     Both are needed: setuptools compiles with either, depending on its version, and torch hands CC to nvcc as host
-    compiler.
-    """
-    wrapper = write_wrapper(folder, cxx, level, debug=debug, cache=cache, links=links, append=append)
-    plain = c_compiler(cxx)
-    return {"CXX": str(wrapper), "CC": str(folder / plain.name) if plain else str(wrapper)}
-
-
-def write_wrapper(
-    folder: Path,
-    cxx: Cxx,
-    level: str,
-    *,
-    debug: bool = True,
-    cache: str | None = None,
-    links: Links | None = None,
-    append: Sequence[str] = (),
-) -> Path:
-    """Write scripts in front of `cxx` and its C compiler into `folder`; returns the one in front of `cxx`.
-
-    Each rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's flags come
-    later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
+    compiler. Each script rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's
+    flags come later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
     begins with the key, adds `append` to every call, and runs `cache` (ccache) in front of the real compiler, which so
     sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
     """
     known = resolve_level(cxx, level)
     folder.mkdir(parents=True, exist_ok=True)
-    plain = c_compiler(cxx)
-    for real in (cxx.path, plain):
-        if real is not None:
-            text = _script(real, known, debug=debug, cache=cache, links=links or {}, append=append)
-            script = folder / real.name
-            script.write_text(text, encoding="utf-8")
-            script.chmod(0o755)
-    return folder / cxx.path.name
+    compilers = {"CXX": cxx.path, "CC": c_compiler(cxx) or cxx.path}
+    for real in set(compilers.values()):
+        script = folder / real.name
+        text = _script(real, known, debug=debug, cache=cache, links=links or {}, append=append)
+        script.write_text(text, encoding="utf-8")
+        script.chmod(0o755)
+    return {variable: str(folder / real.name) for variable, real in compilers.items()}
 
 
 def _script(

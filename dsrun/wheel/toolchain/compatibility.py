@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import sys
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from dsrun.datafiles import data_folder
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
 from dsrun.system.capture import ask
+from dsrun.wheel.target.arch import host_limits, minor_release
 from dsrun.wheel.toolchain.cxx import Cxx
 from dsrun.wheel.toolchain.nvcc import Nvcc, has_runtime
 
@@ -65,7 +62,7 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
 
     Raises MissingError when there is no such interpreter, ToolError when it does not run or its torch cannot be read.
     """
-    found = _look(python)
+    found = _query(python)
     if found is None:
         return None
     path, tag = found
@@ -85,7 +82,7 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
     )
 
 
-def _look(python: str) -> tuple[Path, str] | None:
+def _query(python: str) -> tuple[Path, str] | None:
     """Where `python` finds torch, and the interpreter's tag."""
     answer = ask([python, "-c", _QUESTION], seconds=_ASK_S)
     lines = [line[6:].strip() for line in answer.stdout.splitlines() if line.startswith("dsrun:")]
@@ -125,13 +122,6 @@ _OLDEST = {"c++20": {"gcc": 11, "clang": 13}, "c++17": {"gcc": 9, "clang": 9}}
 _FIRST_CXX20 = (2, 12)
 
 
-@cache
-def _host_limits() -> Mapping[str, Mapping[str, int]]:
-    """Newest major of each host compiler by CUDA version: {"13.0": {"gcc": 15, "clang": 20}}."""
-    table: dict[str, Any] = tomllib.loads((data_folder("build") / "cuda.toml").read_text(encoding="utf-8"))
-    return dict(table.get("host_compilers", {}))
-
-
 def check_tools(
     kind: str, torch: TorchFacts | None, nvcc: Nvcc | None, cxx: Cxx, others: Sequence[Cxx] = ()
 ) -> list[Finding]:
@@ -164,19 +154,6 @@ def check_tools(
     ]
 
 
-def cuda_check_environment(nvcc: Nvcc, torch: TorchFacts) -> dict[str, str]:
-    """DS_SKIP_CUDA_CHECK=1 when the minors differ: `cuda_minor_mismatch_ok` in op_builder/builder.py has no 13.x.
-
-    The major is compared by `check_tools`, and by torch itself.
-    """
-    same_major = torch.cuda is not None and torch.cuda.split(".")[0] == str(nvcc.major)
-    return {"DS_SKIP_CUDA_CHECK": "1"} if same_major and _minor(torch.cuda) != nvcc.version else {}
-
-
-def _minor(version: str | None) -> str:
-    return ".".join((version or "").split(".")[:2])
-
-
 def _error(code: str, message: str, fix: str) -> Finding:
     return Finding(level="error", code=code, message=message, fix=fix)
 
@@ -194,20 +171,20 @@ def _no_nvcc(cuda: str) -> Finding:
     return _error(
         "no_nvcc",
         f"there is no nvcc, and torch wants one of CUDA {cuda}",
-        f"{_pip_nvcc(cuda)}, or load a CUDA {_minor(cuda)} toolkit and set CUDA_HOME",
+        f"{_pip_nvcc(cuda)}, or load a CUDA {minor_release(cuda)} toolkit and set CUDA_HOME",
     )
 
 
 def _pip_nvcc(cuda: str) -> str:
     """PyPI has an nvcc from CUDA 13.0 on; before, its package of that name holds only ptxas."""
-    version = _minor(cuda)
+    version = minor_release(cuda)
     if int(version.split(".")[0]) >= 13:
         return f"pip install 'cuda-toolkit[nvcc,cccl,crt,nvvm,cudart,profiler]=={version}.*'"
     return f"conda install 'nvidia::cuda-toolkit={version}'"
 
 
 def _check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
-    wanted = _minor(cuda)
+    wanted = minor_release(cuda)
     if nvcc.version == wanted:
         return []
     if nvcc.version.split(".")[0] == wanted.split(".")[0]:
@@ -255,7 +232,7 @@ def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[
 
 def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     """nvcc's crt/host_config.h stops with "unsupported GNU version" above its limit."""
-    limits = _host_limits().get(nvcc.version)
+    limits = host_limits(nvcc.version)
     if limits is None:
         return []
     newest = limits[cxx.kind]

@@ -99,10 +99,10 @@ class Probe:
     def available(self, name: str) -> bool:
         """Whether need `name` is met."""
         if name not in self._known:
-            self._known[name] = self._look(need(name))
+            self._known[name] = self._query(need(name))
         return self._known[name]
 
-    def _look(self, wanted: Need) -> bool:
+    def _query(self, wanted: Need) -> bool:
         if wanted.module and self._has_module(wanted.module):
             return True
         if wanted.module and not wanted.headers:

@@ -21,7 +21,7 @@ from dsrun.wheel.verify.machine import Gpu, Machine, last_object, this_machine
 Result = Literal["ran", "loaded", "failed"]
 
 # A program of its own: only a child process loads torch, and its source is sent to nodes that have no dsrun.
-PROVE = Path(__file__).with_name("run_ops.py")
+RUN_OPS = Path(__file__).with_name("run_ops.py")
 
 # With these findings installing or importing is bound to fail, and saying so once is enough.
 _HOPELESS = frozenset(
@@ -38,7 +38,7 @@ _HOPELESS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class OpResult:
     """What became of one operation: "ran" once with a right result, "loaded" only, or "failed", with the details."""
 
     op: str
@@ -51,7 +51,7 @@ class Proof:
         return asdict(self)
 
 
-def can_prove(report: WheelReport, findings: Iterable[Finding]) -> bool:
+def can_smoke_test(report: WheelReport, findings: Iterable[Finding]) -> bool:
     """Whether the wheel has operations, and nothing is known that keeps them from loading."""
     hopeless = any(each.code in _HOPELESS for each in findings)
     return bool(report.accelerator and report.installed_ops and not hopeless)
@@ -63,20 +63,20 @@ def arguments(report: WheelReport, site: str | None) -> list[str]:
     return [*place, "--accelerator", str(report.accelerator), *report.installed_ops]
 
 
-def proofs_from(told: Mapping[str, Any]) -> tuple[Proof, ...]:
+def op_results_from(told: Mapping[str, Any]) -> tuple[OpResult, ...]:
     """The proofs in the child's JSON object."""
     return tuple(
-        Proof(op=str(name), result=each["result"], what=str(each["what"]), seconds=float(each["seconds"]))
+        OpResult(op=str(name), result=each["result"], what=str(each["what"]), seconds=float(each["seconds"]))
         for name, each in told["ops"].items()
     )
 
 
-def judge(told: Mapping[str, Any], proofs: Sequence[Proof], where: str) -> list[Finding]:
+def op_findings(told: Mapping[str, Any], op_results: Sequence[OpResult], where: str) -> list[Finding]:
     """An error for every operation that failed, and for an import that did."""
     found = [
-        Finding(level="error", code="op_fails", message=f"{proof.op}: {proof.what}", where=where)
-        for proof in proofs
-        if proof.result == "failed"
+        Finding(level="error", code="op_fails", message=f"{op_result.op}: {op_result.what}", where=where)
+        for op_result in op_results
+        if op_result.result == "failed"
     ]
     if told.get("error"):
         found.append(Finding(level="error", code="import_fails", message=str(told["error"]), where=where))
@@ -84,7 +84,7 @@ def judge(told: Mapping[str, Any], proofs: Sequence[Proof], where: str) -> list[
 
 
 INSTALL_SECONDS = 600
-PROVE_SECONDS = 900
+RUN_OPS_SECONDS = 900
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Verification:
     report: WheelReport
     findings: tuple[Finding, ...]
     machine: Machine | None = None
-    proofs: tuple[Proof, ...] = ()
+    op_results: tuple[OpResult, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -134,26 +134,26 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
     report, findings = examine(path)
     machine = this_machine(needed_libraries(report), python)
     findings += compare(report, machine, gpu_ops=gpu_ops())
-    proofs: tuple[Proof, ...] = ()
-    if prove and can_prove(report, findings):
-        proofs, failures = _prove(report, python, machine.node)
+    op_results: tuple[OpResult, ...] = ()
+    if prove and can_smoke_test(report, findings):
+        op_results, failures = _smoke_test(report, python, machine.node)
         findings += failures
-    return Verification(report=report, findings=tuple(findings), machine=machine, proofs=proofs)
+    return Verification(report=report, findings=tuple(findings), machine=machine, op_results=op_results)
 
 
-def _prove(report: WheelReport, python: str, where: str) -> tuple[tuple[Proof, ...], list[Finding]]:
+def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
     with tempfile.TemporaryDirectory(prefix="dsrun-prove-") as folder:
         try:
             _install(report.path, python, Path(folder))
             answer = ask(
-                [python, str(PROVE), *arguments(report, folder)],
-                seconds=PROVE_SECONDS,
+                [python, str(RUN_OPS), *arguments(report, folder)],
+                seconds=RUN_OPS_SECONDS,
             )
             told = last_object(answer, "loading the operations")
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
-    proofs = proofs_from(told)
-    return proofs, judge(told, proofs, where)
+    op_results = op_results_from(told)
+    return op_results, op_findings(told, op_results, where)
 
 
 def _install(wheel: Path, python: str, folder: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding, Level
-from dsrun.wheel.inspect.contents import Library, WheelReport
-from dsrun.wheel.inspect.elf import highest, lacking, version_key
+from dsrun.wheel.inspect.contents import Library, WheelReport, version_key
 from dsrun.wheel.inspect.fatbin import cuda_of_isa, service, sm
+from dsrun.wheel.inspect.isa_level import highest, lacking
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.verify.machine import Gpu, Machine
 
@@ -175,12 +175,12 @@ def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[
         without = [each for each in with_code if served[id(each)] == "none"]
         if without:
             what = f"{_names(without)}: no {name} code, and no PTX to fall back on"
-            yield _error("arch_missing", f"{what}{_called(gpu)}", _add(gpu), where)
+            yield _error("arch_missing", f"{what}{_in_brackets(gpu)}", _add(gpu), where)
         for kind, code, message in (
             (
                 "ptx",
                 "arch_ptx",
-                f"no {name} code, only PTX, which the driver compiles at the first use{_called(gpu)}",
+                f"no {name} code, only PTX, which the driver compiles at the first use{_in_brackets(gpu)}",
             ),
             (
                 "tegra",
@@ -194,7 +194,7 @@ def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[
                 yield Finding(level="warning", code=code, message=whole, fix=_add(gpu), where=where)
 
 
-def _called(gpu: Gpu) -> str:
+def _in_brackets(gpu: Gpu) -> str:
     return "" if gpu.name == sm(gpu.capability) else f" ({gpu.name})"
 
 

@@ -11,6 +11,7 @@ from dsrun.wheel.inspect.contents import Library, WheelReport
 
 if TYPE_CHECKING:
     from dsrun.wheel.verify.check import Verification
+    from dsrun.wheel.verify.machine import Machine
     from dsrun.wheel.verify.nodes import NodeReport
 
 _NONE = "-"
@@ -19,7 +20,7 @@ _PLURAL = {"error": "errors", "warning": "warnings", "info": "remarks"}
 _SINGULAR = {"error": "error", "warning": "warning", "info": "remark"}
 
 
-def report_lines(done: Verification, visits: Sequence[NodeReport]) -> Iterator[str]:
+def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:
     """The whole answer of verify-wheel."""
     yield from _heading(done.report)
     yield ""
@@ -28,12 +29,10 @@ def report_lines(done: Verification, visits: Sequence[NodeReport]) -> Iterator[s
     if done.machine:
         torch = f"torch {done.machine.torch}" if done.machine.torch else "no torch"
         yield f"here: Python {done.machine.python_version}, {torch}, {_gpus(done)}"
-    for proof in done.proofs:
-        yield f"  {proof.op}: {proof.what if proof.result != 'failed' else 'failed'} ({proof.seconds:.1f} s)"
-    if visits:
-        from dsrun.wheel.verify.push import rows
-
-        yield from table(rows(visits))
+    for each in done.op_results:
+        yield f"  {each.op}: {each.what if each.result != 'failed' else 'failed'} ({each.seconds:.1f} s)"
+    if reports:
+        yield from table(rows(reports))
     yield from finding_lines(done.findings, done.report.path.name)
 
 
@@ -57,8 +56,6 @@ def _library_row(library: Library) -> tuple[str, ...]:
 
 
 def _gpus(done: Verification) -> str:
-    from dsrun.wheel.verify.push import gpu_text
-
     return (done.machine and gpu_text(done.machine)) or "no GPU"
 
 
@@ -84,3 +81,33 @@ def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
         if (count := counts[level])
     ]
     yield f"{name}: {', '.join(words) or 'nothing to complain about'}"
+
+
+def gpu_text(machine: Machine) -> str:
+    """The GPUs of a machine: "4x NVIDIA A100-SXM4-80GB"."""
+    counts = Counter(gpu.name for gpu in machine.gpus)
+    return ", ".join(f"{count}x {name}" for name, count in counts.items())
+
+
+def rows(reports: Sequence[NodeReport]) -> list[tuple[str, ...]]:
+    """The table of `dsrun wheel push`: one row a node, under a heading."""
+    head = ("node", "Python", "torch", "driver", "GPU", "result")
+    return [head, *(_row(each) for each in reports)]
+
+
+def _row(done: NodeReport) -> tuple[str, ...]:
+    machine = done.machine
+    facts: tuple[str | None, ...] = (None,) * 4
+    if machine:
+        facts = (machine.python_version, machine.torch, machine.driver, gpu_text(machine))
+    return done.node, *(fact or "-" for fact in facts), _result(done)
+
+
+def _result(done: NodeReport) -> str:
+    errors = [each for each in done.findings if each.level == "error"]
+    if errors:
+        return f"failed: {errors[0].message}" + (f" (and {len(errors) - 1} more)" if errors[1:] else "")
+    ran = sum(op_result.result == "ran" for op_result in done.op_results)
+    loaded = sum(op_result.result == "loaded" for op_result in done.op_results)
+    counts = [f"{ran} ran" if ran else "", f"{loaded} loaded" if loaded else ""]
+    return ", ".join(filter(None, [done.installed or "", *counts]))
