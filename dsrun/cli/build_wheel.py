@@ -179,12 +179,12 @@ def _show(job: Job, store: WheelCache) -> None:
     """The commands of a build and what differs from this environment, ready for a shell."""
     from dsrun.wheel.build.cached import usual_folder
     from dsrun.wheel.build.environment import difference
-    from dsrun.wheel.build.run import plan_builds, prepare_tools
+    from dsrun.wheel.build.run import plan_builds
 
     place = str(usual_folder(job.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
         folder = Path(scratch)
-        builds, _ = plan_builds(job, folder, os.environ, **prepare_tools(job, folder))
+        builds, _ = plan_builds(job, folder, os.environ)
         for build in builds:
             click.echo(f"# {build.label}")
             for name, value in sorted(difference(os.environ, build.env).items()):

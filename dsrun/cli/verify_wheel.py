@@ -97,7 +97,7 @@ def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
     report, findings = examine(file)
     nodes = nodes_meant(text, None, os.environ)
     reports = map_nodes(nodes, partial(run_temporary, task=temporary_task(report, python)))
-    every = (*findings, *(each for run_on_node in reports for each in run_on_node.findings))
+    every = (*findings, *(each for node in reports for each in node.findings))
     done = Verification(report=report, findings=every)
     _print(done, reports, form)
     return EXIT_FINDINGS if done.failed else 0
@@ -122,6 +122,6 @@ def as_json(done: Verification, reports: list[NodeReport]) -> dict[str, Any]:
         "wheel": report_dict(done.report),
         "machine": done.machine.as_dict() if done.machine else None,
         "operations": [op_result.as_dict() for op_result in done.op_results],
-        "nodes": [run_on_node.as_dict() for run_on_node in reports],
+        "nodes": [each.as_dict() for each in reports],
         "findings": [each.as_dict() for each in done.findings],
     }

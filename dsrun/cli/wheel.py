@@ -67,7 +67,8 @@ def push_command(
     """
     del debug
     from dsrun.wheel.verify.check import examine
-    from dsrun.wheel.verify.nodes import NodeTask, default_folder, differences, nodes_meant, push
+    from dsrun.wheel.verify.nodes import NodeTask, default_folder, nodes_meant, push
+    from dsrun.wheel.verify.report import differences
 
     report, findings = examine(file)
     meant = nodes_meant(nodes, hostfile, os.environ, via)
@@ -78,9 +79,7 @@ def push_command(
     reports = push(meant, task, at_once=at_once)
     findings += differences(reports)
     _print(reports, findings, form, file.name)
-    wrong = any(each.level == "error" for each in findings) or any(
-        run_on_node.failed for run_on_node in reports
-    )
+    wrong = any(each.level == "error" for each in findings) or any(each.failed for each in reports)
     return EXIT_FINDINGS if wrong else 0
 
 
@@ -94,9 +93,7 @@ def _print(reports: list[NodeReport], findings: list[Finding], form: str, name: 
         for line in table(rows(reports)):
             click.echo(line)
         click.echo()
-    for line in finding_lines(
-        [*(each for run_on_node in reports for each in run_on_node.findings), *findings], name
-    ):
+    for line in finding_lines([*(each for report in reports for each in report.findings), *findings], name):
         click.echo(line)
 
 
@@ -104,6 +101,6 @@ def as_json(reports: list[NodeReport], findings: list[Finding]) -> dict[str, Any
     """The content of `--format json`; docs/wheels.md describes it. `findings` are about the wheel or all nodes."""
     return {
         "version": FORMAT_VERSION,
-        "nodes": [run_on_node.as_dict() for run_on_node in reports],
+        "nodes": [each.as_dict() for each in reports],
         "findings": [each.as_dict() for each in findings],
     }

@@ -47,10 +47,7 @@ def make_record(
         "size": report.size,
         "key": request.key,
         "inputs": request.as_dict(),
-        "ops": {
-            "asked": list(request.ops),
-            "built": sorted(report.installed_ops),
-        },
+        "ops": {"asked": list(request.ops), "built": sorted(report.installed_ops)},
         "libraries": [
             {
                 "path": library.path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
+from dsrun.wheel.build.failure import FULL
 from dsrun.wheel.build.progress import Watch
 from dsrun.wheel.build.run import Job, build_wheel
 
 PREFIX = "dsrun-wheel-"
+_MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
@@ -120,31 +121,19 @@ def cached_build(
         return stored
     with store.exclusive(key, waiting):
         stored = store.find(key, damaged) if waited or not force else None
-        return stored or _built(job, store, environ=environ, say=say, watch=watch, keep=keep)
-
-
-def _built(
-    job: Job,
-    store: WheelCache,
-    *,
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    watch: Watch,
-    keep: bool,
-) -> Entry:
-    key = job.request.key
-    failed_log = store.root / f"{key}.failed.log"
-    with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
-        if keep:
-            say(f"compiled in {folder}, which is kept")
-        build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
-        try:
-            entry = store.publish(key, staged)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise ToolError(
-                f"the wheel could not be stored in {store.root}: {error.strerror or error}",
-                fix="make room, or point DSRUN_CACHE to another disk" if full else "start the build again",
-            ) from error
-    failed_log.unlink(missing_ok=True)
-    return entry
+        if stored:
+            return stored
+        failed_log = store.root / f"{key}.failed.log"
+        with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
+            if keep:
+                say(f"compiled in {folder}, which is kept")
+            build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
+            try:
+                entry = store.publish(key, staged)
+            except OSError as error:
+                raise ToolError(
+                    f"the wheel could not be stored in {store.root}: {error.strerror or error}",
+                    fix=_MAKE_ROOM if error.errno in FULL else "start the build again",
+                ) from error
+        failed_log.unlink(missing_ok=True)
+        return entry

@@ -6,23 +6,21 @@ import os
 import platform
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.hardware.gres import cluster_gpus
 from dsrun.system.capture import ask
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.slurm import cluster_nodes
 from dsrun.wheel.build.environment import without_flags
-from dsrun.wheel.target.arch_check import check_archs
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
-from dsrun.wheel.target.gpus import decide_target
+from dsrun.wheel.target.gpus import check_archs, decide_target
 from dsrun.wheel.toolchain.compatibility import check_tools, torch_facts
 from dsrun.wheel.toolchain.cxx import all_cxx, find_cxx
 from dsrun.wheel.toolchain.nvcc import find_nvcc
@@ -34,7 +32,7 @@ _LESS = "knl"
 @cache
 def _levels() -> Mapping[str, str]:
     """The level of each known word."""
-    table: dict[str, Any] = tomllib.loads((data_folder("build") / "cpu.toml").read_text(encoding="utf-8"))
+    table = read_toml("build", "cpu.toml")
     return {word: level for level, words in table["features"].items() for word in words}
 
 

@@ -18,27 +18,12 @@ if TYPE_CHECKING:
 SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
 """Where compilers and DeepSpeed look for headers and libraries. They pass, and are part of the request's key."""
 
-FLAGS = (
-    "CFLAGS",
-    "CXXFLAGS",
-    "CPPFLAGS",
-    "LDFLAGS",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_PREPEND_FLAGS",
-    "ARCHFLAGS",
-)
+FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "ARCHFLAGS")
 """Flags of somebody else's build (conda sets them on activation): a wheel must not depend on them."""
 
 _NOT_FOR_BUILDS = (
     *FLAGS,
-    "CC",
-    "CXX",
-    "LDSHARED",
-    "LDCXXSHARED",
-    "AR",
-    "MAX_JOBS",
-    "NVCC_CCBIN",
-    "COMPILER_PATH",
+    *["CC", "CXX", "LDSHARED", "LDCXXSHARED", "AR", "MAX_JOBS", "NVCC_CCBIN", "COMPILER_PATH"],
 )
 _PREFIXES = (
     "DS_",

@@ -21,9 +21,8 @@ from dsrun.wheel.source.select_source import Identity, identify_source, resolve_
 from dsrun.wheel.target.arch import Archs, env_value, split_archs
 from dsrun.wheel.target.cpu import NATIVE, identity
 from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops, op_table
-from dsrun.wheel.toolchain.cxx import compiler_cache
+from dsrun.wheel.toolchain.cxx import Probe, compiler_cache
 from dsrun.wheel.toolchain.nvcc import prepare_home
-from dsrun.wheel.toolchain.requirements import Probe
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
 _CUDA_JOB_BYTES = 4 << 30
@@ -43,7 +42,7 @@ def jobs(cores: int, memory_bytes: int, cuda: bool) -> int:
 # Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (CUDAOpBuilder.builder() and the uses
 # of the macro under csrc/ and deepspeed/inference/v2/).
 _USE_BF16 = frozenset(
-    {
+    [
         "quantizer",
         "fp_quantizer",
         "transformer_inference",
@@ -51,7 +50,7 @@ _USE_BF16 = frozenset(
         "ragged_ops",
         "ragged_device_ops",
         "cutlass_ops",
-    }
+    ]
 )
 
 

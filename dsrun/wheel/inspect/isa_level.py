@@ -17,8 +17,9 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 from dsrun.errors import ToolError
+from dsrun.wheel.target.cpu import X86_LEVELS
 
-LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+LEVELS = ("x86-64", *(name for name, _ in X86_LEVELS))
 
 # What a compiler may emit on its own under -march=native and a processor of level v4 need not have.
 _BEYOND = {
@@ -56,13 +57,6 @@ _MNEMONICS = re.compile(
 )
 _SIGNS = ((3, _V4), (2, _V3), (1, _V2))
 
-# What each level adds, as /proc/cpuinfo names it (pni is SSE3, abm is LZCNT).
-_CPUINFO = (
-    "sse2",
-    "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
-    "abm avx avx2 bmi1 bmi2 f16c fma movbe",
-    "avx512f avx512bw avx512cd avx512dq avx512vl",
-)
 # Bits of GNU_PROPERTY_X86_ISA_1_NEEDED, lowest first: baseline, v2, v3, v4 (psABI, "Program Property").
 _ISA_BITS = len(LEVELS)
 
@@ -134,7 +128,7 @@ def highest(levels: Iterable[str | None]) -> str | None:
 def lacking(level: str, flags: Collection[str]) -> tuple[str, ...]:
     """What a processor with these flags of /proc/cpuinfo lacks for a level: ("avx2", "bmi1", …); () when nothing."""
     number, beyond = split_level(level)
-    needed = [flag for names in _CPUINFO[: number + 1] for flag in names.split()]
+    needed = ["sse2", *(flag for _, names in X86_LEVELS[:number] for flag in sorted(names))]
     return tuple(flag for flag in (*needed, *sorted(beyond)) if flag not in flags)
 
 

@@ -8,18 +8,16 @@ import os
 import shutil
 import sys
 import tarfile
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.capture import ask
 from dsrun.wheel.build.failure import FULL
@@ -43,9 +41,7 @@ class Lock:
 @cache
 def read_lock() -> Lock:
     """The lock that this dsrun ships."""
-    table: dict[str, Any] = tomllib.loads(
-        (data_folder("build") / "deepspeed.lock.toml").read_text(encoding="utf-8")
-    )
+    table = read_toml("build", "deepspeed.lock.toml")
     return Lock(default=table["default"], sdists=dict(table["sdist"]))
 
 

@@ -21,13 +21,7 @@ from dsrun.wheel.source.checkout import (
     tree_digest,
     tree_files,
 )
-from dsrun.wheel.source.sdist import (
-    fetch_sdist,
-    read_archive,
-    read_lock,
-    release_version,
-    unpack,
-)
+from dsrun.wheel.source.sdist import fetch_sdist, read_archive, read_lock, release_version, unpack
 
 Kind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")

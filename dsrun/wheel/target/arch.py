@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names
 
@@ -28,7 +27,7 @@ class TorchRelease:
 
 @cache
 def _facts() -> dict[str, Any]:
-    return tomllib.loads((data_folder("build") / "cuda.toml").read_text(encoding="utf-8"))
+    return read_toml("build", "cuda.toml")
 
 
 def capability(text: str) -> Capability:

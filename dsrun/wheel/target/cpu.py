@@ -20,7 +20,7 @@ PORTABLE = "x86-64-v3"
 _ASK_S = 60.0
 # The x86-64 psABI's micro-architecture levels by the names that Linux prints in /proc/cpuinfo (lzcnt is "abm", sse3
 # is "pni"; OSXSAVE shows as "xsave").
-_X86_LEVELS = (
+X86_LEVELS = (
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
     ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
     ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
@@ -30,10 +30,7 @@ _ARM_LEVELS = (
     ("armv8.2-a", frozenset(["asimd", "atomics", "asimdrdm", "asimdhp", "fphp", "crc32", "dcpop"])),
     ("armv8.2-a+sve", frozenset({"sve"})),
 )
-_LADDERS = (
-    ("x86-64", *(name for name, _ in _X86_LEVELS)),
-    ("armv8-a", *(name for name, _ in _ARM_LEVELS)),
-)
+_LADDERS = (("x86-64", *(name for name, _ in X86_LEVELS)), ("armv8-a", *(name for name, _ in _ARM_LEVELS)))
 # csrc/includes/simd.h chooses its code by these; OpBuilder.simd_width() by the processor of the build machine.
 SIMD_DEFINES = ("__AVX512__", "__AVX256__", "__SVE__", "__NEON__", "__SCALAR__")
 _AVX512 = ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
@@ -56,7 +53,7 @@ def level_of(flags: Iterable[str], *, arm: bool = False) -> str:
     """The highest level all of whose instructions are in `flags` (as in /proc/cpuinfo)."""
     have = frozenset(flags)
     reached = "armv8-a" if arm else "x86-64"
-    for name, wanted in _ARM_LEVELS if arm else _X86_LEVELS:
+    for name, wanted in _ARM_LEVELS if arm else X86_LEVELS:
         if not wanted <= have:
             break
         reached = name
@@ -110,7 +107,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
     if level != NATIVE:
         return level
     text = CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
-    kinds = (
+    kinds = [
         "vendor_id",
         "cpu family",
         "model",
@@ -120,7 +117,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
         "CPU part",
         "cpu",
         "isa",
-    )
+    ]
     lines = {line.strip() for line in text.splitlines() if line.partition(":")[0].strip() in kinds}
     return f"{NATIVE}.{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()[:8]}"
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from string import Template
 from typing import Any, Literal
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.wheel.toolchain.requirements import need, way_to_install
+from dsrun.wheel.toolchain.cxx import need, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
@@ -67,7 +66,7 @@ class Op:
 @cache
 def all_ops() -> tuple[Op, ...]:
     """Every row of build/ops.toml."""
-    table = tomllib.loads((data_folder("build") / "ops.toml").read_text(encoding="utf-8"))
+    table = read_toml("build", "ops.toml")
     return tuple(_op(row) for row in table["op"])
 
 

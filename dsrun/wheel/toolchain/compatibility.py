@@ -134,9 +134,7 @@ def check_tools(
     if torch is None:
         return [
             _error(
-                "no_torch",
-                "torch is not installed, and DeepSpeed compiles against it",
-                "pip install torch",
+                "no_torch", "torch is not installed, and DeepSpeed compiles against it", "pip install torch"
             )
         ]
     findings = _check_standard(torch, cxx, others)

@@ -25,7 +25,7 @@ RUN_OPS = Path(__file__).with_name("run_ops.py")
 
 # With these findings installing or importing is bound to fail, and saying so once is enough.
 _HOPELESS = frozenset(
-    {
+    [
         "python_tag",
         "platform_tag",
         "platform_code",
@@ -33,7 +33,7 @@ _HOPELESS = frozenset(
         "torch_version",
         "torch_cuda",
         "cxx11_abi",
-    }
+    ]
 )
 
 
@@ -145,10 +145,7 @@ def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpR
     with tempfile.TemporaryDirectory(prefix="dsrun-prove-") as folder:
         try:
             _install(report.path, python, Path(folder))
-            answer = ask(
-                [python, str(RUN_OPS), *arguments(report, folder)],
-                seconds=RUN_OPS_SECONDS,
-            )
+            answer = ask([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)
             told = last_object(answer, "loading the operations")
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]

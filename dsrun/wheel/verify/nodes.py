@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,7 +38,6 @@ from dsrun.wheel.verify.check import (
 )
 from dsrun.wheel.verify.compatibility import compare
 from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
-from dsrun.wheel.verify.report import gpu_text
 
 Way = Literal["srun", "ssh"]
 T = TypeVar("T")
@@ -274,36 +272,3 @@ def _broadcast(nodes: Sequence[Node], task: NodeTask, at_once: int) -> bool:
         return ask(command, seconds=_COPY_SECONDS).exit_code == 0
     except DsrunError:
         return False
-
-
-def differences(reports: Sequence[NodeReport]) -> list[Finding]:
-    """What the nodes that answered do not have in common: an error each, as one run will span them."""
-    machines = [each.machine for each in reports if each.machine]
-    found = []
-    for what, of in _COMPARED.items():
-        groups: dict[Any, list[str]] = defaultdict(list)
-        for machine in machines:
-            groups[of(machine)].append(machine.node)
-        if len(groups) > 1:
-            sides = "; ".join(f"{value or 'none'} on {_few(names)}" for value, names in groups.items())
-            found.append(
-                Finding(
-                    level="error",
-                    code="nodes_differ",
-                    message=f"{what} differs: {sides}",
-                    fix="make them alike, or leave the odd ones out",
-                )
-            )
-    return found
-
-
-_COMPARED: dict[str, Callable[[Machine], str | None]] = {
-    "Python": lambda machine: machine.python_version,
-    "torch": lambda machine: machine.torch,
-    "driver": lambda machine: machine.driver,
-    "GPU": gpu_text,
-}
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dsrun.findings import Finding
 from dsrun.wheel.inspect.contents import Library, WheelReport
@@ -111,3 +111,31 @@ def _result(done: NodeReport) -> str:
     loaded = sum(op_result.result == "loaded" for op_result in done.op_results)
     counts = [f"{ran} ran" if ran else "", f"{loaded} loaded" if loaded else ""]
     return ", ".join(filter(None, [done.installed or "", *counts]))
+
+
+def differences(reports: Sequence[NodeReport]) -> list[Finding]:
+    """What the nodes that answered do not have in common: an error each, as one run will span them."""
+    machines = [each.machine for each in reports if each.machine]
+    found = []
+    for what, of in _COMPARED.items():
+        groups: dict[Any, list[str]] = defaultdict(list)
+        for machine in machines:
+            groups[of(machine)].append(machine.node)
+        if len(groups) > 1:
+            sides = "; ".join(f"{value or 'none'} on {_few(names)}" for value, names in groups.items())
+            fix = "make them alike, or leave the odd ones out"
+            message = f"{what} differs: {sides}"
+            found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
+    return found
+
+
+_COMPARED: dict[str, Callable[[Machine], str | None]] = {
+    "Python": lambda machine: machine.python_version,
+    "torch": lambda machine: machine.torch,
+    "driver": lambda machine: machine.driver,
+    "GPU": gpu_text,
+}
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -17,7 +17,7 @@ from dsrun.wheel.target.arch import (
     tegra,
     torch_releases,
 )
-from dsrun.wheel.target.arch_check import check_archs, serving
+from dsrun.wheel.target.gpus import check_archs, serving
 
 NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 
