@@ -1,4 +1,4 @@
-"""git: the commit of a checkout, whether it was changed, and a checkout of a commit from elsewhere."""
+"""Source trees: which files count and their digest, git checkouts here, and commits from elsewhere."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def remote_commit(remote: Remote) -> str:
     )
 
 
-def check_out(remote: Remote, commit: str, into: Path) -> int:
-    """Put `commit` of `remote` into the new folder `into`, without history; returns the commit's time (epoch s).
+def check_out(remote: Remote, commit: str, into: Path) -> None:
+    """Put `commit` of `remote` into the new folder `into`, without history.
 
     Raises ToolError when the server does not hand it out.
     """
@@ -98,12 +98,6 @@ def check_out(remote: Remote, commit: str, into: Path) -> int:
         _git(["checkout", "--quiet", "--detach", commit], cwd=into),
         f"{remote.url} has no commit {commit[:12]}",
     )
-    return commit_time(into)
-
-
-def commit_time(folder: Path) -> int:
-    """Time of the commit checked out in `folder`, in seconds since the epoch."""
-    return int(_done(_git(["log", "-1", "--format=%ct"], cwd=folder), f"git log in {folder}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +107,6 @@ class Checkout:
     commit: str
     dirty: bool
     files: tuple[Path, ...]
-    time: int
 
 
 def read_checkout(folder: Path) -> Checkout | None:
@@ -127,7 +120,7 @@ def read_checkout(folder: Path) -> Checkout | None:
     )
     names = dict.fromkeys(name for name in listed.split("\0") if name)
     files = tuple(Path(name) for name in names if (folder / name).is_symlink() or (folder / name).exists())
-    return Checkout(commit=commit, dirty=bool(changed.strip()), files=files, time=commit_time(folder))
+    return Checkout(commit=commit, dirty=bool(changed.strip()), files=files)
 
 
 # What building and running leave in a tree.

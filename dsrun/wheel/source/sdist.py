@@ -157,20 +157,11 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Archive:
-    """What an sdist says about itself: its version and the time of its newest member (epoch s)."""
-
-    version: str
-    time: int
-
-
-def read_archive(path: Path) -> Archive:
-    """Look through the sdist `path` without unpacking it. Raises UsageError for anything that is not one."""
-    version, newest = None, 0
+def read_version(path: Path) -> str:
+    """The version of the sdist `path`, read without unpacking it. Raises UsageError for anything that is not one."""
+    version = None
     with _opened(path) as archive:
         for member in _checked(archive):
-            newest = max(newest, int(member.mtime))
             if member.isfile() and PurePosixPath(member.name).parts[1:] == ("version.txt",):
                 content = archive.extractfile(member)
                 version = content.read(100).decode("ascii", "replace").strip() if content else None
@@ -178,7 +169,7 @@ def read_archive(path: Path) -> Archive:
         raise UsageError(
             f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed"
         )
-    return Archive(version=release_version(version, f"{path}: version.txt"), time=newest)
+    return release_version(version, f"{path}: version.txt")
 
 
 def unpack(path: Path, into: Path) -> None:

@@ -21,13 +21,11 @@ from dsrun.wheel.source.checkout import (
     tree_digest,
     tree_files,
 )
-from dsrun.wheel.source.sdist import fetch_sdist, read_archive, read_lock, release_version, unpack
+from dsrun.wheel.source.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
 
 Kind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")
 _SHORT = 8
-# 1980-01-01, the first second a zip archive can hold: for files without a time of their own.
-_EPOCH = 315532800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +45,9 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Identity):
-    """The source in a folder of ours that may be written to. `epoch` serves as SOURCE_DATE_EPOCH (s)."""
+    """The source in a folder of ours that may be written to."""
 
     folder: Path
-    epoch: int
 
 
 def identify_source(text: str | None) -> Identity:
@@ -135,7 +132,7 @@ def _versions() -> str:
 def _file(path: Path) -> Identity:
     """An sdist on disk. One that calls itself a version of the lock must be that version, byte for byte."""
     sha256 = sha256_of(path)
-    version = read_archive(path).version
+    version = read_version(path)
     locked = read_lock().sdists.get(version)
     if locked == sha256:
         return _released(version, sha256)
@@ -186,7 +183,6 @@ def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | 
     try:
         if sha256_of(archive) != sha256:
             raise UsageError(f"{archive} changed while it was read", fix="try again when nobody writes to it")
-        time = read_archive(archive).time
         unpack(archive, target)
     finally:
         if given is None and cache is None:
@@ -194,14 +190,14 @@ def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | 
     found = _tree_version(target)
     if found != wanted.version:
         raise UsageError(f"the sdist of DeepSpeed {wanted.version} says that it is {found}")
-    return _source(wanted, target, time)
+    return _source(wanted, target)
 
 
 def _from_remote(wanted: Identity, text: str, target: Path) -> Source:
-    time = check_out(parse_remote(text), wanted.digest.removeprefix("git:"), target)
+    check_out(parse_remote(text), wanted.digest.removeprefix("git:"), target)
     shutil.rmtree(target / ".git")
     check_links(target, tree_files(target))
-    return _source(wanted, target, time, version=_tree_version(target))
+    return _source(wanted, target, version=_tree_version(target))
 
 
 def _from_folder(wanted: Identity, path: Path, target: Path) -> Source:
@@ -211,9 +207,9 @@ def _from_folder(wanted: Identity, path: Path, target: Path) -> Source:
     changed = wanted.kind == "tree" and tree_digest(target, files) != wanted.digest
     if changed or (checkout and wanted.kind == "git" and wanted.digest != f"git:{checkout.commit}"):
         raise UsageError(f"{path} changed while it was copied", fix="try again when nobody writes to it")
-    return _source(wanted, target, checkout.time if checkout else _EPOCH)
+    return _source(wanted, target)
 
 
-def _source(wanted: Identity, folder: Path, epoch: int, version: str | None = None) -> Source:
+def _source(wanted: Identity, folder: Path, version: str | None = None) -> Source:
     known = replace(wanted, version=version or wanted.version)
-    return Source(**vars(known), folder=folder, epoch=max(epoch, _EPOCH))
+    return Source(**vars(known), folder=folder)

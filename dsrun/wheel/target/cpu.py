@@ -19,10 +19,10 @@ NATIVE = "native"
 PORTABLE = "x86-64-v3"
 _ASK_S = 60.0
 # The x86-64 psABI's micro-architecture levels by the names that Linux prints in /proc/cpuinfo (lzcnt is "abm", sse3
-# is "pni"; OSXSAVE shows as "xsave").
+# is "pni"; without XSAVE it prints none of AVX).
 X86_LEVELS = (
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
-    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
+    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])),
     ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
 )
 # Arm has no such levels; these are the steps that change what the compiler may use in DeepSpeed's loops.

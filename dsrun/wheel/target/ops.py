@@ -49,11 +49,6 @@ class Op:
     until: str | None = None
     note: str = ""
 
-    @property
-    def filters_archs(self) -> bool:
-        """Whether its builder drops architectures from the list."""
-        return self.lowest is not None
-
     def in_version(self, version: str) -> bool:
         """Whether DeepSpeed `version` has this row."""
         from packaging.version import Version

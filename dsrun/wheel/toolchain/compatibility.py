@@ -26,8 +26,6 @@ print("dsrun:", sys.implementation.cache_tag)
 print("dsrun:", sysconfig.get_path("purelib"))
 """
 _LINES = 3
-# In the names of c10's functions that take a std::string when it was compiled with the new string ABI.
-_NEW_ABI = b"ENSt7__cxx1112basic_string"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +33,13 @@ class TorchFacts:
     """The torch of one environment.
 
     `version` in full ("2.13.0+cu130"); `cuda` and `hip` the versions it was built with, None without;
-    `python_tag` of its interpreter ("cp311"); `cxx11_abi` the string ABI; `path` its package folder.
+    `python_tag` of its interpreter ("cp311"); `path` its package folder.
     """
 
     version: str
     cuda: str | None
     hip: str | None = None
     python_tag: str
-    cxx11_abi: bool
     path: Path
 
     @property
@@ -77,7 +74,6 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
         cuda=values.get("cuda"),
         hip=values.get("hip"),
         python_tag=tag,
-        cxx11_abi=_new_abi(path),
         path=path,
     )
 
@@ -106,14 +102,6 @@ def _assigned(path: Path) -> dict[str, str]:
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             values.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
     return values
-
-
-def _new_abi(path: Path) -> bool:
-    """Whether torch was compiled with the C++11 string ABI; all PyTorch releases since 2.7 are."""
-    try:
-        return _NEW_ABI in (path / "lib/libc10.so").read_bytes()
-    except OSError:
-        return True
 
 
 # op_builder passes -std=c++20 from torch 2.12 on and -std=c++17 before; these versions are the first to take them

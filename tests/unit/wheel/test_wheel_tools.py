@@ -12,9 +12,7 @@ from dsrun.wheel.toolchain.nvcc import Nvcc
 
 
 def torch(version: str = "2.13.0+cu130", cuda: str | None = "13.0", hip: str | None = None) -> TorchFacts:
-    return TorchFacts(
-        version=version, cuda=cuda, hip=hip, python_tag="cp311", cxx11_abi=True, path=Path("/env/torch")
-    )
+    return TorchFacts(version=version, cuda=cuda, hip=hip, python_tag="cp311", path=Path("/env/torch"))
 
 
 @pytest.fixture
