@@ -162,7 +162,7 @@ def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
     aside(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with make_display() as display:
         return cached_build(
-            job, store, environ=os.environ, say=remark, watch=display.watch, force=force, keep=keep
+            job, store, environ=os.environ, notify=remark, watch=display.watch, force=force, keep=keep
         )
 
 
@@ -177,11 +177,11 @@ def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: b
 
 def _show(job: Job, store: WheelCache) -> None:
     """The commands of a build and what differs from this environment, ready for a shell."""
-    from dsrun.wheel.build.cached import usual_folder
+    from dsrun.wheel.build.cached import preferred_folder
     from dsrun.wheel.build.environment import difference
     from dsrun.wheel.build.run import plan_builds
 
-    place = str(usual_folder(job.request.key))
+    place = str(preferred_folder(job.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
         folder = Path(scratch)
         builds, _ = plan_builds(job, folder, os.environ)

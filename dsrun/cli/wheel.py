@@ -1,4 +1,4 @@
-"""`dsrun wheel push`: one wheel on every node of a cluster, installed and proved there."""
+"""`dsrun wheel push`: one wheel on every node of a cluster, installed and smoke-tested there."""
 
 from __future__ import annotations
 

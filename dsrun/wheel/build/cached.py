@@ -22,7 +22,7 @@ _MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
-def usual_folder(key: str) -> Path:
+def preferred_folder(key: str) -> Path:
     """Where the request `key` is compiled when nobody else is there.
 
     setuptools takes CC apart at spaces and torch hands it on as it is, so it cannot be quoted: a temporary folder whose
@@ -40,7 +40,7 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
     only at the same path does the same source give the same bytes. When that path is taken, by another user or a
     build that runs, the folder gets another name. What a killed build of this request left behind is removed.
     """
-    path, lock = _claim(usual_folder(key))
+    path, lock = _lock_or_replace(preferred_folder(key))
     try:
         yield path
     finally:
@@ -50,7 +50,7 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
             os.close(lock)
 
 
-def _claim(wanted: Path) -> tuple[Path, int | None]:
+def _lock_or_replace(wanted: Path) -> tuple[Path, int | None]:
     """The folder `wanted`, emptied and locked for the life of the descriptor; else one with a name of its own."""
     lock = _lock(wanted)
     if lock is None:
@@ -94,7 +94,7 @@ def cached_build(
     store: WheelCache,
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     watch: Watch,
     force: bool = False,
     keep: bool = False,
@@ -108,25 +108,25 @@ def cached_build(
     key = job.request.key
     waited = False
 
-    def damaged(why: str) -> None:
-        say(f"the stored wheel is damaged and is built again: {why}")
+    def report_damage(why: str) -> None:
+        notify(f"the stored wheel is damaged and is built again: {why}")
 
-    def waiting() -> None:
+    def report_wait() -> None:
         nonlocal waited
         waited = True
-        say("another process is building this wheel; waiting for it")
+        notify("another process is building this wheel; waiting for it")
 
     stored = None if force else store.find(key)
     if stored:
         return stored
-    with store.exclusive(key, waiting):
-        stored = store.find(key, damaged) if waited or not force else None
+    with store.exclusive(key, report_wait):
+        stored = store.find(key, report_damage) if waited or not force else None
         if stored:
             return stored
         failed_log = store.root / f"{key}.failed.log"
         with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
             if keep:
-                say(f"compiled in {folder}, which is kept")
+                notify(f"compiled in {folder}, which is kept")
             build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
             try:
                 entry = store.publish(key, staged)

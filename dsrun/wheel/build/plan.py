@@ -69,11 +69,11 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
 
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
-    notes = Diagnostics()
+    diagnostics = Diagnostics()
     clean = without_flags(environ)
-    context = detect_build_context(flags, environ, notes)
+    context = detect_build_context(flags, environ, diagnostics)
     with _identified(flags.deepspeed) as source, _probe(context, clean) as probe:
-        ops, said = choose_ops(
+        ops, notices = choose_ops(
             flags.ops,
             context.target.kind,
             available=probe.available,
@@ -81,14 +81,14 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
             patched=bool(source.label),
             cuda=context.torch.cuda,
         )
-        notes.said += said
-        notes.take(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
+        diagnostics.notices += notices
+        diagnostics.add(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
     named = named_ops(flags.ops, context.target.kind, source.version)
-    ops = _without_too_new(ops, context.target.archs, named, notes)
-    notes.said += _notices(flags, environ, ops, context)
+    ops = _without_too_new(ops, context.target.archs, named, diagnostics)
+    diagnostics.notices += _notices(flags, environ, ops, context)
     cuda = context.target.kind == "cuda"
     parts = split_archs(context.target.archs) if flags.split and cuda else (context.target.archs,)
-    wheels = [(archs, _of_part(ops, archs, notes)) for archs in parts]
+    wheels = [(archs, _of_part(ops, archs, diagnostics)) for archs in parts]
     kernels = any(op.code == "cuda" for op in ops)
     made = [
         Job(
@@ -107,7 +107,7 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
         )
         for archs, held in wheels
     ]
-    return Resolved(jobs=tuple(made), notices=tuple(notes.said), origin=context.target.origin)
+    return Resolved(jobs=tuple(made), notices=tuple(diagnostics.notices), origin=context.target.origin)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _with_code(op: Op, archs: Archs) -> bool:
 
 
 def _without_too_new(
-    ops: Sequence[Op], archs: Archs, named: Collection[str], notes: Diagnostics
+    ops: Sequence[Op], archs: Archs, named: Collection[str], diagnostics: Diagnostics
 ) -> tuple[Op, ...]:
     """`ops` without those for newer GPUs than all of `archs`, which only a group may have brought."""
     for op in ops:
@@ -148,20 +148,20 @@ def _without_too_new(
                 f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
                 fix=f"--ops …,-{op.name} leaves it out",
             )
-        notes.said.append(
+        diagnostics.notices.append(
             f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
         )
     return tuple(op for op in ops if _with_code(op, archs))
 
 
-def _of_part(ops: Sequence[Op], archs: Archs, notes: Diagnostics) -> tuple[Op, ...]:
+def _of_part(ops: Sequence[Op], archs: Archs, diagnostics: Diagnostics) -> tuple[Op, ...]:
     """Those of `ops` that the wheel for `archs`, one of two, holds."""
     kept = tuple(op for op in ops if _with_code(op, archs))
     if not kept:
         raise UsageError(
             f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch"
         )
-    notes.said += [
+    diagnostics.notices += [
         f"the wheel for {env_value(archs)} is without {op.name}, which is for {op.lowest} and above"
         for op in ops
         if op not in kept
@@ -170,27 +170,27 @@ def _of_part(ops: Sequence[Op], archs: Archs, notes: Diagnostics) -> tuple[Op, .
 
 
 def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext) -> list[str]:
-    said = []
+    notices = []
     unused = unused_flags(environ)
     if unused:
-        said.append(f"{', '.join(unused)} in the environment: not used for this build")
+        notices.append(f"{', '.join(unused)} in the environment: not used for this build")
     if context.level == NATIVE and flags.cpu is None:
-        said.append(
+        notices.append(
             "the CPU operations are compiled for this machine's own processor: no level is known for it"
         )
     if context.target.kind != "cuda":
-        return said
+        return notices
     value = env_value(context.target.archs)
     for op in ops:
         if op.lowest and expected_code(value, op.lowest) != expected_code(value, None):
-            said.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
+            notices.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
     affected = [op.name for op in ops if op.name in _USE_BF16]
     if affected and not flags.split and len(split_archs(context.target.archs)) > 1:
-        said.append(
+        notices.append(
             f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs; "
             "--split builds two wheels instead"
         )
-    return said
+    return notices
 
 
 def _request(

@@ -142,7 +142,7 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
 
 
 def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
-    with tempfile.TemporaryDirectory(prefix="dsrun-prove-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dsrun-smoke-test-") as folder:
         try:
             _install(report.path, python, Path(folder))
             answer = ask([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)

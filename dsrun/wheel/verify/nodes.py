@@ -1,4 +1,4 @@
-"""A wheel on other machines: copied there, installed, compared and proved, one node or many at a time."""
+"""A wheel on other machines: copied there, installed, compared and smoke-tested, one node or many at a time."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def map_nodes(nodes: Sequence[Node], call: Callable[[Node], T], *, at_once: int 
 
 
 def run_on_node(node: Node, task: NodeTask) -> NodeReport:
-    """Copy, install, compare and prove on one node. Whatever fails is a finding of that node, never an exception."""
+    """Copy, install, compare and run on one node. Whatever fails is a finding of that node, never an exception."""
     done = NodeReport(node=node.name)
     try:
         if not task.broadcast:
@@ -251,7 +251,7 @@ def nodes_meant(
 
 
 def push(nodes: Sequence[Node], task: NodeTask, *, at_once: int = AT_ONCE) -> list[NodeReport]:
-    """Copy the wheel to every node, install it there and prove it; the answers in the order of `nodes`.
+    """Copy the wheel to every node, install and smoke-test it there; the reports are in the order of `nodes`.
 
     A node that fails has a finding and does not keep the others waiting. In a SLURM allocation sbcast copies, when
     it is there and works; otherwise each node is sent its own copy.

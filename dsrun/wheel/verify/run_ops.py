@@ -41,13 +41,13 @@ def main() -> int:
     os.environ["DS_ACCELERATOR"] = given.accelerator
     # A compiler that cannot be found cannot help: what loads now was in the wheel.
     os.environ["PATH"] = os.environ["CUDA_HOME"] = os.devnull
-    told = {"python": platform.python_version(), **prove(given.ops, given.site)}
+    results = {"python": platform.python_version(), **run_all(given.ops, given.site)}
     sys.stdout.flush()
-    os.write(answer, (json.dumps(told) + "\n").encode())
+    os.write(answer, (json.dumps(results) + "\n").encode())
     return 0
 
 
-def prove(names: list[str], site: str | None) -> dict[str, object]:
+def run_all(names: list[str], site: str | None) -> dict[str, object]:
     """What became of each operation, or `error` where not even the imports work."""
     try:
         import torch
@@ -61,22 +61,22 @@ def prove(names: list[str], site: str | None) -> dict[str, object]:
     folder = Path(deepspeed.__file__).resolve().parent
     if site and Path(site).resolve() not in folder.parents:
         return {"error": f"import: another DeepSpeed came first, from {folder}", "ops": {}}
-    OpBuilder.jit_load = refuse
+    OpBuilder.jit_load = refuse_jit_load
     return {
         "torch": torch.__version__,
         "deepspeed": deepspeed.__version__,
         "folder": str(folder),
         "gpus": torch.cuda.device_count(),
-        "ops": {name: apart(name) for name in names},
+        "ops": {name: run_in_child(name) for name in names},
     }
 
 
-def refuse(builder: Any, verbose: bool = True) -> None:
+def refuse_jit_load(builder: Any, verbose: bool = True) -> None:
     """In place of OpBuilder.jit_load."""
     raise RuntimeError("DeepSpeed would compile it now: the one in the wheel is not used")
 
 
-def apart(name: str) -> dict[str, object]:
+def run_in_child(name: str) -> dict[str, object]:
     """`result` of one operation ("ran", "loaded", "failed") with what was done, from a process of its own."""
     began = time.monotonic()
     read, write = os.pipe()
@@ -84,17 +84,17 @@ def apart(name: str) -> dict[str, object]:
     if child == 0:
         os.close(read)
         signal.alarm(_SECONDS)
-        os.write(write, json.dumps(attempt(name)).encode())
+        os.write(write, json.dumps(load_and_run(name)).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         said = pipe.read()
     _, status = os.waitpid(child, 0)
-    told = json.loads(said) if said else {"result": "failed", "what": end_of(status)}
-    return {**told, "seconds": round(time.monotonic() - began, 2)}
+    results = json.loads(said) if said else {"result": "failed", "what": describe_exit(status)}
+    return {**results, "seconds": round(time.monotonic() - began, 2)}
 
 
-def end_of(status: int) -> str:
+def describe_exit(status: int) -> str:
     """How a process ended that said nothing."""
     if not os.WIFSIGNALED(status):
         return f"its process ended with exit code {os.WEXITSTATUS(status)}"
@@ -106,7 +106,7 @@ def end_of(status: int) -> str:
     return known.get(number, f"its process died of {number.name}")
 
 
-def attempt(name: str) -> dict[str, object]:
+def load_and_run(name: str) -> dict[str, object]:
     """Load one operation and run it once."""
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
