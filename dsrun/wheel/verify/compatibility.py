@@ -121,21 +121,17 @@ def _readable(tag: str) -> str:
 def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     if report.torch is None or not report.libraries:
         return
+    install = f"pip install 'torch=={report.torch}.*'"
     if machine.torch is None:
-        yield Finding(
-            level="warning",
-            code="torch_missing",
-            message=f"torch is not installed; the wheel needs torch {report.torch}",
-            fix=f"pip install 'torch=={report.torch}.*'",
-            where=machine.node,
-        )
+        message = f"torch is not installed; the wheel needs torch {report.torch}"
+        yield Finding(level="warning", code="torch_missing", message=message, fix=install, where=machine.node)
         return
     if minor_release(machine.torch) != report.torch:
         # deepspeed/ops/op_builder/builder.py, validate_torch_version: every operation raises RuntimeError.
         yield _error(
             "torch_version",
             f"was built with torch {report.torch}, here is {machine.torch}: DeepSpeed refuses every operation in it",
-            f"pip install 'torch=={report.torch}.*', or build the wheel with this torch",
+            f"{install}, or build the wheel with this torch",
             machine.node,
         )
     elif report.cuda and machine.torch_cuda and minor_release(machine.torch_cuda) != report.cuda:
