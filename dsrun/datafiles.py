@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import MissingError
 
@@ -18,3 +20,8 @@ def data_folder(name: str) -> Path:
         f"dsrun was installed without its folder {name!r}",
         fix="reinstall: pip install --force-reinstall dsrun",
     )
+
+
+def read_toml(folder: str, name: str) -> dict[str, Any]:
+    """The content of the shipped file `name` in data folder `folder`."""
+    return tomllib.loads((data_folder(folder) / name).read_text(encoding="utf-8"))

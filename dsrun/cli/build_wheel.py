@@ -19,7 +19,7 @@ from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
     from dsrun.wheel.build.run import Job
-    from dsrun.wheel.cache import Entry, Store
+    from dsrun.wheel.cache import Entry, WheelCache
 
 
 @click.command(
@@ -69,7 +69,7 @@ def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bo
     from dsrun.system.variables import cache_root
     from dsrun.wheel.build.context import Flags
     from dsrun.wheel.build.plan import resolve
-    from dsrun.wheel.cache import Store
+    from dsrun.wheel.cache import WheelCache
 
     _refuse_empty({**given, "output": place})
     output = None if place is None else Path(place)
@@ -78,7 +78,7 @@ def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bo
     with _stopped_like_ctrl_c():
         resolved = resolve(Flags(**given))
         _tell(resolved.jobs, resolved.notices, resolved.origin)
-        store = Store(cache_root() / "wheels")
+        store = WheelCache(cache_root() / "wheels")
         if dry_run:
             for job in resolved.jobs:
                 _show(job, store)
@@ -152,17 +152,17 @@ def _tell(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
         )
 
 
-def _obtain(job: Job, store: Store, *, force: bool, keep: bool) -> Entry:
+def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
     found = None if force else store.find(job.request.key)
     if found:
         return found
     from dsrun.cli.build_display import make_display
-    from dsrun.wheel.build.cached import obtain
+    from dsrun.wheel.build.cached import cached_build
 
     print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with make_display() as display:
-        return obtain(
-            job, store, environ=os.environ, say=print_note, watch=display.watch, force=force, keep=keep
+        return cached_build(
+            job, store, environ=os.environ, notify=print_note, watch=display.watch, force=force, keep=keep
         )
 
 
@@ -175,16 +175,16 @@ def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: b
     return copy_out(entry, output / job.request.local_version if several else output, force=force)
 
 
-def _show(job: Job, store: Store) -> None:
+def _show(job: Job, store: WheelCache) -> None:
     """The commands of a build and what differs from this environment, ready for a shell."""
-    from dsrun.wheel.build.cached import usual_folder
+    from dsrun.wheel.build.cached import preferred_folder
     from dsrun.wheel.build.environment import difference
-    from dsrun.wheel.build.run import plan_builds, prepare_tools
+    from dsrun.wheel.build.run import plan_builds
 
-    place = str(usual_folder(job.request.key))
+    place = str(preferred_folder(job.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
         folder = Path(scratch)
-        builds, _ = plan_builds(job, folder, os.environ, **prepare_tools(job, folder))
+        builds, _ = plan_builds(job, folder, os.environ)
         for build in builds:
             click.echo(f"# {build.label}")
             for name, value in sorted(difference(os.environ, build.env).items()):

@@ -59,7 +59,7 @@ def command(
         )
     gpus = gpus_meant(target) if target is not None else None
     done = verify_for(file, gpus) if gpus else verify_here(file, python=interpreter, prove=prove)
-    _say(done, [], form)
+    _print(done, [], form)
     return EXIT_FINDINGS if done.failed else 0
 
 
@@ -92,29 +92,28 @@ def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
     from functools import partial
 
     from dsrun.wheel.verify.check import Verification, examine
-    from dsrun.wheel.verify.nodes import passing_errand, visit_all, visit_in_passing
-    from dsrun.wheel.verify.push import nodes_meant
+    from dsrun.wheel.verify.nodes import map_nodes, nodes_meant, run_temporary, temporary_task
 
     report, findings = examine(file)
     nodes = nodes_meant(text, None, os.environ)
-    visits = visit_all(nodes, partial(visit_in_passing, errand=passing_errand(report, python)))
-    every = (*findings, *(each for visit in visits for each in visit.findings))
+    reports = map_nodes(nodes, partial(run_temporary, task=temporary_task(report, python)))
+    every = (*findings, *(each for node in reports for each in node.findings))
     done = Verification(report=report, findings=every)
-    _say(done, visits, form)
+    _print(done, reports, form)
     return EXIT_FINDINGS if done.failed else 0
 
 
-def _say(done: Verification, visits: list[NodeReport], form: str) -> None:
+def _print(done: Verification, reports: list[NodeReport], form: str) -> None:
     if form == "json":
-        click.echo(json.dumps(as_json(done, visits), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(as_json(done, reports), indent=2, ensure_ascii=False))
         return
     from dsrun.wheel.verify.report import report_lines
 
-    for line in report_lines(done, visits):
+    for line in report_lines(done, reports):
         click.echo(line)
 
 
-def as_json(done: Verification, visits: list[NodeReport]) -> dict[str, Any]:
+def as_json(done: Verification, reports: list[NodeReport]) -> dict[str, Any]:
     """The content of `--format json`; docs/wheels.md describes it."""
     from dsrun.wheel.verify.check import report_dict
 
@@ -122,7 +121,7 @@ def as_json(done: Verification, visits: list[NodeReport]) -> dict[str, Any]:
         "version": FORMAT_VERSION,
         "wheel": report_dict(done.report),
         "machine": done.machine.as_dict() if done.machine else None,
-        "operations": [proof.as_dict() for proof in done.proofs],
-        "nodes": [visit.as_dict() for visit in visits],
+        "operations": [op_result.as_dict() for op_result in done.op_results],
+        "nodes": [each.as_dict() for each in reports],
         "findings": [each.as_dict() for each in done.findings],
     }

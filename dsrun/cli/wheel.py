@@ -1,4 +1,4 @@
-"""`dsrun wheel push`: one wheel on every node of a cluster, installed and proved there."""
+"""`dsrun wheel push`: one wheel on every node of a cluster, installed and smoke-tested there."""
 
 from __future__ import annotations
 
@@ -67,41 +67,40 @@ def push_command(
     """
     del debug
     from dsrun.wheel.verify.check import examine
-    from dsrun.wheel.verify.nodes import NodeTask, default_folder
-    from dsrun.wheel.verify.push import differences, nodes_meant, push
+    from dsrun.wheel.verify.nodes import NodeTask, default_folder, nodes_meant, push
+    from dsrun.wheel.verify.report import differences
 
     report, findings = examine(file)
     meant = nodes_meant(nodes, hostfile, os.environ, via)
     if any(each.level == "error" for each in findings):
-        _say([], findings, form, file.name)  # a damaged wheel is not sent anywhere
+        _print([], findings, form, file.name)  # a damaged wheel is not sent anywhere
         return EXIT_FINDINGS
-    errand = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder())
-    visits = push(meant, errand, at_once=at_once)
-    findings += differences(visits)
-    _say(visits, findings, form, file.name)
-    wrong = any(each.level == "error" for each in findings) or any(visit.failed for visit in visits)
+    task = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder())
+    reports = push(meant, task, at_once=at_once)
+    findings += differences(reports)
+    _print(reports, findings, form, file.name)
+    wrong = any(each.level == "error" for each in findings) or any(each.failed for each in reports)
     return EXIT_FINDINGS if wrong else 0
 
 
-def _say(visits: list[NodeReport], findings: list[Finding], form: str, name: str) -> None:
+def _print(reports: list[NodeReport], findings: list[Finding], form: str, name: str) -> None:
     if form == "json":
-        click.echo(json.dumps(as_json(visits, findings), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(as_json(reports, findings), indent=2, ensure_ascii=False))
         return
-    from dsrun.wheel.verify.push import rows
-    from dsrun.wheel.verify.report import finding_lines, table
+    from dsrun.wheel.verify.report import finding_lines, rows, table
 
-    if visits:
-        for line in table(rows(visits)):
+    if reports:
+        for line in table(rows(reports)):
             click.echo(line)
         click.echo()
-    for line in finding_lines([*(each for visit in visits for each in visit.findings), *findings], name):
+    for line in finding_lines([*(each for report in reports for each in report.findings), *findings], name):
         click.echo(line)
 
 
-def as_json(visits: list[NodeReport], findings: list[Finding]) -> dict[str, Any]:
+def as_json(reports: list[NodeReport], findings: list[Finding]) -> dict[str, Any]:
     """The content of `--format json`; docs/wheels.md describes it. `findings` are about the wheel or all nodes."""
     return {
         "version": FORMAT_VERSION,
-        "nodes": [visit.as_dict() for visit in visits],
+        "nodes": [each.as_dict() for each in reports],
         "findings": [each.as_dict() for each in findings],
     }

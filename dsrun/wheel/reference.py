@@ -11,14 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from dsrun.docpage import GeneratedPart, table
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch_check import product_lines, serving
-from dsrun.wheel.target.cuda import (
-    Capability,
-    host_limits,
-    nvcc_versions,
-    tegra,
-    torch_releases,
-)
+from dsrun.wheel.target.arch import Capability, host_limits, nvcc_versions, tegra, torch_releases
+from dsrun.wheel.target.gpus import product_lines, serving
 
 
 def markdown() -> str:

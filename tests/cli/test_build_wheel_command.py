@@ -11,8 +11,7 @@ import sysconfig
 
 import pytest
 
-from dsrun.wheel.cache import LOG_NAME
-from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, sha256_of
 
 KEY = re.compile(r"/wheels/([0-9a-f]{20})$", re.MULTILINE)
 

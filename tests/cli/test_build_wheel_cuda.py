@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.cache import LOG_NAME
-from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, sha256_of
 
 NVCC = """#!/bin/sh
 echo "Cuda compilation tools, release 13.0, V13.0.88"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -14,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
+from dsrun.wheel.build.failure import FULL
 from dsrun.wheel.build.progress import Watch
 from dsrun.wheel.build.run import Job, build_wheel
 
 PREFIX = "dsrun-wheel-"
+_MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
-def usual_folder(key: str) -> Path:
+def preferred_folder(key: str) -> Path:
     """Where the request `key` is compiled when nobody else is there.
 
     setuptools takes CC apart at spaces and torch hands it on as it is, so it cannot be quoted: a temporary folder whose
@@ -39,7 +40,7 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
     only at the same path does the same source give the same bytes. When that path is taken, by another user or a
     build that runs, the folder gets another name. What a killed build of this request left behind is removed.
     """
-    path, lock = _claim(usual_folder(key))
+    path, lock = _lock_or_replace(preferred_folder(key))
     try:
         yield path
     finally:
@@ -49,7 +50,7 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
             os.close(lock)
 
 
-def _claim(wanted: Path) -> tuple[Path, int | None]:
+def _lock_or_replace(wanted: Path) -> tuple[Path, int | None]:
     """The folder `wanted`, emptied and locked for the life of the descriptor; else one with a name of its own."""
     lock = _lock(wanted)
     if lock is None:
@@ -85,15 +86,15 @@ def _lock(path: Path) -> int | None:
 
 
 if TYPE_CHECKING:
-    from dsrun.wheel.cache import Entry, Store
+    from dsrun.wheel.cache import Entry, WheelCache
 
 
-def obtain(
+def cached_build(
     job: Job,
-    store: Store,
+    store: WheelCache,
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     watch: Watch,
     force: bool = False,
     keep: bool = False,
@@ -107,44 +108,32 @@ def obtain(
     key = job.request.key
     waited = False
 
-    def damaged(why: str) -> None:
-        say(f"the stored wheel is damaged and is built again: {why}")
+    def report_damage(why: str) -> None:
+        notify(f"the stored wheel is damaged and is built again: {why}")
 
-    def waiting() -> None:
+    def report_wait() -> None:
         nonlocal waited
         waited = True
-        say("another process is building this wheel; waiting for it")
+        notify("another process is building this wheel; waiting for it")
 
     stored = None if force else store.find(key)
     if stored:
         return stored
-    with store.exclusive(key, waiting):
-        stored = store.find(key, damaged) if waited or not force else None
-        return stored or _built(job, store, environ=environ, say=say, watch=watch, keep=keep)
-
-
-def _built(
-    job: Job,
-    store: Store,
-    *,
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    watch: Watch,
-    keep: bool,
-) -> Entry:
-    key = job.request.key
-    failed_log = store.root / f"{key}.failed.log"
-    with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
-        if keep:
-            say(f"compiled in {folder}, which is kept")
-        build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
-        try:
-            entry = store.publish(key, staged)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise ToolError(
-                f"the wheel could not be stored in {store.root}: {error.strerror or error}",
-                fix="make room, or point DSRUN_CACHE to another disk" if full else "start the build again",
-            ) from error
-    failed_log.unlink(missing_ok=True)
-    return entry
+    with store.exclusive(key, report_wait):
+        stored = store.find(key, report_damage) if waited or not force else None
+        if stored:
+            return stored
+        failed_log = store.root / f"{key}.failed.log"
+        with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
+            if keep:
+                notify(f"compiled in {folder}, which is kept")
+            build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
+            try:
+                entry = store.publish(key, staged)
+            except OSError as error:
+                raise ToolError(
+                    f"the wheel could not be stored in {store.root}: {error.strerror or error}",
+                    fix=_MAKE_ROOM if error.errno in FULL else "start the build again",
+                ) from error
+        failed_log.unlink(missing_ok=True)
+        return entry

@@ -6,27 +6,24 @@ import os
 import platform
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.hardware.gres import cluster_gpus
 from dsrun.system.capture import ask
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.slurm import cluster_nodes
 from dsrun.wheel.build.environment import without_flags
-from dsrun.wheel.target.arch_check import check_archs
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
-from dsrun.wheel.target.gpus import decide_target
-from dsrun.wheel.toolchain.compatibility import check_tools
+from dsrun.wheel.target.gpus import check_archs, decide_target
+from dsrun.wheel.toolchain.compatibility import check_tools, torch_facts
 from dsrun.wheel.toolchain.cxx import all_cxx, find_cxx
 from dsrun.wheel.toolchain.nvcc import find_nvcc
-from dsrun.wheel.toolchain.torch_facts import torch_facts
 
 # Xeon Phi has AVX-512, but not the parts of it that the level x86-64-v4 asks for.
 _LESS = "knl"
@@ -35,7 +32,7 @@ _LESS = "knl"
 @cache
 def _levels() -> Mapping[str, str]:
     """The level of each known word."""
-    table: dict[str, Any] = tomllib.loads((data_folder("build") / "cpu.toml").read_text(encoding="utf-8"))
+    table = read_toml("build", "cpu.toml")
     return {word: level for level, words in table["features"].items() for word in words}
 
 
@@ -66,9 +63,9 @@ def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
 if TYPE_CHECKING:
     from dsrun.findings import Finding
     from dsrun.wheel.target.gpus import Target
+    from dsrun.wheel.toolchain.compatibility import TorchFacts
     from dsrun.wheel.toolchain.cxx import Cxx
     from dsrun.wheel.toolchain.nvcc import Nvcc
-    from dsrun.wheel.toolchain.torch_facts import TorchFacts
 
 # What the build imports from the target environment before a compiler is called, by the question below.
 _ASK_PACKAGES = """
@@ -107,11 +104,11 @@ class Flags:
 class Diagnostics:
     """Collects notices; the first error among findings is raised, with the others in front of it."""
 
-    said: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
-    def take(self, findings: Sequence[Finding]) -> None:
+    def add(self, findings: Sequence[Finding]) -> None:
         errors = [finding for finding in findings if finding.level == "error"]
-        self.said += [_words(finding) for finding in findings if finding.level != "error"]
+        self.notices += [_text(finding) for finding in findings if finding.level != "error"]
         if errors:
             raise _error(errors)
 
@@ -128,7 +125,7 @@ class BuildContext:
     level: str
 
 
-def detect_build_context(flags: Flags, environ: Mapping[str, str], notes: Diagnostics) -> BuildContext:
+def detect_build_context(flags: Flags, environ: Mapping[str, str], diagnostics: Diagnostics) -> BuildContext:
     """The environment, the target and the tools, when they go together. Raises UsageError, MissingError, ToolError."""
     python = _interpreter(flags.python, environ)
     torch = _torch(python)
@@ -142,7 +139,7 @@ def detect_build_context(flags: Flags, environ: Mapping[str, str], notes: Diagno
     cxx = find_cxx(environ, flags.cxx)
     cuda = target.kind == "cuda"
     nvcc = find_nvcc(environ, torch.site_packages, cuda=torch.cuda) if cuda else None
-    notes.take(check_tools(target.kind, torch, nvcc, cxx, others=all_cxx(environ)))
+    diagnostics.add(check_tools(target.kind, torch, nvcc, cxx, others=all_cxx(environ)))
     _check_packages(python, without_flags(environ))
     if cuda:
         found = check_archs(
@@ -153,8 +150,8 @@ def detect_build_context(flags: Flags, environ: Mapping[str, str], notes: Diagno
             machine=platform.machine(),
         )
         # Whether bf16 matters depends on the operations: see _notices.
-        notes.take([finding for finding in found if finding.code != _BF16])
-    level = flags.cpu or _default_level(flags.partition, notes)
+        diagnostics.add([finding for finding in found if finding.code != _BF16])
+    level = flags.cpu or _default_level(flags.partition, diagnostics)
     resolve_level(cxx, level)
     return BuildContext(python=python, torch=torch, target=target, cxx=cxx, nvcc=nvcc, level=level)
 
@@ -199,12 +196,14 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
         raise MissingError("there is no ninja to run compilers with", fix=f"{python} -m pip install ninja")
 
 
-def _default_level(partition: str | None, notes: Diagnostics) -> str:
+def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     """What all nodes of the cluster have, as far as their features tell, else what this machine and most have."""
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        notes.said.append(f"SLURM was asked in vain for the processors of its nodes: {error.message}")
+        diagnostics.notices.append(
+            f"SLURM was asked in vain for the processors of its nodes: {error.message}"
+        )
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     return default_level([known] if known else None, host_level(_cpuinfo()))
@@ -214,7 +213,7 @@ def _cpuinfo() -> str:
     return CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
 
 
-def _words(finding: Finding) -> str:
+def _text(finding: Finding) -> str:
     return f"{finding.message} ({finding.fix})" if finding.fix else finding.message
 
 
@@ -222,5 +221,5 @@ def _error(errors: Sequence[Finding]) -> DsrunError:
     """One error for several findings."""
     first = errors[0]
     kind = MissingError if first.code in _MISSING else UsageError
-    also = "; ".join(_words(finding) for finding in errors[1:])
+    also = "; ".join(_text(finding) for finding in errors[1:])
     return kind(f"{first.message}; also: {also}" if also else first.message, fix=first.fix or None)

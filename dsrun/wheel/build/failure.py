@@ -40,7 +40,7 @@ _DISK = re.compile(r"No space left on device|ENOSPC|Disk quota exceeded|\[Errno 
 _MEMORY = re.compile(
     r"Killed signal terminated program|virtual memory exhausted|out of memory allocating|std::bad_alloc"
     # ninja's word for a compiler that went without a word of its own: 128 + SIGKILL.
-    r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]",
+    r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]"
 )
 
 

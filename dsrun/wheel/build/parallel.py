@@ -15,23 +15,24 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 BEGIN = "!begin"
 END = "!end"
+_POLL_S = 0.1
 
 
-class _Conductor:
+class _ParallelBuilds:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
         self.failed = False
 
-    def say(self, label: str, text: str) -> None:
-        """One whole line, whoever else is speaking."""
+    def write_line(self, label: str, text: str) -> None:
+        """Write one whole line, whichever other build prints."""
         with self._guard:
             sys.stdout.write(f"{label}\t{text}\n")
             sys.stdout.flush()
@@ -52,14 +53,14 @@ class _Conductor:
                 process_group=0,
             )
             self._running.append(process)
-        self.say(label, BEGIN)
+        self.write_line(label, BEGIN)
         assert process.stdout is not None
         for line in process.stdout:
-            self.say(label, line.decode(errors="replace").rstrip())
+            self.write_line(label, line.decode(errors="replace").rstrip())
         code = process.wait()
         ended = self._left(process, code)
         if not ended:
-            self.say(label, f"{END} {code}")
+            self.write_line(label, f"{END} {code}")
 
     def _left(self, process: subprocess.Popen[bytes], code: int) -> bool:
         """Note the end of a build; the first failure ends the others. Whether this one was ended by another's."""
@@ -87,11 +88,17 @@ class _Conductor:
 def main(plan: Path) -> int:
     """Run the plan in the file `plan`."""
     given = json.loads(plan.read_text(encoding="utf-8"))
-    conductor = _Conductor()
-    signal.signal(signal.SIGTERM, conductor.end_all)
+    builds = _ParallelBuilds()
+    signal.signal(signal.SIGTERM, builds.end_all)
     with ThreadPoolExecutor(given["width"]) as pool:
-        done = list(pool.map(conductor.run, given["builds"]))
-    return 1 if conductor.failed or len(done) != len(given["builds"]) else 0
+        running = [pool.submit(builds.run, build) for build in given["builds"]]
+        # The handler runs in this thread, which a signal that the kernel gives to another one does not wake up: as when
+        # it comes while the process is stopped.
+        while wait(running, timeout=_POLL_S).not_done:
+            pass
+        for each in running:
+            each.result()
+    return int(builds.failed)
 
 
 if __name__ == "__main__":

@@ -13,18 +13,16 @@ from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.system import host
 from dsrun.system.variables import cache_root
-from dsrun.wheel.build.checks import expected_code
+from dsrun.wheel.build.assemble import expected_code
 from dsrun.wheel.build.context import BuildContext, Diagnostics, Flags, detect_build_context
-from dsrun.wheel.build.environment import search_paths, unused_flags, without_flags
-from dsrun.wheel.build.request import Request
+from dsrun.wheel.build.environment import Request, search_paths, unused_flags, without_flags
 from dsrun.wheel.build.run import Job
 from dsrun.wheel.source.select_source import Identity, identify_source, resolve_source
 from dsrun.wheel.target.arch import Archs, env_value, split_archs
 from dsrun.wheel.target.cpu import NATIVE, identity
 from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops, op_table
-from dsrun.wheel.toolchain.cxx import compiler_cache
+from dsrun.wheel.toolchain.cxx import Probe, compiler_cache
 from dsrun.wheel.toolchain.nvcc import prepare_home
-from dsrun.wheel.toolchain.requirements import Probe
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
 _CUDA_JOB_BYTES = 4 << 30
@@ -44,7 +42,7 @@ def jobs(cores: int, memory_bytes: int, cuda: bool) -> int:
 # Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (CUDAOpBuilder.builder() and the uses
 # of the macro under csrc/ and deepspeed/inference/v2/).
 _USE_BF16 = frozenset(
-    {
+    [
         "quantizer",
         "fp_quantizer",
         "transformer_inference",
@@ -52,7 +50,7 @@ _USE_BF16 = frozenset(
         "ragged_ops",
         "ragged_device_ops",
         "cutlass_ops",
-    }
+    ]
 )
 
 
@@ -71,45 +69,45 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
 
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
-    notes = Diagnostics()
+    diagnostics = Diagnostics()
     clean = without_flags(environ)
-    ground = detect_build_context(flags, environ, notes)
-    with _identified(flags.deepspeed) as source, _probe(ground, clean) as probe:
-        ops, said = choose_ops(
+    context = detect_build_context(flags, environ, diagnostics)
+    with _identified(flags.deepspeed) as source, _probe(context, clean) as probe:
+        ops, notices = choose_ops(
             flags.ops,
-            ground.target.kind,
+            context.target.kind,
             available=probe.available,
             version=source.version,
             patched=bool(source.label),
-            cuda=ground.torch.cuda,
+            cuda=context.torch.cuda,
         )
-        notes.said += said
-        notes.take(missing(ops, probe.available, cuda=ground.torch.cuda, environ=clean))
-    named = named_ops(flags.ops, ground.target.kind, source.version)
-    ops = _without_too_new(ops, ground.target.archs, named, notes)
-    notes.said += _notices(flags, environ, ops, ground)
-    cuda = ground.target.kind == "cuda"
-    parts = split_archs(ground.target.archs) if flags.split and cuda else (ground.target.archs,)
-    wheels = [(archs, _of_part(ops, archs, notes)) for archs in parts]
+        diagnostics.notices += notices
+        diagnostics.add(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
+    named = named_ops(flags.ops, context.target.kind, source.version)
+    ops = _without_too_new(ops, context.target.archs, named, diagnostics)
+    diagnostics.notices += _notices(flags, environ, ops, context)
+    cuda = context.target.kind == "cuda"
+    parts = split_archs(context.target.archs) if flags.split and cuda else (context.target.archs,)
+    wheels = [(archs, _of_part(ops, archs, diagnostics)) for archs in parts]
     kernels = any(op.code == "cuda" for op in ops)
     made = [
         Job(
-            request=_request(source, ground, archs=archs, ops=held, flags=flags, environ=environ),
+            request=_request(source, context, archs=archs, ops=held, flags=flags, environ=environ),
             ops=held,
             table=op_table(source.version),
             deepspeed=flags.deepspeed,
             sdists=cache_root(environ) / "sdists",
-            python=ground.python,
-            cxx=ground.cxx,
+            python=context.python,
+            cxx=context.cxx,
             compiler_cache=compiler_cache(environ),
-            level=ground.level,
-            nvcc=ground.nvcc,
-            site_packages=ground.torch.site_packages,
+            level=context.level,
+            nvcc=context.nvcc,
+            site_packages=context.torch.site_packages,
             jobs=flags.jobs or jobs(host.cores(), host.memory_available(), kernels),
         )
         for archs, held in wheels
     ]
-    return Resolved(jobs=tuple(made), notices=tuple(notes.said), origin=ground.target.origin)
+    return Resolved(jobs=tuple(made), notices=tuple(diagnostics.notices), origin=context.target.origin)
 
 
 @contextmanager
@@ -120,18 +118,17 @@ def _identified(text: str | None) -> Iterator[Identity]:
         yield found
         return
     with tempfile.TemporaryDirectory(prefix="dsrun-source-") as folder:
-        source = resolve_source(text, Path(folder) / "source")
-        yield Identity(kind=source.kind, version=source.version, digest=source.digest, label=source.label)
+        yield resolve_source(text, Path(folder) / "source")
 
 
 @contextmanager
-def _probe(ground: BuildContext, environ: Mapping[str, str]) -> Iterator[Probe]:
+def _probe(context: BuildContext, environ: Mapping[str, str]) -> Iterator[Probe]:
     """Looks for headers and libraries with what the build will use."""
     with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
         home = None
-        if ground.nvcc:
-            home = prepare_home(ground.nvcc, ground.torch.site_packages, Path(folder) / "cuda", ground.cxx)
-        yield Probe(cxx=ground.cxx, home=home, python=str(ground.python), environ=environ)
+        if context.nvcc:
+            home = prepare_home(context.nvcc, context.torch.site_packages, Path(folder) / "cuda", context.cxx)
+        yield Probe(cxx=context.cxx, home=home, python=str(context.python), environ=environ)
 
 
 def _with_code(op: Op, archs: Archs) -> bool:
@@ -140,7 +137,7 @@ def _with_code(op: Op, archs: Archs) -> bool:
 
 
 def _without_too_new(
-    ops: Sequence[Op], archs: Archs, named: Collection[str], notes: Diagnostics
+    ops: Sequence[Op], archs: Archs, named: Collection[str], diagnostics: Diagnostics
 ) -> tuple[Op, ...]:
     """`ops` without those for newer GPUs than all of `archs`, which only a group may have brought."""
     for op in ops:
@@ -151,20 +148,20 @@ def _without_too_new(
                 f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
                 fix=f"--ops …,-{op.name} leaves it out",
             )
-        notes.said.append(
+        diagnostics.notices.append(
             f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
         )
     return tuple(op for op in ops if _with_code(op, archs))
 
 
-def _of_part(ops: Sequence[Op], archs: Archs, notes: Diagnostics) -> tuple[Op, ...]:
+def _of_part(ops: Sequence[Op], archs: Archs, diagnostics: Diagnostics) -> tuple[Op, ...]:
     """Those of `ops` that the wheel for `archs`, one of two, holds."""
     kept = tuple(op for op in ops if _with_code(op, archs))
     if not kept:
         raise UsageError(
             f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch"
         )
-    notes.said += [
+    diagnostics.notices += [
         f"the wheel for {env_value(archs)} is without {op.name}, which is for {op.lowest} and above"
         for op in ops
         if op not in kept
@@ -172,56 +169,56 @@ def _of_part(ops: Sequence[Op], archs: Archs, notes: Diagnostics) -> tuple[Op, .
     return kept
 
 
-def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], ground: BuildContext) -> list[str]:
-    said = []
+def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext) -> list[str]:
+    notices = []
     unused = unused_flags(environ)
     if unused:
-        said.append(f"{', '.join(unused)} in the environment: not used for this build")
-    if ground.level == NATIVE and flags.cpu is None:
-        said.append(
+        notices.append(f"{', '.join(unused)} in the environment: not used for this build")
+    if context.level == NATIVE and flags.cpu is None:
+        notices.append(
             "the CPU operations are compiled for this machine's own processor: no level is known for it"
         )
-    if ground.target.kind != "cuda":
-        return said
-    value = env_value(ground.target.archs)
+    if context.target.kind != "cuda":
+        return notices
+    value = env_value(context.target.archs)
     for op in ops:
         if op.lowest and expected_code(value, op.lowest) != expected_code(value, None):
-            said.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
+            notices.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
     affected = [op.name for op in ops if op.name in _USE_BF16]
-    if affected and not flags.split and len(split_archs(ground.target.archs)) > 1:
-        said.append(
+    if affected and not flags.split and len(split_archs(context.target.archs)) > 1:
+        notices.append(
             f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs; "
             "--split builds two wheels instead"
         )
-    return said
+    return notices
 
 
 def _request(
     source: Identity,
-    ground: BuildContext,
+    context: BuildContext,
     *,
     archs: Archs,
     ops: Sequence[Op],
     flags: Flags,
     environ: Mapping[str, str],
 ) -> Request:
-    on_gpu = ground.target.kind == "cuda"
+    on_gpu = context.target.kind == "cuda"
     libc = " ".join(filter(None, platform.libc_ver()))
     return Request(
         deepspeed=source.version,
         source=source.digest,
         label=source.label,
-        torch=ground.torch.version,
+        torch=context.torch.version,
         # DeepSpeed writes torch's CUDA into the wheel whatever it is built for.
-        cuda=ground.torch.cuda or "",
-        nvcc=ground.nvcc.version if ground.nvcc else "",
-        python=ground.torch.python_tag.replace("-", ""),
+        cuda=context.torch.cuda or "",
+        nvcc=context.nvcc.version if context.nvcc else "",
+        python=context.torch.python_tag.replace("-", ""),
         platform=f"{platform.system()} {platform.machine()} {libc}",
         accelerator="cuda" if on_gpu else "cpu",
         archs=env_value(archs) if on_gpu else "",
         ops=tuple(sorted(op.name for op in ops)),
-        cpu=identity(ground.level),
-        compiler=f"{ground.cxx.kind} {ground.cxx.version}",
+        cpu=identity(context.level),
+        compiler=f"{context.cxx.kind} {context.cxx.version}",
         symbols=flags.symbols,
         environment=search_paths(environ),
     )

@@ -41,7 +41,7 @@ class Event:
 
 
 def split_line(line: str) -> tuple[str, str]:
-    """Label and text of a line of the conductor's."""
+    """Label and text of a line of the parallel builds'."""
     label, _, text = line.rstrip("\n").partition("\t")
     return label, text
 
@@ -150,7 +150,7 @@ _MOMENT_MS = 200
 
 
 def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    """Log every line the conductor writes into `pipe`, and tell `watch` of those that mean something.
+    """Log every line the parallel builds write into `pipe`, and tell `watch` of those that mean something.
 
     `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
     """

@@ -13,26 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
 from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
 from dsrun.wheel.build import parallel
-from dsrun.wheel.build.assemble import assemble
-from dsrun.wheel.build.checks import wrong_with_wheel
+from dsrun.wheel.build.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.build.environment import build_environment
 from dsrun.wheel.build.failure import FULL, disk_full, explained, with_log
 from dsrun.wheel.build.progress import Tracker, Watch, follow
-from dsrun.wheel.cache import LOG_NAME
+from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.inspect.contents import read_wheel
-from dsrun.wheel.record import make_record, write_record
 from dsrun.wheel.source.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
 from dsrun.wheel.target.ops import links
 from dsrun.wheel.toolchain.nvcc import prepare_home
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build.request import Request
+    from dsrun.wheel.build.environment import Request
     from dsrun.wheel.target.ops import Op
     from dsrun.wheel.toolchain.cxx import Cxx
     from dsrun.wheel.toolchain.nvcc import Nvcc
@@ -98,17 +96,15 @@ def _tree(folder: Path, group: Sequence[Op]) -> Path:
     return folder / "trees" / _label(group)
 
 
-def plan_builds(
-    job: Job,
-    folder: Path,
-    environ: Mapping[str, str],
-    *,
-    compilers: Mapping[str, str],
-    cuda_home: Path | None,
-) -> tuple[list[Build], int]:
-    """The processes to start and how many may run at once; each has a source tree of its own below `folder`."""
+def plan_builds(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[list[Build], int]:
+    """The processes to start and how many may run at once; each has a source tree of its own below `folder`.
+
+    The compilers' wrappers, and where torch needs one a CUDA_HOME of links, are written there.
+    """
     groups = group_ops(job.ops)
     width = min(job.jobs, len(groups))
+    compilers = _compilers(job, folder)
+    cuda_home = prepare_home(job.nvcc, job.site_packages, folder / "cuda", job.cxx) if job.nvcc else None
     builds = []
     for group in groups:
         label, tree = _label(group), _tree(folder, group)
@@ -129,30 +125,20 @@ def plan_builds(
     return builds, width
 
 
-class PreparedTools(TypedDict):
-    """Compilers (CXX, CC) and CUDA_HOME of one build."""
-
-    compilers: Mapping[str, str]
-    cuda_home: Path | None
-
-
-def prepare_tools(job: Job, folder: Path) -> PreparedTools:
-    """Write the compilers' wrappers, and where torch needs one a CUDA_HOME of links, below `folder`."""
-    home = prepare_home(job.nvcc, job.site_packages, folder / "cuda", job.cxx) if job.nvcc else None
-    cache = str(job.compiler_cache) if job.compiler_cache else None
+def _compilers(job: Job, folder: Path) -> dict[str, str]:
+    """Write the compilers' wrappers below `folder`; CXX and CC."""
     # Paths in __FILE__ and debug information would differ from one build folder to the next. Not in CFLAGS: torch
     # takes those apart at spaces.
     maps = [f"-ffile-prefix-map={_tree(folder, group)}=." for group in group_ops(job.ops)]
-    compilers = compiler_environment(
+    return compiler_environment(
         folder / "bin",
         job.cxx,
         job.level,
         debug=job.request.symbols,
-        cache=cache,
+        cache=str(job.compiler_cache) if job.compiler_cache else None,
         links=links(job.ops),
         append=maps,
     )
-    return {"compilers": compilers, "cuda_home": home}
 
 
 def make_tracker(builds: Sequence[Build], request: Request) -> Tracker:
@@ -195,7 +181,7 @@ def _build(job: Job, folder: Path, staged: Path, environ: Mapping[str, str], wat
     source = resolve_source(job.deepspeed, folder / "source", cache=job.sdists)
     if source.digest != job.request.source:
         raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")
-    builds, width = plan_builds(job, folder, environ, **prepare_tools(job, folder))
+    builds, width = plan_builds(job, folder, environ)
     for build in builds:
         _copy_tree(source.folder, build.tree)
     tracker = make_tracker(builds, job.request)
@@ -246,13 +232,13 @@ def _compile(
     for build in builds:
         Path(build.argv[-1]).mkdir(parents=True)
     argv = [sys.executable, "-I", parallel.__file__, str(plan)]
-    code, codes = _conduct(argv, log, tracker, watch)
+    code, codes = _run_builds(argv, log, tracker, watch)
     if code:
         raise explained(log, codes, folder)
 
 
-def _conduct(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) -> tuple[int, dict[str, int]]:
-    """Run the conductor; its exit code and those of the builds that ended by themselves."""
+def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) -> tuple[int, dict[str, int]]:
+    """Run the parallel builds; their exit code and those of the builds that ended by themselves."""
     stopped: list[int] = []
     codes: dict[str, int] = {}
 

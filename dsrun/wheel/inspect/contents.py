@@ -6,18 +6,25 @@ Nothing of the wheel is executed, and neither CUDA nor torch is needed.
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+from dsrun.errors import UsageError
 from dsrun.system.host import cores
+from dsrun.wheel.cache import sha256_of
 from dsrun.wheel.inspect.archive import Archive, open_wheel
-from dsrun.wheel.inspect.elf import read_binary, version_key
-from dsrun.wheel.inspect.fatbin import architectures
+from dsrun.wheel.inspect.fatbin import FatbinError, architectures, read_fatbin
+from dsrun.wheel.inspect.isa_level import cpu_level, section_data
 
 _LIBRARY = re.compile(r".+\.so(?:\.\d+)*")
 # Written by DeepSpeed's setup.py; deepspeed/git_version_info.py reads it when an operation is loaded.
@@ -26,13 +33,25 @@ _NO_CUDA = "0.0"
 _MAX_THREADS = 8
 
 
+# pyelftools checks little of what it reads; a damaged file makes it fail in any of these ways.
+_DAMAGED = (
+    ELFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, OverflowError, MemoryError, OSError,
+)  # fmt: skip
+# Itanium C++ ABI, 5.1.8: "Ss" is std::string before GCC 5; the new one is std::__cxx11::basic_string.
+_OLD_STRING = re.compile(rb"(?:RK|_ZN|_ZNK|E)Ss")
+# DeepSpeed 0.19.8's shm_comm asks the processor before it takes the AVX-512 path; this is the function's name.
+_ASKS = b"vector_kernel_level"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Library:
     """One compiled file of the wheel.
 
     `sass` and `ptx` are compute capabilities with nvcc's suffix, ascending ("8.0", "9.0a"); `lto` those that only
-    the just-in-time linker could use. `ptx_isa` is the highest PTX ISA ("9.0"). `size` in bytes. For the others see
-    dsrun.wheel.inspect.elf.Binary.
+    the just-in-time linker could use. `ptx_isa` is the highest PTX ISA ("9.0"). `size` in bytes.
+    `glibc` and `glibcxx` are the highest symbol versions it asks for ("2.34", "3.4.29"). `cpu_level` is None when
+    nothing here can tell. `cxx11_abi`: which std::string its symbols use; None when they use none. `asks_cpu`: it
+    tests the processor before it runs what `cpu_level` is about.
     """
 
     path: str
@@ -92,7 +111,7 @@ def read_archive(archive: Archive) -> WheelReport:
     ops: dict[str, Any] = built.get("installed_ops") or {}
     return WheelReport(
         path=archive.path,
-        sha256=file_digest(archive.path),
+        sha256=sha256_of(archive.path),
         size=archive.path.stat().st_size,
         name=archive.name.name,
         version=archive.name.version,
@@ -106,12 +125,6 @@ def read_archive(archive: Archive) -> WheelReport:
         installed_ops=tuple(str(name) for name, there in ops.items() if there),
         libraries=_libraries(archive),
     )
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _built(archive: Archive) -> dict[str, Any]:
@@ -140,28 +153,7 @@ def _libraries(archive: Archive) -> tuple[Library, ...]:
             with files[-1].open("wb") as file:
                 archive.copy(name, file)
         with ThreadPoolExecutor(min(_MAX_THREADS, cores())) as pool:  # objdump does most of the work
-            return tuple(pool.map(_library, files, names))
-
-
-def _library(file: Path, name: str) -> Library:
-    binary = read_binary(file, name)
-    isa = [entry.version for entry in binary.code if entry.kind == "ptx"]
-    return Library(
-        path=name,
-        size=file.stat().st_size,
-        op=op_of(name),
-        sass=architectures(binary.code, "sass"),
-        ptx=architectures(binary.code, "ptx"),
-        lto=architectures(binary.code, "lto"),
-        ptx_isa=max(isa, key=version_key, default=None),
-        needed=binary.needed,
-        glibc=binary.glibc,
-        glibcxx=binary.glibcxx,
-        cpu_level=binary.cpu_level,
-        cxx11_abi=binary.cxx11_abi,
-        machine=binary.machine,
-        asks_cpu=binary.asks_cpu,
-    )
+            return tuple(pool.map(read_library, files, names))
 
 
 def op_of(path: str) -> str | None:
@@ -172,3 +164,69 @@ def op_of(path: str) -> str | None:
     if not path.startswith("deepspeed/"):
         return None
     return PurePosixPath(path).name.partition(".")[0].removesuffix("_op").removeprefix("kernels")
+
+
+def read_library(file: Path, name: str) -> Library:
+    """Read the ELF file `file`, which is `name` in its wheel. Raises UsageError when it is none or damaged."""
+    try:
+        with file.open("rb") as opened:
+            return _library(ELFFile(opened), file, name)
+    except FatbinError as error:
+        raise UsageError(f"{name}: its GPU code is damaged: {error}", fix="build it again") from None
+    except _DAMAGED as error:
+        raise UsageError(f"{name}: not a readable ELF library ({error})", fix="build it again") from None
+
+
+def _library(elf: ELFFile, file: Path, name: str) -> Library:
+    versions = list(_versions(elf))
+    code = read_fatbin(section_data(elf, ".nv_fatbin"))
+    return Library(
+        path=name,
+        size=file.stat().st_size,
+        op=op_of(name),
+        sass=architectures(code, "sass"),
+        ptx=architectures(code, "ptx"),
+        lto=architectures(code, "lto"),
+        ptx_isa=max((entry.version for entry in code if entry.kind == "ptx"), key=version_key, default=None),
+        needed=_needed(elf),
+        glibc=_highest(versions, "GLIBC"),
+        glibcxx=_highest(versions, "GLIBCXX"),
+        cpu_level=cpu_level(elf, file),
+        cxx11_abi=_cxx11(section_data(elf, ".dynstr")),
+        machine=elf.get_machine_arch(),
+        asks_cpu=_ASKS in section_data(elf, ".rodata"),
+    )
+
+
+def _needed(elf: ELFFile) -> tuple[str, ...]:
+    dynamic = elf.get_section_by_name(".dynamic")
+    if not isinstance(dynamic, DynamicSection):
+        return ()
+    tags: Iterable[Any] = dynamic.iter_tags("DT_NEEDED")
+    return tuple(str(tag.needed) for tag in tags)
+
+
+def _versions(elf: ELFFile) -> Iterator[str]:
+    """Every symbol version the library asks others for: "GLIBC_2.34", "GLIBCXX_3.4.29", "CXXABI_1.3"."""
+    section = elf.get_section_by_name(".gnu.version_r")
+    if not isinstance(section, GNUVerNeedSection):
+        return
+    for _, versions in section.iter_versions():
+        for version in versions:
+            yield str(version.name)
+
+
+def _highest(versions: list[str], family: str) -> str | None:
+    numbers = [found[1] for each in versions if (found := re.fullmatch(rf"{family}_(\d+(?:\.\d+)*)", each))]
+    return max(numbers, key=version_key, default=None)
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Sort key of a dotted number: "2.34" comes after "2.4"."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def _cxx11(strings: bytes) -> bool | None:
+    if b"__cxx11" in strings or b"B5cxx11" in strings:
+        return True
+    return False if _OLD_STRING.search(strings) else None

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.wheel.target.cuda import Capability, tegra
+from dsrun.wheel.target.arch import Capability, tegra
 
 Kind = Literal["ptx", "sass", "lto", "other"]
 

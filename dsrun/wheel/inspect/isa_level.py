@@ -7,9 +7,19 @@ v4 AVX-512 F, BW, CD, DQ and VL. What goes beyond v4 is named as /proc/cpuinfo n
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
+
+from dsrun.errors import ToolError
+from dsrun.wheel.target.cpu import X86_LEVELS
+
+LEVELS = ("x86-64", *(name for name, _ in X86_LEVELS))
 
 # What a compiler may emit on its own under -march=native and a processor of level v4 need not have.
 _BEYOND = {
@@ -47,13 +57,6 @@ _MNEMONICS = re.compile(
 )
 _SIGNS = ((3, _V4), (2, _V3), (1, _V2))
 
-# What each level adds, as /proc/cpuinfo names it (pni is SSE3, abm is LZCNT).
-_CPUINFO = (
-    "sse2",
-    "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
-    "abm avx avx2 bmi1 bmi2 f16c fma movbe",
-    "avx512f avx512bw avx512cd avx512dq avx512vl",
-)
 # Bits of GNU_PROPERTY_X86_ISA_1_NEEDED, lowest first: baseline, v2, v3, v4 (psABI, "Program Property").
 _ISA_BITS = len(LEVELS)
 
@@ -125,7 +128,7 @@ def highest(levels: Iterable[str | None]) -> str | None:
 def lacking(level: str, flags: Collection[str]) -> tuple[str, ...]:
     """What a processor with these flags of /proc/cpuinfo lacks for a level: ("avx2", "bmi1", …); () when nothing."""
     number, beyond = split_level(level)
-    needed = [flag for names in _CPUINFO[: number + 1] for flag in names.split()]
+    needed = ["sse2", *(flag for _, names in X86_LEVELS[:number] for flag in sorted(names))]
     return tuple(flag for flag in (*needed, *sorted(beyond)) if flag not in flags)
 
 
@@ -133,3 +136,75 @@ def split_level(level: str) -> tuple[int, frozenset[str]]:
     """A level's place in LEVELS and what it needs beyond: "x86-64-v4+avx512_bf16" -> (3, {"avx512_bf16"})."""
     base, *beyond = level.split("+")
     return LEVELS.index(base), frozenset(beyond)
+
+
+_CHUNK = 4 << 20
+
+
+def find_objdump() -> str | None:
+    """The path of objdump; None where binutils is not installed."""
+    return shutil.which("objdump")
+
+
+def disassembly(objdump: str, library: Path) -> Iterator[bytes]:
+    """The executable sections of `library` in AT&T syntax, in blocks that end at a line's end.
+
+    Raises ToolError when objdump cannot read it.
+    """
+    argv = [objdump, "--disassemble", "--no-show-raw-insn", "--wide", str(library)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            rest = b""
+            while block := process.stdout.read(_CHUNK):
+                whole, newline, tail = block.rpartition(b"\n")
+                yield rest + whole + newline
+                rest = tail
+            yield rest
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise ToolError(f"{objdump} failed on {library.name} with exit code {process.returncode}")
+
+
+_MOST_TEXT = 256 << 20  # bytes of code; above this disassembling takes minutes and is left out
+_PRODUCER = re.compile(rb"GNU (?:C|GIMPLE)[^\0]*")
+
+
+def section_data(elf: ELFFile, section: str) -> bytes:
+    """The content of an ELF section; nothing where there is none."""
+    found = elf.get_section_by_name(section)
+    return bytes(found.data()) if found is not None and found["sh_type"] != "SHT_NOBITS" else b""
+
+
+def cpu_level(elf: ELFFile, path: Path) -> str | None:
+    """The instructions themselves where objdump is there, else what the compiler or assembler noted.
+
+    The note is second best: DeepSpeed's shm_comm switches AVX-512 on for single functions whatever -march says,
+    and a library compiled for a new processor need not use what it has.
+    """
+    if elf.get_machine_arch() != "x64":
+        return None
+    text = elf.get_section_by_name(".text")
+    objdump = find_objdump()
+    if objdump and text is not None and text["sh_size"] <= _MOST_TEXT:
+        return level_of_code(disassembly(objdump, path))
+    return highest([_noted_isa(elf), _noted_march(elf)])
+
+
+def _noted_isa(elf: ELFFile) -> str | None:
+    section = elf.get_section_by_name(".note.gnu.property")
+    if not isinstance(section, NoteSection):
+        return None
+    properties: list[Any] = [
+        each for note in section.iter_notes() if isinstance(note["n_desc"], list) for each in note["n_desc"]
+    ]
+    needed = [each["pr_data"] for each in properties if each["pr_type"] == "GNU_PROPERTY_X86_ISA_1_NEEDED"]
+    return highest(level_of_isa(bits) for bits in needed if isinstance(bits, int))
+
+
+def _noted_march(elf: ELFFile) -> str | None:
+    """From the compiler's name and flags in the debug information, which `strip` removes."""
+    noted = {text.decode("latin-1") for text in _PRODUCER.findall(section_data(elf, ".debug_str"))}
+    return highest(level_of_flags(text) for text in noted)

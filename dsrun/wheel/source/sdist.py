@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import importlib.util
 import os
 import shutil
 import sys
 import tarfile
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.capture import ask
 from dsrun.system.files import replacing
 from dsrun.wheel.build.failure import FULL
+from dsrun.wheel.cache import sha256_of
 
 _FETCH_S = 1800.0
 # DeepSpeed 0.19.8 unpacks to 11 MB in 1,300 files; its history of kernels once made it 30 MB.
@@ -44,16 +42,8 @@ class Lock:
 @cache
 def read_lock() -> Lock:
     """The lock that this dsrun ships."""
-    table: dict[str, Any] = tomllib.loads(
-        (data_folder("build") / "deepspeed.lock.toml").read_text(encoding="utf-8")
-    )
+    table = read_toml("build", "deepspeed.lock.toml")
     return Lock(default=table["default"], sdists=dict(table["sdist"]))
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def release_version(text: str, where: object) -> str:
@@ -78,13 +68,13 @@ def fetch_sdist(
     """
     name = f"deepspeed-{version}.tar.gz"
     kept = cache / name if cache else None
-    if kept and kept.is_file() and file_sha256(kept) == sha256:
+    if kept and kept.is_file() and sha256_of(kept) == sha256:
         return kept
     work = into / ".pip"
     work.mkdir(parents=True)
     try:
         path = _download(version, sha256, work, python)
-        if file_sha256(path) != sha256:
+        if sha256_of(path) != sha256:
             raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
         target = into / name if kept is None else kept
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,20 +157,11 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Archive:
-    """What an sdist says about itself: its version and the time of its newest member (epoch s)."""
-
-    version: str
-    time: int
-
-
-def read_archive(path: Path) -> Archive:
-    """Look through the sdist `path` without unpacking it. Raises UsageError for anything that is not one."""
-    version, newest = None, 0
+def read_version(path: Path) -> str:
+    """The version of the sdist `path`, read without unpacking it. Raises UsageError for anything that is not one."""
+    version = None
     with _opened(path) as archive:
         for member in _checked(archive):
-            newest = max(newest, int(member.mtime))
             if member.isfile() and PurePosixPath(member.name).parts[1:] == ("version.txt",):
                 content = archive.extractfile(member)
                 version = content.read(100).decode("ascii", "replace").strip() if content else None
@@ -188,7 +169,7 @@ def read_archive(path: Path) -> Archive:
         raise UsageError(
             f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed"
         )
-    return Archive(version=release_version(version, f"{path}: version.txt"), time=newest)
+    return release_version(version, f"{path}: version.txt")
 
 
 def unpack(path: Path, into: Path) -> None:

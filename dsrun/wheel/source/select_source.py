@@ -5,27 +5,27 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.wheel.source.checkout import check_out, parse_remote, read_checkout, remote_commit
-from dsrun.wheel.source.sdist import (
-    fetch_sdist,
-    file_sha256,
-    read_archive,
-    read_lock,
-    release_version,
-    unpack,
+from dsrun.wheel.cache import sha256_of
+from dsrun.wheel.source.checkout import (
+    check_links,
+    check_out,
+    copy_tree,
+    parse_remote,
+    read_checkout,
+    remote_commit,
+    tree_digest,
+    tree_files,
 )
-from dsrun.wheel.source.tree import check_links, copy_tree, tree_digest, tree_files
+from dsrun.wheel.source.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
 
 Kind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")
 _SHORT = 8
-# 1980-01-01, the first second a zip archive can hold: for files without a time of their own.
-_EPOCH = 315532800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,10 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """The source in a folder of ours that may be written to. `epoch` serves as SOURCE_DATE_EPOCH (s)."""
+class Source(Identity):
+    """The source in a folder of ours that may be written to."""
 
-    kind: Kind
-    version: str
-    digest: str
-    label: str
     folder: Path
-    epoch: int
 
 
 def identify_source(text: str | None) -> Identity:
@@ -136,8 +131,8 @@ def _versions() -> str:
 
 def _file(path: Path) -> Identity:
     """An sdist on disk. One that calls itself a version of the lock must be that version, byte for byte."""
-    sha256 = file_sha256(path)
-    version = read_archive(path).version
+    sha256 = sha256_of(path)
+    version = read_version(path)
     locked = read_lock().sdists.get(version)
     if locked == sha256:
         return _released(version, sha256)
@@ -186,9 +181,8 @@ def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | 
     given = _existing((text or "").strip())
     archive = given or fetch_sdist(wanted.version, sha256, target.parent, cache=cache)
     try:
-        if file_sha256(archive) != sha256:
+        if sha256_of(archive) != sha256:
             raise UsageError(f"{archive} changed while it was read", fix="try again when nobody writes to it")
-        time = read_archive(archive).time
         unpack(archive, target)
     finally:
         if given is None and cache is None:
@@ -196,14 +190,14 @@ def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | 
     found = _tree_version(target)
     if found != wanted.version:
         raise UsageError(f"the sdist of DeepSpeed {wanted.version} says that it is {found}")
-    return _source(wanted, target, time)
+    return _source(wanted, target)
 
 
 def _from_remote(wanted: Identity, text: str, target: Path) -> Source:
-    time = check_out(parse_remote(text), wanted.digest.removeprefix("git:"), target)
+    check_out(parse_remote(text), wanted.digest.removeprefix("git:"), target)
     shutil.rmtree(target / ".git")
     check_links(target, tree_files(target))
-    return _source(wanted, target, time, version=_tree_version(target))
+    return _source(wanted, target, version=_tree_version(target))
 
 
 def _from_folder(wanted: Identity, path: Path, target: Path) -> Source:
@@ -213,15 +207,9 @@ def _from_folder(wanted: Identity, path: Path, target: Path) -> Source:
     changed = wanted.kind == "tree" and tree_digest(target, files) != wanted.digest
     if changed or (checkout and wanted.kind == "git" and wanted.digest != f"git:{checkout.commit}"):
         raise UsageError(f"{path} changed while it was copied", fix="try again when nobody writes to it")
-    return _source(wanted, target, checkout.time if checkout else _EPOCH)
+    return _source(wanted, target)
 
 
-def _source(wanted: Identity, folder: Path, epoch: int, version: str | None = None) -> Source:
-    return Source(
-        kind=wanted.kind,
-        version=version or wanted.version,
-        digest=wanted.digest,
-        label=wanted.label,
-        folder=folder,
-        epoch=max(epoch, _EPOCH),
-    )
+def _source(wanted: Identity, folder: Path, version: str | None = None) -> Source:
+    known = replace(wanted, version=version or wanted.version)
+    return Source(**vars(known), folder=folder)

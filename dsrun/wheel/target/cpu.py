@@ -18,10 +18,10 @@ NATIVE = "native"
 PORTABLE = "x86-64-v3"
 _ASK_S = 60.0
 # The x86-64 psABI's micro-architecture levels by the names that Linux prints in /proc/cpuinfo (lzcnt is "abm", sse3
-# is "pni"; OSXSAVE shows as "xsave").
-_X86_LEVELS = (
+# is "pni"; without XSAVE it prints none of AVX).
+X86_LEVELS = (
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
-    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
+    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])),
     ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
 )
 # Arm has no such levels; these are the steps that change what the compiler may use in DeepSpeed's loops.
@@ -29,10 +29,7 @@ _ARM_LEVELS = (
     ("armv8.2-a", frozenset(["asimd", "atomics", "asimdrdm", "asimdhp", "fphp", "crc32", "dcpop"])),
     ("armv8.2-a+sve", frozenset({"sve"})),
 )
-_LADDERS = (
-    ("x86-64", *(name for name, _ in _X86_LEVELS)),
-    ("armv8-a", *(name for name, _ in _ARM_LEVELS)),
-)
+_LADDERS = (("x86-64", *(name for name, _ in X86_LEVELS)), ("armv8-a", *(name for name, _ in _ARM_LEVELS)))
 # csrc/includes/simd.h chooses its code by these; OpBuilder.simd_width() by the processor of the build machine.
 SIMD_DEFINES = ("__AVX512__", "__AVX256__", "__SVE__", "__NEON__", "__SCALAR__")
 _AVX512 = ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
@@ -55,7 +52,7 @@ def level_of(flags: Iterable[str], *, arm: bool = False) -> str:
     """The highest level all of whose instructions are in `flags` (as in /proc/cpuinfo)."""
     have = frozenset(flags)
     reached = "armv8-a" if arm else "x86-64"
-    for name, wanted in _ARM_LEVELS if arm else _X86_LEVELS:
+    for name, wanted in _ARM_LEVELS if arm else X86_LEVELS:
         if not wanted <= have:
             break
         reached = name
@@ -109,7 +106,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
     if level != NATIVE:
         return level
     text = CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
-    kinds = (
+    kinds = [
         "vendor_id",
         "cpu family",
         "model",
@@ -119,7 +116,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
         "CPU part",
         "cpu",
         "isa",
-    )
+    ]
     lines = {line.strip() for line in text.splitlines() if line.partition(":")[0].strip() in kinds}
     return f"{NATIVE}.{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()[:8]}"
 
@@ -178,43 +175,23 @@ def compiler_environment(
     links: Links | None = None,
     append: Sequence[str] = (),
 ) -> dict[str, str]:
-    """CXX and CC for the build: wrappers in `folder` around `cxx` and its C compiler. See `write_wrapper`.
+    """CXX and CC for the build: scripts written into `folder`, in front of `cxx` and its C compiler.
 
     Both are needed: setuptools compiles with either, depending on its version, and torch hands CC to nvcc as host
-    compiler.
-    """
-    wrapper = write_wrapper(folder, cxx, level, debug=debug, cache=cache, links=links, append=append)
-    plain = c_compiler(cxx)
-    return {"CXX": str(wrapper), "CC": str(folder / plain.name) if plain else str(wrapper)}
-
-
-def write_wrapper(
-    folder: Path,
-    cxx: Cxx,
-    level: str,
-    *,
-    debug: bool = True,
-    cache: str | None = None,
-    links: Links | None = None,
-    append: Sequence[str] = (),
-) -> Path:
-    """Write scripts in front of `cxx` and its C compiler into `folder`; returns the one in front of `cxx`.
-
-    Each rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's flags come
-    later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
+    compiler. Each script rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's
+    flags come later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
     begins with the key, adds `append` to every call, and runs `cache` (ccache) in front of the real compiler, which so
     sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
     """
     known = resolve_level(cxx, level)
     folder.mkdir(parents=True, exist_ok=True)
-    plain = c_compiler(cxx)
-    for real in (cxx.path, plain):
-        if real is not None:
-            text = _script(real, known, debug=debug, cache=cache, links=links or {}, append=append)
-            script = folder / real.name
-            script.write_text(text, encoding="utf-8")
-            script.chmod(0o755)
-    return folder / cxx.path.name
+    compilers = {"CXX": cxx.path, "CC": c_compiler(cxx) or cxx.path}
+    for real in set(compilers.values()):
+        script = folder / real.name
+        text = _script(real, known, debug=debug, cache=cache, links=links or {}, append=append)
+        script.write_text(text, encoding="utf-8")
+        script.chmod(0o755)
+    return {variable: str(folder / real.name) for variable, real in compilers.items()}
 
 
 def _script(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from string import Template
 from typing import Any, Literal
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import read_toml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings import Finding
-from dsrun.wheel.toolchain.requirements import need, way_to_install
+from dsrun.wheel.toolchain.cxx import need, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
@@ -49,11 +48,6 @@ class Op:
     until: str | None = None
     note: str = ""
 
-    @property
-    def filters_archs(self) -> bool:
-        """Whether its builder drops architectures from the list."""
-        return self.lowest is not None
-
     def in_version(self, version: str) -> bool:
         """Whether DeepSpeed `version` has this row."""
         from packaging.version import Version
@@ -66,7 +60,7 @@ class Op:
 @cache
 def all_ops() -> tuple[Op, ...]:
     """Every row of build/ops.toml."""
-    table = tomllib.loads((data_folder("build") / "ops.toml").read_text(encoding="utf-8"))
+    table = read_toml("build", "ops.toml")
     return tuple(_op(row) for row in table["op"])
 
 

@@ -2,28 +2,112 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
+import ast
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from dsrun.datafiles import data_folder
+from dsrun.errors import ToolError
 from dsrun.findings import Finding
+from dsrun.system.capture import ask
+from dsrun.wheel.target.arch import host_limits, minor_release
 from dsrun.wheel.toolchain.cxx import Cxx
 from dsrun.wheel.toolchain.nvcc import Nvcc, has_runtime
-from dsrun.wheel.toolchain.torch_facts import TorchFacts
+
+_ASK_S = 60.0
+# Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
+_QUESTION = """
+import importlib.util as u, sys, sysconfig
+sys.path[:] = [place for place in sys.path if place]
+spec = u.find_spec("torch")
+print("dsrun:", spec.origin if spec and spec.origin else "")
+print("dsrun:", sys.implementation.cache_tag)
+print("dsrun:", sysconfig.get_path("purelib"))
+"""
+_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """The torch of one environment.
+
+    `version` in full ("2.13.0+cu130"); `cuda` and `hip` the versions it was built with, None without;
+    `python_tag` of its interpreter ("cp311"); `path` its package folder.
+    """
+
+    version: str
+    cuda: str | None
+    hip: str | None = None
+    python_tag: str
+    path: Path
+
+    @property
+    def site_packages(self) -> Path:
+        """The folder it is installed in, where its NVIDIA packages are too."""
+        return self.path.parent
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version; operations compiled against another pair are not used."""
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+
+def torch_facts(python: str = sys.executable) -> TorchFacts | None:
+    """The torch that interpreter `python` would import; None when it has none.
+
+    Raises MissingError when there is no such interpreter, ToolError when it does not run or its torch cannot be read.
+    """
+    found = _query(python)
+    if found is None:
+        return None
+    path, tag = found
+    values = _assigned(path / "version.py")
+    version = values.get("__version__")
+    if version is None:
+        raise ToolError(
+            f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch"
+        )
+    return TorchFacts(
+        version=version,
+        cuda=values.get("cuda"),
+        hip=values.get("hip"),
+        python_tag=tag,
+        path=path,
+    )
+
+
+def _query(python: str) -> tuple[Path, str] | None:
+    """Where `python` finds torch, and the interpreter's tag."""
+    answer = ask([python, "-c", _QUESTION], seconds=_ASK_S)
+    lines = [line[6:].strip() for line in answer.stdout.splitlines() if line.startswith("dsrun:")]
+    if answer.exit_code or len(lines) != _LINES:
+        said = answer.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise ToolError(f"{python} did not answer: {said[0]}", fix="name a working Python interpreter")
+    origin, tag = lines[0], lines[1].replace("cpython-", "cp")
+    return (Path(origin).parent, tag) if origin else None
+
+
+def _assigned(path: Path) -> dict[str, str]:
+    """String values assigned at the top of Python file `path`, annotated or not; nothing is executed."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    values: dict[str, str] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            values.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
+    return values
+
 
 # op_builder passes -std=c++20 from torch 2.12 on and -std=c++17 before; these versions are the first to take them
 # and to compile torch's headers.
 _OLDEST = {"c++20": {"gcc": 11, "clang": 13}, "c++17": {"gcc": 9, "clang": 9}}
 _FIRST_CXX20 = (2, 12)
-
-
-@cache
-def _host_limits() -> Mapping[str, Mapping[str, int]]:
-    """Newest major of each host compiler by CUDA version: {"13.0": {"gcc": 15, "clang": 20}}."""
-    table: dict[str, Any] = tomllib.loads((data_folder("build") / "cuda.toml").read_text(encoding="utf-8"))
-    return dict(table.get("host_compilers", {}))
 
 
 def check_tools(
@@ -38,9 +122,7 @@ def check_tools(
     if torch is None:
         return [
             _error(
-                "no_torch",
-                "torch is not installed, and DeepSpeed compiles against it",
-                "pip install torch",
+                "no_torch", "torch is not installed, and DeepSpeed compiles against it", "pip install torch"
             )
         ]
     findings = _check_standard(torch, cxx, others)
@@ -56,19 +138,6 @@ def check_tools(
         *_check_runtime(nvcc),
         *_check_host(nvcc, cxx, others),
     ]
-
-
-def cuda_check_environment(nvcc: Nvcc, torch: TorchFacts) -> dict[str, str]:
-    """DS_SKIP_CUDA_CHECK=1 when the minors differ: `cuda_minor_mismatch_ok` in op_builder/builder.py has no 13.x.
-
-    The major is compared by `check_tools`, and by torch itself.
-    """
-    same_major = torch.cuda is not None and torch.cuda.split(".")[0] == str(nvcc.major)
-    return {"DS_SKIP_CUDA_CHECK": "1"} if same_major and _minor(torch.cuda) != nvcc.version else {}
-
-
-def _minor(version: str | None) -> str:
-    return ".".join((version or "").split(".")[:2])
 
 
 def _error(code: str, message: str, fix: str) -> Finding:
@@ -88,20 +157,20 @@ def _no_nvcc(cuda: str) -> Finding:
     return _error(
         "no_nvcc",
         f"there is no nvcc, and torch wants one of CUDA {cuda}",
-        f"{_pip_nvcc(cuda)}, or load a CUDA {_minor(cuda)} toolkit and set CUDA_HOME",
+        f"{_pip_nvcc(cuda)}, or load a CUDA {minor_release(cuda)} toolkit and set CUDA_HOME",
     )
 
 
 def _pip_nvcc(cuda: str) -> str:
     """PyPI has an nvcc from CUDA 13.0 on; before, its package of that name holds only ptxas."""
-    version = _minor(cuda)
+    version = minor_release(cuda)
     if int(version.split(".")[0]) >= 13:
         return f"pip install 'cuda-toolkit[nvcc,cccl,crt,nvvm,cudart,profiler]=={version}.*'"
     return f"conda install 'nvidia::cuda-toolkit={version}'"
 
 
 def _check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
-    wanted = _minor(cuda)
+    wanted = minor_release(cuda)
     if nvcc.version == wanted:
         return []
     if nvcc.version.split(".")[0] == wanted.split(".")[0]:
@@ -149,7 +218,7 @@ def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[
 
 def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     """nvcc's crt/host_config.h stops with "unsupported GNU version" above its limit."""
-    limits = _host_limits().get(nvcc.version)
+    limits = host_limits(nvcc.version)
     if limits is None:
         return []
     newest = limits[cxx.kind]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
@@ -17,10 +17,74 @@ from dsrun.wheel.inspect.contents import WheelReport, read_archive
 from dsrun.wheel.target.ops import all_ops
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.machine import Gpu, Machine, last_object, this_machine
-from dsrun.wheel.verify.smoke_test import PROVE, Proof, arguments, can_prove, judge, proofs_from
+
+Result = Literal["ran", "loaded", "failed"]
+
+# A program of its own: only a child process loads torch, and its source is sent to nodes that have no dsrun.
+RUN_OPS = Path(__file__).with_name("run_ops.py")
+
+# With these findings installing or importing is bound to fail, and saying so once is enough.
+_HOPELESS = frozenset(
+    [
+        "python_tag",
+        "platform_tag",
+        "platform_code",
+        "torch_missing",
+        "torch_version",
+        "torch_cuda",
+        "cxx11_abi",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpResult:
+    """What became of one operation: "ran" once with a right result, "loaded" only, or "failed", with the details."""
+
+    op: str
+    result: Result
+    what: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+
+def can_smoke_test(report: WheelReport, findings: Iterable[Finding]) -> bool:
+    """Whether the wheel has operations, and nothing is known that keeps them from loading."""
+    hopeless = any(each.code in _HOPELESS for each in findings)
+    return bool(report.accelerator and report.installed_ops and not hopeless)
+
+
+def arguments(report: WheelReport, site: str | None) -> list[str]:
+    """The command line of dsrun/wheel/verify/run_ops.py; `site` is the folder to import DeepSpeed from, if any."""
+    place = ["--site", site] if site else []
+    return [*place, "--accelerator", str(report.accelerator), *report.installed_ops]
+
+
+def op_results_from(told: Mapping[str, Any]) -> tuple[OpResult, ...]:
+    """The proofs in the child's JSON object."""
+    return tuple(
+        OpResult(op=str(name), result=each["result"], what=str(each["what"]), seconds=float(each["seconds"]))
+        for name, each in told["ops"].items()
+    )
+
+
+def op_findings(told: Mapping[str, Any], op_results: Sequence[OpResult], where: str) -> list[Finding]:
+    """An error for every operation that failed, and for an import that did."""
+    found = [
+        Finding(level="error", code="op_fails", message=f"{op_result.op}: {op_result.what}", where=where)
+        for op_result in op_results
+        if op_result.result == "failed"
+    ]
+    if told.get("error"):
+        found.append(Finding(level="error", code="import_fails", message=str(told["error"]), where=where))
+    return found
+
 
 INSTALL_SECONDS = 600
-PROVE_SECONDS = 900
+RUN_OPS_SECONDS = 900
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +94,7 @@ class Verification:
     report: WheelReport
     findings: tuple[Finding, ...]
     machine: Machine | None = None
-    proofs: tuple[Proof, ...] = ()
+    op_results: tuple[OpResult, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -70,26 +134,23 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
     report, findings = examine(path)
     machine = this_machine(needed_libraries(report), python)
     findings += compare(report, machine, gpu_ops=gpu_ops())
-    proofs: tuple[Proof, ...] = ()
-    if prove and can_prove(report, findings):
-        proofs, failures = _prove(report, python, machine.node)
+    op_results: tuple[OpResult, ...] = ()
+    if prove and can_smoke_test(report, findings):
+        op_results, failures = _smoke_test(report, python, machine.node)
         findings += failures
-    return Verification(report=report, findings=tuple(findings), machine=machine, proofs=proofs)
+    return Verification(report=report, findings=tuple(findings), machine=machine, op_results=op_results)
 
 
-def _prove(report: WheelReport, python: str, where: str) -> tuple[tuple[Proof, ...], list[Finding]]:
-    with tempfile.TemporaryDirectory(prefix="dsrun-prove-") as folder:
+def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
+    with tempfile.TemporaryDirectory(prefix="dsrun-smoke-test-") as folder:
         try:
             _install(report.path, python, Path(folder))
-            answer = ask(
-                [python, str(PROVE), *arguments(report, folder)],
-                seconds=PROVE_SECONDS,
-            )
+            answer = ask([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)
             told = last_object(answer, "loading the operations")
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
-    proofs = proofs_from(told)
-    return proofs, judge(told, proofs, where)
+    op_results = op_results_from(told)
+    return op_results, op_findings(told, op_results, where)
 
 
 def _install(wheel: Path, python: str, folder: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding, Level
-from dsrun.wheel.inspect.contents import Library, WheelReport
-from dsrun.wheel.inspect.elf import version_key
-from dsrun.wheel.inspect.fatbin import cuda_of_isa, service, sm
+from dsrun.wheel.inspect.contents import Library, WheelReport, version_key
+from dsrun.wheel.inspect.fatbin import Service, cuda_of_isa, service, sm
 from dsrun.wheel.inspect.isa_level import highest, lacking
-from dsrun.wheel.target.cuda import minor_release
+from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.verify.machine import Gpu, Machine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
@@ -122,21 +121,17 @@ def _readable(tag: str) -> str:
 def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     if report.torch is None or not report.libraries:
         return
+    install = f"pip install 'torch=={report.torch}.*'"
     if machine.torch is None:
-        yield Finding(
-            level="warning",
-            code="torch_missing",
-            message=f"torch is not installed; the wheel needs torch {report.torch}",
-            fix=f"pip install 'torch=={report.torch}.*'",
-            where=machine.node,
-        )
+        message = f"torch is not installed; the wheel needs torch {report.torch}"
+        yield Finding(level="warning", code="torch_missing", message=message, fix=install, where=machine.node)
         return
     if minor_release(machine.torch) != report.torch:
         # deepspeed/ops/op_builder/builder.py, validate_torch_version: every operation raises RuntimeError.
         yield _error(
             "torch_version",
             f"was built with torch {report.torch}, here is {machine.torch}: DeepSpeed refuses every operation in it",
-            f"pip install 'torch=={report.torch}.*', or build the wheel with this torch",
+            f"{install}, or build the wheel with this torch",
             machine.node,
         )
     elif report.cuda and machine.torch_cuda and minor_release(machine.torch_cuda) != report.cuda:
@@ -168,34 +163,27 @@ def _cxx11(report: WheelReport, machine: Machine) -> Iterator[Finding]:
         yield _error("cxx11_abi", message, _REBUILD, machine.node)
 
 
+# By what `service` gives: the finding for the libraries that a GPU cannot run as they are.
+_SERVED: dict[Service, tuple[Level, str, str]] = {
+    "none": ("error", "arch_missing", "no {sm} code, and no PTX to fall back on{gpu}"),
+    "ptx": ("warning", "arch_ptx", "no {sm} code, only PTX, which the driver compiles at the first use{gpu}"),
+    "tegra": (
+        "warning", "arch_tegra", "no {sm} code, and NVIDIA does not promise that other code runs on this chip",
+    ),
+}  # fmt: skip
+
+
 def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[Finding]:
     with_code = [each for each in report.libraries if each.sass or each.ptx]
     for gpu in {gpu.capability: gpu for gpu in gpus}.values():
-        served = {id(each): service(each.sass, each.ptx, gpu.capability) for each in with_code}
-        name = sm(gpu.capability)
-        without = [each for each in with_code if served[id(each)] == "none"]
-        if without:
-            what = f"{_names(without)}: no {name} code, and no PTX to fall back on"
-            yield _error("arch_missing", f"{what}{_called(gpu)}", _add(gpu), where)
-        for kind, code, message in (
-            (
-                "ptx",
-                "arch_ptx",
-                f"no {name} code, only PTX, which the driver compiles at the first use{_called(gpu)}",
-            ),
-            (
-                "tegra",
-                "arch_tegra",
-                f"no {name} code, and NVIDIA does not promise that other code runs on this chip",
-            ),
-        ):
-            some = [each for each in with_code if served[id(each)] == kind]
+        for kind, (level, code, text) in _SERVED.items():
+            some = [each for each in with_code if service(each.sass, each.ptx, gpu.capability) == kind]
             if some:
-                whole = f"{_names(some)}: {message}"
-                yield Finding(level="warning", code=code, message=whole, fix=_add(gpu), where=where)
+                message = f"{_names(some)}: {text.format(sm=sm(gpu.capability), gpu=_in_brackets(gpu))}"
+                yield Finding(level=level, code=code, message=message, fix=_add(gpu), where=where)
 
 
-def _called(gpu: Gpu) -> str:
+def _in_brackets(gpu: Gpu) -> str:
     return "" if gpu.name == sm(gpu.capability) else f" ({gpu.name})"
 
 
@@ -262,13 +250,12 @@ def _system(report: WheelReport, machine: Machine) -> Iterator[Finding]:
 def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None) -> Iterator[Finding]:
     if have is None:
         return
-    asked = [(each, str(getattr(each, what))) for each in report.libraries if getattr(each, what)]
-    over = [(each, version) for each, version in asked if version_key(version) > version_key(have)]
+    over = {each: version for each in report.libraries if (version := getattr(each, what))}
+    over = {each: version for each, version in over.items() if version_key(version) > version_key(have)}
     if over:
-        newest = max((version for _, version in over), key=version_key)
-        name = {"glibc": "glibc", "glibcxx": "a libstdc++ with GLIBCXX_"}[what]
-        wanted = f"{name} {newest}" if what == "glibc" else f"{name}{newest}"
-        message = f"{_names(each for each, _ in over)}: needs {wanted}, here is {have}"
+        newest = max(over.values(), key=version_key)
+        wanted = f"{'glibc ' if what == 'glibc' else 'a libstdc++ with GLIBCXX_'}{newest}"
+        message = f"{_names(over)}: needs {wanted}, here is {have}"
         yield _error(what, message, "build it on the oldest system it shall run on", machine.node)
 
 

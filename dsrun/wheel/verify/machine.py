@@ -12,7 +12,7 @@ from typing import Any
 from dsrun.errors import ToolError
 from dsrun.system.capture import Answer, ask
 from dsrun.wheel.inspect.fatbin import sm
-from dsrun.wheel.target.cuda import Capability
+from dsrun.wheel.target.arch import Capability
 from dsrun.wheel.verify import probe
 
 PROBE = Path(probe.__file__)
@@ -66,28 +66,8 @@ def machine_from(facts: Mapping[str, Any], node: str | None = None) -> Machine:
         Gpu(name=str(each["name"]), capability=(int(each["capability"][0]), int(each["capability"][1])))
         for each in facts["gpus"]
     )
-    taken_over = {
-        name: facts[name]
-        for name in (
-            "python",
-            "python_version",
-            "machine",
-            "glibc",
-            "glibcxx",
-            "torch",
-            "torch_cuda",
-            "cxx11_abi",
-        )
-    }
-    return Machine(
-        node=node or str(facts["node"]),
-        driver=facts["driver"],
-        driver_cuda=facts["driver_cuda"],
-        gpus=gpus,
-        cpu_flags=frozenset(facts["cpu_flags"]),
-        absent=tuple(facts["absent"]),
-        **taken_over,
-    )
+    collections = {"cpu_flags": frozenset(facts["cpu_flags"]), "absent": tuple(facts["absent"]), "gpus": gpus}
+    return Machine(**{**facts, **collections, "node": node or str(facts["node"])})
 
 
 def this_machine(needed: Iterable[str], python: str = sys.executable) -> Machine:

@@ -1,4 +1,4 @@
-"""A wheel on other machines: copied there, installed, compared and proved, one node or many at a time."""
+"""A wheel on other machines: copied there, installed, compared and smoke-tested, one node or many at a time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,36 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from dsrun.errors import DsrunError, MissingError, ToolError
+from dsrun.errors import DsrunError, ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.system.capture import Answer, ask
+from dsrun.system.hostlist import expand_hosts, read_hostfile
 from dsrun.wheel.inspect.contents import WheelReport
 from dsrun.wheel.verify import install_wheel
-from dsrun.wheel.verify.check import INSTALL_SECONDS, PROVE_SECONDS, gpu_ops, needed_libraries, reason
+from dsrun.wheel.verify.check import (
+    INSTALL_SECONDS,
+    RUN_OPS,
+    RUN_OPS_SECONDS,
+    OpResult,
+    arguments,
+    can_smoke_test,
+    gpu_ops,
+    needed_libraries,
+    op_findings,
+    op_results_from,
+    reason,
+)
 from dsrun.wheel.verify.compatibility import compare
 from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
-from dsrun.wheel.verify.smoke_test import PROVE, Proof, arguments, can_prove, judge, proofs_from
 
 Way = Literal["srun", "ssh"]
+T = TypeVar("T")
 
 # BatchMode: a question for a password would hang where nobody sees it.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -60,16 +75,6 @@ class Node:
         return ask(self.argv(command), seconds=seconds, feed=feed)
 
 
-def broadcast(source: Path, target: str, *, seconds: float) -> Answer:
-    """Copy a file to `target` on every node of this SLURM allocation, passed on from node to node.
-
-    Raises ToolError after `seconds`, MissingError without sbcast.
-    """
-    if shutil.which("sbcast") is None:
-        raise MissingError("sbcast is not installed here")
-    return ask(["sbcast", "--force", str(source), target], seconds=seconds)
-
-
 INSTALL = Path(install_wheel.__file__)
 AT_ONCE = 16  # more logins at a time are refused by sshd's MaxStartups on some clusters
 _COPY_SECONDS = 1800
@@ -86,7 +91,7 @@ class NodeReport:
     node: str
     installed: str | None = None
     machine: Machine | None = None
-    proofs: tuple[Proof, ...] = ()
+    op_results: tuple[OpResult, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -100,7 +105,7 @@ class NodeReport:
             "node": self.node,
             "installed": self.installed,
             "machine": self.machine.as_dict() if self.machine else None,
-            "operations": [proof.as_dict() for proof in self.proofs],
+            "operations": [op_result.as_dict() for op_result in self.op_results],
             "findings": [each.as_dict() for each in self.findings],
         }
 
@@ -131,15 +136,13 @@ def default_folder() -> str:
     return f"/tmp/dsrun-wheels-{getpass.getuser()}"
 
 
-def passing_errand(report: WheelReport, python: str) -> NodeTask:
+def temporary_task(report: WheelReport, python: str) -> NodeTask:
     """To verify on a node and leave nothing there: wheel and installation in one folder that `clear` removes."""
     folder = f"/tmp/dsrun-verify-{uuid.uuid4().hex}"
     return NodeTask(report=report, python=python, folder=folder, target=f"{folder}/site")
 
 
-def visit_all(
-    nodes: Sequence[Node], call: Callable[[Node], NodeReport], *, at_once: int = AT_ONCE
-) -> list[NodeReport]:
+def map_nodes(nodes: Sequence[Node], call: Callable[[Node], T], *, at_once: int = AT_ONCE) -> list[T]:
     """`call` each node, `at_once` at a time; the answers in the order of `nodes`."""
     pool = ThreadPoolExecutor(max_workers=max(1, min(at_once, len(nodes))))
     try:
@@ -148,19 +151,19 @@ def visit_all(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def visit(node: Node, errand: NodeTask) -> NodeReport:
-    """Copy, install, compare and prove on one node. Whatever fails is a finding of that node, never an exception."""
+def run_on_node(node: Node, task: NodeTask) -> NodeReport:
+    """Copy, install, compare and run on one node. Whatever fails is a finding of that node, never an exception."""
     done = NodeReport(node=node.name)
     try:
-        if not errand.broadcast:
-            copy(node, errand)
-        done = replace(done, installed=_install(node, errand))
-        machine = _look(node, errand)
+        if not task.broadcast:
+            copy(node, task)
+        done = replace(done, installed=_install(node, task))
+        machine = _query(node, task)
         findings = tuple(
-            replace(each, where=node.name) for each in compare(errand.report, machine, gpu_ops=gpu_ops())
+            replace(each, where=node.name) for each in compare(task.report, machine, gpu_ops=gpu_ops())
         )
         done = replace(done, machine=machine, findings=findings)
-        return _prove(node, errand, done) if can_prove(errand.report, findings) else done
+        return _smoke_test(node, task, done) if can_smoke_test(task.report, findings) else done
     except DsrunError as error:
         fault = Finding(
             level="error", code="node_failed", message=error.message, fix=error.fix or "", where=node.name
@@ -168,65 +171,104 @@ def visit(node: Node, errand: NodeTask) -> NodeReport:
         return replace(done, findings=(*done.findings, fault))
 
 
-def copy(node: Node, errand: NodeTask) -> None:
+def copy(node: Node, task: NodeTask) -> None:
     """Stream the wheel to the node under its passing name. Raises ToolError."""
-    command = ["sh", "-c", _RECEIVE, "sh", errand.folder, errand.part]
-    answer = node.run(command, seconds=_COPY_SECONDS, feed=errand.report.path)
+    command = ["sh", "-c", _RECEIVE, "sh", task.folder, task.part]
+    answer = node.run(command, seconds=_COPY_SECONDS, feed=task.report.path)
     if answer.exit_code:
-        raise ToolError(f"copying to {errand.folder}: {reason(answer)}")
+        raise ToolError(f"copying to {task.folder}: {reason(answer)}")
 
 
-def make_folder(node: Node, folder: str) -> str | None:
-    """Make a folder on the node; why not, or None when it is there."""
+def _make_folder(node: Node, folder: str) -> bool:
     try:
-        answer = node.run(["sh", "-c", _MAKE_FOLDER, "sh", folder], seconds=_SHORT_SECONDS)
-    except DsrunError as error:
-        return error.message
-    return reason(answer) if answer.exit_code else None
-
-
-def clear(node: Node, errand: NodeTask) -> None:
-    """Remove the folder of a passing errand; a node that is gone keeps it."""
-    try:
-        node.run(["rm", "-rf", "--", errand.folder], seconds=_SHORT_SECONDS)
+        return node.run(["sh", "-c", _MAKE_FOLDER, "sh", folder], seconds=_SHORT_SECONDS).exit_code == 0
     except DsrunError:
-        return
+        return False
 
 
-def visit_in_passing(node: Node, errand: NodeTask) -> NodeReport:
-    """`visit`, and leave nothing behind."""
+def run_temporary(node: Node, task: NodeTask) -> NodeReport:
+    """`run_on_node`, and remove the folder of the task; a node that is gone keeps it."""
     try:
-        return visit(node, errand)
+        return run_on_node(node, task)
     finally:
-        clear(node, errand)
+        with suppress(DsrunError):
+            node.run(["rm", "-rf", "--", task.folder], seconds=_SHORT_SECONDS)
 
 
-def _run(node: Node, errand: NodeTask, program: Path, words: Sequence[str], seconds: float) -> dict[str, Any]:
+def _run(node: Node, task: NodeTask, program: Path, words: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run one of dsrun's programs there, sent through stdin to the interpreter that is asked about."""
-    answer = node.run([errand.python, "-", *words], seconds=seconds, feed=program)
-    return last_object(answer, errand.python)
+    answer = node.run([task.python, "-", *words], seconds=seconds, feed=program)
+    return last_object(answer, task.python)
 
 
-def _install(node: Node, errand: NodeTask) -> str:
+def _install(node: Node, task: NodeTask) -> str:
     wanted = {
-        "part": f"{errand.folder}/{errand.part}",
-        "wheel": errand.wheel,
-        "sha256": errand.report.sha256,
-        "name": errand.report.name,
-        "target": errand.target,
+        "part": f"{task.folder}/{task.part}",
+        "wheel": task.wheel,
+        "sha256": task.report.sha256,
+        "name": task.report.name,
+        "target": task.target,
     }
-    told = _run(node, errand, INSTALL, [json.dumps(wanted)], INSTALL_SECONDS)
+    told = _run(node, task, INSTALL, [json.dumps(wanted)], INSTALL_SECONDS)
     if "error" in told:
         raise ToolError(f"installing: {told['error']}")
     return str(told["how"])
 
 
-def _look(node: Node, errand: NodeTask) -> Machine:
-    told = _run(node, errand, PROBE, needed_libraries(errand.report), _SHORT_SECONDS)
+def _query(node: Node, task: NodeTask) -> Machine:
+    told = _run(node, task, PROBE, needed_libraries(task.report), _SHORT_SECONDS)
     return machine_from(told, node.name)
 
 
-def _prove(node: Node, errand: NodeTask, done: NodeReport) -> NodeReport:
-    told = _run(node, errand, PROVE, arguments(errand.report, errand.target), PROVE_SECONDS)
-    proofs = proofs_from(told)
-    return replace(done, proofs=proofs, findings=(*done.findings, *judge(told, proofs, node.name)))
+def _smoke_test(node: Node, task: NodeTask, done: NodeReport) -> NodeReport:
+    told = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
+    op_results = op_results_from(told)
+    return replace(
+        done, op_results=op_results, findings=(*done.findings, *op_findings(told, op_results, node.name))
+    )
+
+
+def nodes_meant(
+    nodes: str | None, hostfile: Path | None, environ: Mapping[str, str], way: Way | None = None
+) -> tuple[Node, ...]:
+    """The nodes of `--nodes`, of a hostfile, or else of the SLURM allocation around this process.
+
+    Raises UsageError when none is given, or both are.
+    """
+    if nodes and hostfile:
+        raise UsageError("--nodes and --hostfile name the nodes twice", fix="give one of them")
+    listed = environ.get("SLURM_JOB_NODELIST")
+    if hostfile:
+        names = read_hostfile(hostfile)
+    elif nodes or listed:
+        names = expand_hosts(nodes or listed or "")
+    else:
+        raise UsageError(
+            "no nodes: this is no SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]"
+        )
+    there = way or (way_here(environ) if not hostfile else "ssh")
+    return tuple(Node(name, there) for name in names)
+
+
+def push(nodes: Sequence[Node], task: NodeTask, *, at_once: int = AT_ONCE) -> list[NodeReport]:
+    """Copy the wheel to every node, install and smoke-test it there; the reports are in the order of `nodes`.
+
+    A node that fails has a finding and does not keep the others waiting. In a SLURM allocation sbcast copies, when
+    it is there and works; otherwise each node is sent its own copy.
+    """
+    task = replace(task, broadcast=_broadcast(nodes, task, at_once))
+    return map_nodes(nodes, partial(run_on_node, task=task), at_once=at_once)
+
+
+def _broadcast(nodes: Sequence[Node], task: NodeTask, at_once: int) -> bool:
+    """Whether the wheel is on all nodes now: sbcast goes to the whole allocation, and needs the folder there."""
+    if len(nodes) < 2 or any(node.way != "srun" for node in nodes):
+        return False
+    made = map_nodes(nodes, lambda node: _make_folder(node, task.folder), at_once=at_once)
+    if not all(made) or shutil.which("sbcast") is None:
+        return False
+    command = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{task.part}"]
+    try:
+        return ask(command, seconds=_COPY_SECONDS).exit_code == 0
+    except DsrunError:
+        return False

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dsrun.findings import Finding
 from dsrun.wheel.inspect.contents import Library, WheelReport
 
 if TYPE_CHECKING:
     from dsrun.wheel.verify.check import Verification
+    from dsrun.wheel.verify.machine import Machine
     from dsrun.wheel.verify.nodes import NodeReport
 
 _NONE = "-"
@@ -19,7 +20,7 @@ _PLURAL = {"error": "errors", "warning": "warnings", "info": "remarks"}
 _SINGULAR = {"error": "error", "warning": "warning", "info": "remark"}
 
 
-def report_lines(done: Verification, visits: Sequence[NodeReport]) -> Iterator[str]:
+def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:
     """The whole answer of verify-wheel."""
     yield from _heading(done.report)
     yield ""
@@ -28,12 +29,10 @@ def report_lines(done: Verification, visits: Sequence[NodeReport]) -> Iterator[s
     if done.machine:
         torch = f"torch {done.machine.torch}" if done.machine.torch else "no torch"
         yield f"here: Python {done.machine.python_version}, {torch}, {_gpus(done)}"
-    for proof in done.proofs:
-        yield f"  {proof.op}: {proof.what if proof.result != 'failed' else 'failed'} ({proof.seconds:.1f} s)"
-    if visits:
-        from dsrun.wheel.verify.push import rows
-
-        yield from table(rows(visits))
+    for each in done.op_results:
+        yield f"  {each.op}: {each.what if each.result != 'failed' else 'failed'} ({each.seconds:.1f} s)"
+    if reports:
+        yield from table(rows(reports))
     yield from finding_lines(done.findings, done.report.path.name)
 
 
@@ -57,8 +56,6 @@ def _library_row(library: Library) -> tuple[str, ...]:
 
 
 def _gpus(done: Verification) -> str:
-    from dsrun.wheel.verify.push import gpu_text
-
     return (done.machine and gpu_text(done.machine)) or "no GPU"
 
 
@@ -84,3 +81,61 @@ def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
         if (count := counts[level])
     ]
     yield f"{name}: {', '.join(words) or 'nothing to complain about'}"
+
+
+def gpu_text(machine: Machine) -> str:
+    """The GPUs of a machine: "4x NVIDIA A100-SXM4-80GB"."""
+    counts = Counter(gpu.name for gpu in machine.gpus)
+    return ", ".join(f"{count}x {name}" for name, count in counts.items())
+
+
+def rows(reports: Sequence[NodeReport]) -> list[tuple[str, ...]]:
+    """The table of `dsrun wheel push`: one row a node, under a heading."""
+    head = ("node", "Python", "torch", "driver", "GPU", "result")
+    return [head, *(_row(each) for each in reports)]
+
+
+def _row(done: NodeReport) -> tuple[str, ...]:
+    machine = done.machine
+    facts: tuple[str | None, ...] = (None,) * 4
+    if machine:
+        facts = (machine.python_version, machine.torch, machine.driver, gpu_text(machine))
+    return done.node, *(fact or "-" for fact in facts), _result(done)
+
+
+def _result(done: NodeReport) -> str:
+    errors = [each for each in done.findings if each.level == "error"]
+    if errors:
+        return f"failed: {errors[0].message}" + (f" (and {len(errors) - 1} more)" if errors[1:] else "")
+    ran = sum(op_result.result == "ran" for op_result in done.op_results)
+    loaded = sum(op_result.result == "loaded" for op_result in done.op_results)
+    counts = [f"{ran} ran" if ran else "", f"{loaded} loaded" if loaded else ""]
+    return ", ".join(filter(None, [done.installed or "", *counts]))
+
+
+def differences(reports: Sequence[NodeReport]) -> list[Finding]:
+    """What the nodes that answered do not have in common: an error each, as one run will span them."""
+    machines = [each.machine for each in reports if each.machine]
+    found = []
+    for what, of in _COMPARED.items():
+        groups: dict[Any, list[str]] = defaultdict(list)
+        for machine in machines:
+            groups[of(machine)].append(machine.node)
+        if len(groups) > 1:
+            sides = "; ".join(f"{value or 'none'} on {_few(names)}" for value, names in groups.items())
+            fix = "make them alike, or leave the odd ones out"
+            message = f"{what} differs: {sides}"
+            found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
+    return found
+
+
+_COMPARED: dict[str, Callable[[Machine], str | None]] = {
+    "Python": lambda machine: machine.python_version,
+    "torch": lambda machine: machine.torch,
+    "driver": lambda machine: machine.driver,
+    "GPU": gpu_text,
+}
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -9,6 +9,7 @@ SIGILL, and the others still have their say.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,13 @@ def main() -> int:
     os.environ["DS_ACCELERATOR"] = given.accelerator
     # A compiler that cannot be found cannot help: what loads now was in the wheel.
     os.environ["PATH"] = os.environ["CUDA_HOME"] = os.devnull
-    told = {"python": platform.python_version(), **prove(given.ops, given.site)}
+    results = {"python": platform.python_version(), **run_all(given.ops, given.site)}
     sys.stdout.flush()
-    os.write(answer, (json.dumps(told) + "\n").encode())
+    os.write(answer, (json.dumps(results) + "\n").encode())
     return 0
 
 
-def prove(names: list[str], site: str | None) -> dict[str, object]:
+def run_all(names: list[str], site: str | None) -> dict[str, object]:
     """What became of each operation, or `error` where not even the imports work."""
     try:
         import torch
@@ -59,22 +61,22 @@ def prove(names: list[str], site: str | None) -> dict[str, object]:
     folder = Path(deepspeed.__file__).resolve().parent
     if site and Path(site).resolve() not in folder.parents:
         return {"error": f"import: another DeepSpeed came first, from {folder}", "ops": {}}
-    OpBuilder.jit_load = refuse
+    OpBuilder.jit_load = refuse_jit_load
     return {
         "torch": torch.__version__,
         "deepspeed": deepspeed.__version__,
         "folder": str(folder),
         "gpus": torch.cuda.device_count(),
-        "ops": {name: apart(name) for name in names},
+        "ops": {name: run_in_child(name) for name in names},
     }
 
 
-def refuse(builder: Any, verbose: bool = True) -> None:
+def refuse_jit_load(builder: Any, verbose: bool = True) -> None:
     """In place of OpBuilder.jit_load."""
     raise RuntimeError("DeepSpeed would compile it now: the one in the wheel is not used")
 
 
-def apart(name: str) -> dict[str, object]:
+def run_in_child(name: str) -> dict[str, object]:
     """`result` of one operation ("ran", "loaded", "failed") with what was done, from a process of its own."""
     began = time.monotonic()
     read, write = os.pipe()
@@ -82,17 +84,17 @@ def apart(name: str) -> dict[str, object]:
     if child == 0:
         os.close(read)
         signal.alarm(_SECONDS)
-        os.write(write, json.dumps(attempt(name)).encode())
+        os.write(write, json.dumps(load_and_run(name)).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         said = pipe.read()
     _, status = os.waitpid(child, 0)
-    told = json.loads(said) if said else {"result": "failed", "what": end_of(status)}
-    return {**told, "seconds": round(time.monotonic() - began, 2)}
+    results = json.loads(said) if said else {"result": "failed", "what": describe_exit(status)}
+    return {**results, "seconds": round(time.monotonic() - began, 2)}
 
 
-def end_of(status: int) -> str:
+def describe_exit(status: int) -> str:
     """How a process ended that said nothing."""
     if not os.WIFSIGNALED(status):
         return f"its process ended with exit code {os.WEXITSTATUS(status)}"
@@ -104,7 +106,7 @@ def end_of(status: int) -> str:
     return known.get(number, f"its process died of {number.name}")
 
 
-def attempt(name: str) -> dict[str, object]:
+def load_and_run(name: str) -> dict[str, object]:
     """Load one operation and run it once."""
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
@@ -137,9 +139,6 @@ def gpu_here() -> bool:
     return os.environ["DS_ACCELERATOR"] != "cuda" or torch.cuda.is_available()
 
 
-Maker = Callable[[list[Any]], Any]  # an optimizer for these parameters
-
-
 def parameters(device: str) -> list[Any]:
     """Two equal parameters with equal gradients."""
     import torch
@@ -154,65 +153,31 @@ def parameters(device: str) -> list[Any]:
     return pair
 
 
-def same_step(ours: Maker, reference: Maker, device: str, name: str) -> str:
-    """Step two optimizers from the same point and compare; `ours` and `reference` make one from parameters."""
+def step_optimizer(name: str) -> str:
+    """Step the optimizer of operation `name` and its reference from the same point, and compare."""
     import torch
 
-    one, other = parameters(device)
+    module, kind, reference, options = OPTIMIZERS[name]
+    ours = getattr(importlib.import_module(f"deepspeed.ops.{module}"), kind)
+    theirs = PlainLion if reference == "Lion" else getattr(torch.optim, reference)
+    one, other = parameters("cpu" if name.startswith("cpu_") else device_here())
     before = one.detach().clone()
-    optimizers = ours([one]), reference([other])
+    optimizers = ours([one], lr=1e-2, **options), theirs([other], lr=1e-2, **options)
     for _ in range(3):
         for optimizer in optimizers:
             optimizer.step()
+    label = reference if reference == "Lion" else f"torch.optim.{reference}"
     if torch.equal(one, before):
         raise RuntimeError("its step changed nothing")
     worst = float((one - other).abs().max())
     if not worst < 1e-5:
-        raise RuntimeError(f"differs from {name} by {worst:.3g} after three steps")
-    return f"three steps as {name}'s"
+        raise RuntimeError(f"differs from {label} by {worst:.3g} after three steps")
+    return f"three steps as {label}'s"
 
 
 def device_here() -> str:
     """Where the operations of the accelerator in question compute."""
     return "cuda" if os.environ["DS_ACCELERATOR"] == "cuda" else "cpu"
-
-
-def cpu_adam() -> str:
-    """DeepSpeedCPUAdam."""
-    import torch
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    def ours(given: list[Any]) -> Any:
-        return DeepSpeedCPUAdam(given, lr=1e-2, weight_decay=0.01)
-
-    return same_step(ours, adamw(torch), "cpu", "torch.optim.AdamW")
-
-
-def adamw(torch: Any) -> Maker:
-    """Makes the reference of both Adams."""
-    return lambda given: torch.optim.AdamW(given, lr=1e-2, weight_decay=0.01)
-
-
-def fused_adam() -> str:
-    """FusedAdam."""
-    import torch
-    from deepspeed.ops.adam import FusedAdam
-
-    def ours(given: list[Any]) -> Any:
-        return FusedAdam(given, lr=1e-2, weight_decay=0.01)
-
-    return same_step(ours, adamw(torch), device_here(), "torch.optim.AdamW")
-
-
-def cpu_adagrad() -> str:
-    """DeepSpeedCPUAdagrad."""
-    import torch
-    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
-
-    def ours(given: list[Any]) -> Any:
-        return DeepSpeedCPUAdagrad(given, lr=1e-2)
-
-    return same_step(ours, lambda given: torch.optim.Adagrad(given, lr=1e-2), "cpu", "torch.optim.Adagrad")
 
 
 class PlainLion:
@@ -230,30 +195,6 @@ class PlainLion:
         with torch.no_grad():
             self.parameter -= self.lr * torch.sign(first * self.momentum + (1 - first) * gradient)
         self.momentum = second * self.momentum + (1 - second) * gradient
-
-
-def lion(kind: Any, device: str) -> str:
-    """One of the two Lions."""
-    return same_step(
-        lambda given: kind(given, lr=1e-2, betas=(0.9, 0.99)),
-        lambda given: PlainLion(given, 1e-2),
-        device,
-        "Lion",
-    )
-
-
-def cpu_lion() -> str:
-    """DeepSpeedCPULion."""
-    from deepspeed.ops.lion import DeepSpeedCPULion
-
-    return lion(DeepSpeedCPULion, "cpu")
-
-
-def fused_lion() -> str:
-    """FusedLion."""
-    from deepspeed.ops.lion import FusedLion
-
-    return lion(FusedLion, device_here())
 
 
 def fused_lamb() -> str:
@@ -316,13 +257,17 @@ def pin_memory() -> str:
     return "4 KiB locked and freed"
 
 
-RUNS = {
-    "cpu_adam": cpu_adam,
-    "cpu_adagrad": cpu_adagrad,
-    "cpu_lion": cpu_lion,
-    "fused_adam": fused_adam,
+# The module and class in deepspeed.ops, the optimizer to compare with, and options of both.
+OPTIMIZERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "cpu_adam": ("adam", "DeepSpeedCPUAdam", "AdamW", {"weight_decay": 0.01}),
+    "cpu_adagrad": ("adagrad", "DeepSpeedCPUAdagrad", "Adagrad", {}),
+    "cpu_lion": ("lion", "DeepSpeedCPULion", "Lion", {"betas": (0.9, 0.99)}),
+    "fused_adam": ("adam", "FusedAdam", "AdamW", {"weight_decay": 0.01}),
+    "fused_lion": ("lion", "FusedLion", "Lion", {"betas": (0.9, 0.99)}),
+}
+RUNS: dict[str, Callable[[], str]] = {
+    **{name: partial(step_optimizer, name) for name in OPTIMIZERS},
     "fused_lamb": fused_lamb,
-    "fused_lion": fused_lion,
     "utils": utils,
     "async_io": async_io,
     "pin_memory": pin_memory,

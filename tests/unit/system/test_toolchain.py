@@ -13,8 +13,8 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.packages import install_command
 from dsrun.wheel.build.plan import jobs
 from dsrun.wheel.toolchain import cxx as compilers
+from dsrun.wheel.toolchain.compatibility import torch_facts
 from dsrun.wheel.toolchain.cxx import all_cxx, c_compiler, compiler_cache, find_cxx, has_function, has_header
-from dsrun.wheel.toolchain.torch_facts import torch_facts
 from tests.unit.system.stand_ins import path_of, program
 
 GIB = 1 << 30
@@ -164,10 +164,10 @@ def test_torch_facts_of_other_environment(environment):
     purelib = install(TORCH.format(version="2.6.0+cu124", cuda="12.4"), b"_ZN3c105ErrorC2ESs")
     facts = torch_facts(python)
     assert (facts.version, facts.cuda, facts.hip, facts.release) == ("2.6.0+cu124", "12.4", None, (2, 6))
-    assert (facts.cxx11_abi, facts.path, facts.site_packages) == (False, purelib / "torch", purelib)
+    assert (facts.path, facts.site_packages) == (purelib / "torch", purelib)
     assert facts.python_tag == f"cp{sys.version_info.major}{sys.version_info.minor}"
     install(TORCH.format(version="2.13.0", cuda=None), b"_ZN3c105ErrorC2ENSt7__cxx1112basic_stringIcE")
-    assert (torch_facts(python).cuda, torch_facts(python).cxx11_abi) == (None, True)
+    assert torch_facts(python).cuda is None
 
 
 def test_torch_facts_of_unreadable_torch(environment):
@@ -185,10 +185,10 @@ def test_torch_facts_of_missing_interpreter(tmp_path):
 
 
 def test_torch_facts_agree_with_torch():
-    values = "torch.__version__, torch.version.cuda, torch.compiled_with_cxx11_abi(), torch.__path__[0]"
+    values = "torch.__version__, torch.version.cuda, torch.__path__[0]"
     code = f"import torch; print({values})"
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     facts = torch_facts()
-    assert [facts.version, str(facts.cuda), str(facts.cxx11_abi), str(facts.path)] == said
+    assert [facts.version, str(facts.cuda), str(facts.path)] == said

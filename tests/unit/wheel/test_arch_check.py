@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch import parse_archs
-from dsrun.wheel.target.arch_check import check_archs, serving
-from dsrun.wheel.target.cuda import (
+from dsrun.wheel.target.arch import (
     generations,
     host_limits,
     minor_release,
     nvcc_compiles,
     nvcc_versions,
+    parse_archs,
     tegra,
     torch_releases,
 )
+from dsrun.wheel.target.gpus import check_archs, serving
 
 NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 

@@ -23,7 +23,6 @@ from dsrun.wheel.target.cpu import (
     identity,
     level_of,
     resolve_level,
-    write_wrapper,
 )
 from dsrun.wheel.toolchain.cxx import c_compiler, find_cxx
 
@@ -192,7 +191,7 @@ def said(*argv: object) -> list[str]:
 @needs_x86
 def test_compiler_wrapper_replaces_flags(tmp_path):
     cxx = find_cxx(os.environ, str(echo_compiler(tmp_path / "a folder")))
-    wrapper = write_wrapper(tmp_path / "our's", cxx, "x86-64-v3")
+    wrapper = Path(compiler_environment(tmp_path / "our's", cxx, "x86-64-v3")["CXX"])
     odd = ['-DNAME="it\'s"', "a file.cpp", "$HOME", "`x`", "*", ""]
     got = said(wrapper, "-O3", "-march=native", "-mtune=native", "-D__AVX512__", "-g", *odd, "-D__AVX512F__")
     assert got == ["g++", "-O3", "-march=x86-64-v3", "-D__AVX256__", "-g", *odd, "-D__AVX512F__"]
@@ -203,7 +202,7 @@ def test_compiler_wrapper_replaces_flags(tmp_path):
 @needs_x86
 def test_compiler_wrapper_native_keeps_deepspeed_flags(tmp_path):
     cxx = find_cxx(os.environ, str(echo_compiler(tmp_path)))
-    wrapper = write_wrapper(tmp_path / "ours", cxx, "native")
+    wrapper = Path(compiler_environment(tmp_path / "ours", cxx, "native")["CXX"])
     assert said(wrapper, "-march=native", "-D__AVX512__", "-g") == [
         "g++",
         "-march=native",
@@ -218,13 +217,15 @@ def test_compiler_wrapper_debug_cache_and_extra_flags(tmp_path):
     cache = tmp_path / "ccache"
     cache.write_text('#!/bin/sh\necho cached; exec "$@"\n')
     cache.chmod(0o755)
-    wrapper = write_wrapper(
-        tmp_path / "ours",
-        cxx,
-        "x86-64-v3",
-        debug=False,
-        cache=str(cache),
-        append=["-ffile-prefix-map=/a b=."],
+    wrapper = Path(
+        compiler_environment(
+            tmp_path / "ours",
+            cxx,
+            "x86-64-v3",
+            debug=False,
+            cache=str(cache),
+            append=["-ffile-prefix-map=/a b=."],
+        )["CXX"]
     )
     got = said(wrapper, "-g", "-ggdb3", "-g2", "-gdwarf-5", "-gencode", "-march=native")
     assert got == ["cached", "g++", "-gencode", "-march=x86-64-v3", "-ffile-prefix-map=/a b=."]
@@ -263,7 +264,9 @@ def compiled(wrapper: Path | str, folder: Path, *flags: str) -> Path:
     ("level", "simd", "registers"), [("x86-64-v3", b"256", {"ymm"}), ("x86-64-v4", b"512", {"zmm"})]
 )
 def test_compiler_wrapper_simd_in_machine_code(tmp_path, level, simd, registers):
-    result = compiled(write_wrapper(tmp_path / "ours", find_cxx(os.environ), level), tmp_path)
+    result = compiled(
+        Path(compiler_environment(tmp_path / "ours", find_cxx(os.environ), level)["CXX"]), tmp_path
+    )
     assert simd in result.read_bytes()
     text = subprocess.run(["objdump", "-d", result], capture_output=True, text=True, check=True).stdout
     used = set(re.findall(r"%([yz]mm)\d", text))
@@ -277,7 +280,7 @@ def test_compiler_wrapper_dependency_files(tmp_path):
     (tmp_path / "part.h").write_text("\n")
     source = tmp_path / "x.cpp"
     source.write_text('#include "part.h"\n')
-    wrapper = write_wrapper(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")
+    wrapper = Path(compiler_environment(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")["CXX"])
     argv = [wrapper, "-MMD", "-MF", tmp_path / "x.o.d", "-march=native", "-c", source, "-o", tmp_path / "x.o"]
     subprocess.run(argv, check=True)
     depends = (tmp_path / "x.o.d").read_text()
@@ -324,7 +327,7 @@ def test_nvcc_passes_host_flags_to_compiler_wrapper(tmp_path):
 @needs_x86
 def test_torch_accepts_compiler_wrapper(tmp_path):
     """Its check looks at the name and at what -v prints (check_compiler_ok_for_platform)."""
-    wrapper = write_wrapper(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")
+    wrapper = Path(compiler_environment(tmp_path / "ours", find_cxx(os.environ), "x86-64-v3")["CXX"])
     assert wrapper.name == find_cxx(os.environ).path.name
     code = f"""
 import sys

@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
-from dsrun.wheel.inspect.elf import read_binary
 from dsrun.wheel.inspect.fatbin import FatbinError, arch_order, architectures, read_fatbin
+from dsrun.wheel.inspect.isa_level import section_data
 from tests.tiny_wheels import EXACT, FAMILY, LTO, LZ4, PTX, SASS, ZSTD, container, entry
 
 
@@ -171,7 +172,8 @@ def nvcc_built(tmp_path_factory):
 def test_archs_of_nvcc_built_library(nvcc_built, name):
     """What nvcc was asked for is found again, as cuobjdump finds it."""
     library = nvcc_built(name)
-    code = read_binary(library, name).code
+    with library.open("rb") as file:
+        code = read_fatbin(section_data(ELFFile(file), ".nv_fatbin"))
     assert tuple(architectures(code, kind) for kind in ("sass", "ptx", "lto")) == EXPECTED[name]
     if name == "compressed":
         assert {each.compression for each in code} != {None}

@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.errors import ToolError
 from dsrun.wheel.build.assemble import INSTALLED, assemble
-from dsrun.wheel.record import sha256_of
+from dsrun.wheel.cache import sha256_of
 
 NAME = "deepspeed-0.19.8+cpu-cp311-cp311-linux_x86_64.whl"
 INFO = "deepspeed-0.19.8+cpu.dist-info"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.build.checks import expected_code, wrong_with_wheel
+from dsrun.wheel.build.assemble import expected_code, wrong_with_wheel
 from dsrun.wheel.build.run import group_ops
 from dsrun.wheel.inspect.contents import Library, WheelReport
 from dsrun.wheel.target.ops import op_table

@@ -10,8 +10,7 @@ from contextlib import suppress
 import pytest
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.wheel.inspect.contents import op_of, read_wheel
-from dsrun.wheel.inspect.elf import read_binary
+from dsrun.wheel.inspect.contents import op_of, read_library, read_wheel
 from dsrun.wheel.inspect.isa_level import (
     highest,
     lacking,
@@ -107,12 +106,12 @@ def test_op_name_from_library_path(path, op):
 @needs_gcc
 def test_library_needed_and_glibc_version(tmp_path):
     source = '#include <math.h>\n#include <stdio.h>\ndouble f(double x) { printf("x"); return exp(x); }'
-    binary = read_binary(compiled(tmp_path, source, "-lm"), "tiny.so")
+    binary = read_library(compiled(tmp_path, source, "-lm"), "tiny.so")
     assert binary.needed == ("libm.so.6", "libc.so.6")
     assert binary.machine == "x64"
     # exp got a new version in glibc 2.29; printf is as old as the port.
     assert binary.glibc == "2.29"
-    assert (binary.glibcxx, binary.cxx11_abi, binary.code) == (None, None, ())
+    assert (binary.glibcxx, binary.cxx11_abi, binary.sass, binary.ptx) == (None, None, (), ())
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
@@ -125,7 +124,7 @@ def test_cxx11_abi_from_symbols(tmp_path, flag, new):
     library = tmp_path / "s.so"
     define = f"-D_GLIBCXX_USE_CXX11_ABI={flag}"
     subprocess.run(["g++", "-shared", "-fPIC", define, "-o", library, source], check=True)
-    binary = read_binary(library, "s.so")
+    binary = read_library(library, "s.so")
     assert binary.cxx11_abi is new
     assert binary.glibcxx is not None
 
@@ -147,7 +146,7 @@ def test_cxx11_abi_from_symbols(tmp_path, flag, new):
 def test_cpu_level_from_instructions(tmp_path, source, flags, level):
     library = compiled(tmp_path, source, "-O3", *flags)
     subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
-    assert read_binary(library, "tiny.so").cpu_level == level
+    assert read_library(library, "tiny.so").cpu_level == level
 
 
 @needs_gcc
@@ -156,7 +155,7 @@ def test_avx512_in_single_function_is_found(tmp_path):
     """AVX-512 in a single function is found whatever -march says."""
     source = f'__attribute__((target("avx512bw"))) {SUMS}'
     library = compiled(tmp_path, source, "-O3", "-g", "-march=x86-64", "-mprefer-vector-width=512")
-    assert read_binary(library, "tiny.so").cpu_level == "x86-64-v4"
+    assert read_library(library, "tiny.so").cpu_level == "x86-64-v4"
 
 
 @needs_gcc
@@ -172,7 +171,7 @@ def test_cpu_level_from_debug_info_without_objdump(tmp_path, monkeypatch, flags,
     """Without objdump the debug information gives the level, or nothing does."""
     library = compiled(tmp_path, SUMS, "-O3", *flags)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert read_binary(library, "tiny.so").cpu_level == level
+    assert read_library(library, "tiny.so").cpu_level == level
 
 
 @needs_gcc
@@ -214,14 +213,14 @@ def test_elf_section_offset_beyond_file(tmp_path):
 def read_or_refuse(library):
     """Both are fine; anything but a UsageError, or a ToolError of objdump, is not."""
     with suppress(DsrunError):
-        read_binary(library, "spoilt.so")
+        read_library(library, "spoilt.so")
 
 
 @needs_gcc
 def test_damaged_gpu_code_message(tmp_path):
     library = compiled(tmp_path / "c", PLAIN, section=container(entry(SASS, 80))[:-3])
     with pytest.raises(UsageError, match="its GPU code is damaged"):
-        read_binary(library, "utils_op.so")
+        read_library(library, "utils_op.so")
 
 
 # --- instructions ---
@@ -270,6 +269,6 @@ def test_missing_cpu_features():
     nehalem = ["sse2", "cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
     haswell = [*nehalem, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"]
     assert lacking("x86-64-v3", haswell) == ()
-    assert lacking("x86-64-v4", haswell) == ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+    assert lacking("x86-64-v4", haswell) == ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
     assert lacking("x86-64-v3", nehalem)[:2] == ("abm", "avx")
     assert lacking("x86-64+avx512_bf16", haswell) == ("avx512_bf16",)

@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.hardware.gpus import gpu_table
 from dsrun.wheel.reference import PART, markdown
-from dsrun.wheel.target.arch_check import product_lines
+from dsrun.wheel.target.gpus import product_lines
 
 PAGE = Path(__file__).parents[3] / "docs" / "wheels.md"
 

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.wheel.cache import LOG_NAME, Store, copy_out
-from dsrun.wheel.record import RECORD_NAME, sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, WheelCache, copy_out, sha256_of
 
 KEY = "0123456789abcdef0123"
 NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"
@@ -20,8 +19,8 @@ NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"
 HOLD = """
 import sys
 from pathlib import Path
-from dsrun.wheel.cache import Store
-with Store(Path(sys.argv[1])).exclusive(sys.argv[2], lambda: None):
+from dsrun.wheel.cache import WheelCache
+with WheelCache(Path(sys.argv[1])).exclusive(sys.argv[2], lambda: None):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -29,7 +28,7 @@ with Store(Path(sys.argv[1])).exclusive(sys.argv[2], lambda: None):
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "wheels")
+    return WheelCache(tmp_path / "wheels")
 
 
 def fill(folder, content=b"a wheel", name=NAME):
@@ -188,7 +187,7 @@ def test_unwritable_cache(tmp_path):
     (tmp_path / "wheels").write_text("a file")
     with (
         pytest.raises(MissingError, match="cannot be written") as failure,
-        Store(tmp_path / "wheels").exclusive(KEY, lambda: None),
+        WheelCache(tmp_path / "wheels").exclusive(KEY, lambda: None),
     ):
         pass
     assert "DSRUN_CACHE" in failure.value.fix
@@ -253,4 +252,4 @@ def test_copy_to_unwritable_folder(store, tmp_path):
 def test_moved_cache_still_works(store, tmp_path):
     put(store)
     shutil.move(store.root, tmp_path / "elsewhere")
-    assert Store(tmp_path / "elsewhere").find(KEY) is not None
+    assert WheelCache(tmp_path / "elsewhere").find(KEY) is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.build.cached import build_folder, usual_folder
+from dsrun.wheel.build.cached import build_folder, preferred_folder
 
 KEY = "0123456789abcdef0123"
 
@@ -33,7 +33,7 @@ def temporary(tmp_path, monkeypatch):
 def test_build_directory_of_request_is_removed(temporary):
     """The same request has the same build directory, and nothing of it is left."""
     with build_folder(KEY) as folder:
-        assert folder == usual_folder(KEY) == temporary / f"dsrun-wheel-{KEY}"
+        assert folder == preferred_folder(KEY) == temporary / f"dsrun-wheel-{KEY}"
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "deep").mkdir()
     assert list(temporary.iterdir()) == []
@@ -80,17 +80,17 @@ def test_build_directory_refuses_symlink_and_open_mode(temporary):
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").touch()
-    usual_folder(KEY).symlink_to(elsewhere)
+    preferred_folder(KEY).symlink_to(elsewhere)
     with build_folder(KEY) as folder:
-        assert folder != usual_folder(KEY)
-    usual_folder(KEY).unlink()
-    usual_folder(KEY).mkdir()
-    usual_folder(KEY).chmod(0o777)
+        assert folder != preferred_folder(KEY)
+    preferred_folder(KEY).unlink()
+    preferred_folder(KEY).mkdir()
+    preferred_folder(KEY).chmod(0o777)
     with build_folder(KEY) as folder:
-        assert folder != usual_folder(KEY)
+        assert folder != preferred_folder(KEY)
     assert (elsewhere / "precious").exists()
 
 
 def test_build_directory_avoids_tmpdir_with_spaces(temporary, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "two words"))
-    assert usual_folder(KEY) == Path(f"/tmp/dsrun-wheel-{KEY}")
+    assert preferred_folder(KEY) == Path(f"/tmp/dsrun-wheel-{KEY}")
