@@ -18,10 +18,10 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.ending import end
+from dsrun.train.distributed import World, here, join, leave
 from dsrun.train.loop import engine as engines
 from dsrun.train.loop.loss import summed_cross_entropy
 from dsrun.train.model.load import add_lora
-from dsrun.train.world import World, here, join, leave
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
 

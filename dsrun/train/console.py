@@ -6,7 +6,11 @@ into the run folder's console.log.
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -160,3 +164,37 @@ class PlainTask:
         if now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES and done < total:
             self._printed = now
             self.console.say(f"{self.what} {done:,}/{total:,}")
+
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def open_console(channel: str | None) -> TextIO:
+    """The way to the user: the launcher's pipe `channel`, else a copy of the stderr this process was started with."""
+    if channel:
+        return Path(channel).open("w", encoding="utf-8", buffering=1)
+    return os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+
+
+def send_output_to(log: Path, *, echo: bool = False) -> None:
+    """Point stdout and stderr, those of C++ libraries included, to `log`; logging lines there carry the time.
+
+    With `echo` (--debug) the terminal keeps everything and only the logging module's lines go to the file as well.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(log)] if echo else []
+    if not echo:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for target in (1, 2):
+            os.dup2(fd, target)
+        os.close(fd)
+        sys.stdout.reconfigure(line_buffering=True)
+    handlers.append(logging.StreamHandler(sys.stderr))
+    logging.basicConfig(
+        format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True
+    )
+    # These report every HTTP request and file lock at INFO and DEBUG.
+    for chatty in ("httpx", "httpcore", "filelock", "urllib3", "fsspec", "matplotlib", "numexpr"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    warnings.simplefilter("default" if echo else "once")

@@ -3,23 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from dsrun.errors import MissingError
 from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.defaults import ZERO_STAGE
 from dsrun.recipe.phases import evaluation_is_asked_for, phases
-from dsrun.recipe.resolve import Recipe
+from dsrun.recipe.resolve import Recipe, with_defaults
+from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import cpu_bf16
+from dsrun.train import distributed as worlds
 from dsrun.train import memory_fallbacks
-from dsrun.train import world as worlds
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
+from dsrun.train.data.rows.limits import DEFAULT_TARGET
+from dsrun.train.distributed import World
 from dsrun.train.loop import engine
 from dsrun.train.model import load as models
+from dsrun.train.model.load import Task
+from dsrun.train.model.meta_count import report, without_storage
 from dsrun.train.model.precision import Precision, decide
-from dsrun.train.world import World
-from dsrun.train.zero_auto import settle
+from dsrun.zero.memory import auto
+from dsrun.zero.memory.gpus_arg import Cluster, cluster
+from dsrun.zero.memory.model.architecture import Architecture, Weight
+from dsrun.zero.memory.model.configs import find
+from dsrun.zero.memory.model.count import generic
+from dsrun.zero.memory.model.shapes import describe
+
+SOURCE = "--zero auto"
+GIB = 2**30
+
+
+def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world: World) -> tuple[Recipe, str]:
+    """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and
+    the choice in words.
+
+    Raises UsageError when nothing fits, with what would.
+    """
+    # The user's `auto` makes room for the stage, which is put under the rest of what was given.
+    sources = {name: source for name, source in recipe.sources.items() if name != "zero"}
+    # The plan's micro batch is where --micro-batch-size auto begins.
+    left_open = dict.fromkeys(("zero", "auto_micro_batch"), "default")
+    spec = replace(recipe.spec, zero=None, auto_micro_batch=False)
+    opened = replace(recipe, spec=spec, sources=sources | left_open)
+    if world.device == "cpu":
+        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
+        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
+    try:
+        chosen = _choose(opened, config, task, precision, _cluster(world))
+    except MissingError:
+        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
+        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
+    return with_defaults(opened, auto.settings(chosen), SOURCE), auto.words(chosen)
+
+
+def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> auto.Chosen:
+    spec = recipe.spec
+    target, source = lengths(spec, task)
+    stored = _as_stored(spec, config)
+    return auto.decide(
+        stored,
+        _architecture(spec, stored, config),
+        gpus,
+        precision=precision,
+        length=target,
+        source_length=source,
+        global_batch=spec.global_batch_size,
+        micro_batch=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        lora=spec.lora,
+        checkpointing=recipe.hf.get("gradient_checkpointing"),
+        offload=spec.offload if recipe.given("offload") else None,
+    )
+
+
+def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:
+    """The model's shapes; those of a family that none are written down of are read off the model, without its storage.
+
+    Raises MissingError where that cannot be built.
+    """
+    try:
+        return describe(stored, from_scratch=spec.from_scratch)
+    except MissingError as unknown:
+        try:
+            made = report(without_storage(config, trust_remote_code=spec.trust_remote_code))
+            weights = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
+            return generic(made["config"], weights)
+        except Exception as error:  # a model may fail in any way without storage, and train well with it
+            raise unknown from error
+
+
+def lengths(spec: TrainSpec, task: Task) -> tuple[int | None, int | None]:
+    """Tokens per target (or block) and per source that the run's flags allow; None: the model's usual length."""
+    if task == "causal-lm":
+        return spec.block_size or spec.max_length, None
+    return spec.max_target_length or DEFAULT_TARGET, spec.max_source_length or spec.max_length
+
+
+def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
+    """The model's config.json, under whose content `dsrun plan --calibrate` keeps its corrections."""
+    changed = spec.model_config or spec.config_overrides or spec.config_name
+    if spec.model and not changed:
+        try:
+            return find(spec.model).config
+        except MissingError:  # downloaded to a cache that only transformers knows
+            pass
+    return dict(config.to_dict())
+
+
+def _cluster(world: World) -> Cluster:
+    """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
+    worlds.join(world, deepspeed=True)
+    properties = torch.cuda.get_device_properties(world.local_rank)
+    smallest = torch.tensor([properties.total_memory], dtype=torch.int64, device="cuda")
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    memory = int(smallest.item()) / GIB
+    return cluster(
+        f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory
+    )
+
 
 DEFAULT_MICRO_BATCH = 8
 NO_REMEDY = MemoryFallback()

@@ -16,19 +16,19 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
 from dsrun.system.host import disk_free
-from dsrun.train import argument_checks, memory_fallbacks, report
-from dsrun.train import world as worlds
+from dsrun.train import distributed as worlds
+from dsrun.train import memory_fallbacks, report
 from dsrun.train.arguments import training_arguments
 from dsrun.train.batching.batches import Split
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.fingerprint import checkpoint_facts
 from dsrun.train.checkpoint.resume import find_checkpoint
-from dsrun.train.collectives import all_gather_object, assert_same_on_all_ranks
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
+from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError
+from dsrun.train.lifecycle.callbacks import EvaluationLeftError
 from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import NanGuard
@@ -38,7 +38,6 @@ from dsrun.train.model import load as models
 from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
 from dsrun.train.records import RunRecords, step_of
 from dsrun.train.reshape import elastic, plain, trainer_hooks
-from dsrun.train.world import World
 
 DEFAULT_LOGGING_STEPS = 10
 
@@ -168,8 +167,8 @@ class _Run:
             arguments.generation_max_length = self.data.collator.max_target_length
         self.data.collator.model = model
         if "train" in plan.phases:
-            argument_checks.check(arguments, model, plan.deepspeed, say=self.console.notice)
-        with argument_checks.in_a_line("training arguments"):
+            arguments.check(arguments, model, plan.deepspeed, say=self.console.notice)
+        with arguments.in_a_line("training arguments"):
             trainer = RunTrainer(
                 model=model,
                 args=arguments,

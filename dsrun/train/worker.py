@@ -26,11 +26,9 @@ from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.pdeathsig import die_with_parent
 from dsrun.train import memory_fallbacks
-from dsrun.train.console import Console
+from dsrun.train.console import Console, open_console, send_output_to
 from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import RankContext, is_supervised, show_stacks_in
-from dsrun.train.lifecycle.streams import open_console, send_output_to
+from dsrun.train.lifecycle.rank_context import RankContext, is_supervised, show_stacks_in, stopping_from
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,9 +114,9 @@ def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: RankContext) -> None:
     if rank == 0:
         console.record_in(folder.console)
+    from dsrun.train.distributed import here, leave
     from dsrun.train.model.demos import fill_in
     from dsrun.train.run import run
-    from dsrun.train.world import here, leave
 
     if rank == 0:
         variables, notice = environment(recipe, folder.path, os.environ, reachable=reachable)

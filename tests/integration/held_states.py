@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.distributed import here, join, leave
 from dsrun.train.loop import engine as engines
 from dsrun.train.model.load import add_lora
-from dsrun.train.world import here, join, leave
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
 from tests.integration.as_rank import run_to_the_end

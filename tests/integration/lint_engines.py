@@ -32,8 +32,8 @@ def verdict(config: dict) -> str:
 def main(configs: str, answers: str) -> None:
     import deepspeed
 
+    from dsrun.train.distributed import here
     from dsrun.train.loop.engine import prepare_ops
-    from dsrun.train.world import here
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # Without it DeepSpeed would compile its collectives through shared memory first: a minute.

@@ -20,8 +20,8 @@ from deepspeed.utils import groups
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from dsrun.train.distributed import here, leave
 from dsrun.train.loop.engine import prepare_ops
-from dsrun.train.world import here, leave
 from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget
 

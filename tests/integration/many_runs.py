@@ -15,8 +15,8 @@ from dsrun.errors import DsrunError
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console
+from dsrun.train.distributed import here, leave
 from dsrun.train.run import run
-from dsrun.train.world import here, leave
 from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget
 

@@ -19,7 +19,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.checkpoint.save import Save, SaveFailed
 from dsrun.train.checkpoint.verify import check_best
-from dsrun.train.collectives import all_ready, my_rank
+from dsrun.train.distributed import all_ready, my_rank
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +124,9 @@ class Checkpointing(Seq2SeqTrainer):
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
-        from dsrun.train.checkpoint import shards
+        from dsrun.train.checkpoint import save
 
-        shards.install(self.model_wrapped, lambda: self._under_way)
+        save.install(self.model_wrapped, lambda: self._under_way)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):

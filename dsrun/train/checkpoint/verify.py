@@ -19,7 +19,7 @@ from dsrun.runs.manifest import (
 )
 from dsrun.runs.ownership import refuse_untrusted
 from dsrun.runs.schema import Manifest
-from dsrun.train.collectives import all_gather_object, rank0_first, rank0_shares, ranks
+from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")

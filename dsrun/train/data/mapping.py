@@ -15,7 +15,7 @@ import datasets
 from datasets import Dataset, Features
 
 from dsrun.system.pdeathsig import die_with_parent
-from dsrun.train.data.counts import Counts
+from dsrun.train.data.rows.limits import Counts
 from dsrun.train.data.tokens.tokenise import RowEncoder
 
 BATCH = 1000

@@ -13,13 +13,11 @@ from dsrun.errors import UsageError
 from dsrun.model_families import family_of
 from dsrun.train.data.build import Job, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Counts
 from dsrun.train.data.mapping import quiet
-from dsrun.train.data.request import DataRequest, PreparedData, Rows
-from dsrun.train.data.rows.languages import is_multilingual, set_languages
+from dsrun.train.data.request import Collator, DataRequest, PreparedData, Rows
 from dsrun.train.data.rows.layouts import Hints
 from dsrun.train.data.rows.limits import (
+    Counts,
     Limits,
     Truncation,
     check_sample_count,
@@ -29,9 +27,15 @@ from dsrun.train.data.rows.limits import (
 )
 from dsrun.train.data.rows.sources import SPLITS, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.tokens.binaries import is_bin, open_tokens
-from dsrun.train.data.tokens.files import TokenBin, divide
-from dsrun.train.data.tokens.special import library_versions, pad_with_end, prefix_notice, tokenizer_identity
+from dsrun.train.data.tokens.files import TokenBin, divide, is_bin, open_tokens
+from dsrun.train.data.tokens.special import (
+    is_multilingual,
+    library_versions,
+    pad_with_end,
+    prefix_notice,
+    set_languages,
+    tokenizer_identity,
+)
 from dsrun.train.data.tokens.tokenise import check_vocabulary
 
 __all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]

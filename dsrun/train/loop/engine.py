@@ -18,7 +18,7 @@ from dsrun.recipe.defaults import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.search_path import own_programs_first
-from dsrun.train.world import World
+from dsrun.train.distributed import World
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
 

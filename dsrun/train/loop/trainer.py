@@ -13,15 +13,19 @@ import torch.distributed as dist
 import transformers.trainer
 
 from dsrun.train.batching.batches import Split
-from dsrun.train.batching.loaders import MicroBatch, TrainingLoader, start_at, training_loader
-from dsrun.train.batching.samples import DataPlace
+from dsrun.train.batching.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.checkpoint.checkpointing import Checkpointing
-from dsrun.train.checkpoint.loss_state import LossState
-from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.lifecycle.callbacks import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.lifecycle.rank_context import RankContext
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator
-from dsrun.train.loop.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loop.loss import (
+    LossState,
+    loss_is_native,
+    shifts_labels,
+    summed_cross_entropy,
+    target_tokens,
+)
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.reshape import trainer_hooks
 

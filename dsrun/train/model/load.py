@@ -20,7 +20,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import hub
-from dsrun.train.model.remote_code import OwnCode, one_at_a_time, reference_in
+from dsrun.train.model.hub import OwnCode, one_at_a_time, reference_in
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,8 @@ from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
 from dsrun.train.reshape import plain
-from dsrun.train.reshape.layout import Layout, layout_of
+from dsrun.train.reshape.layout import Layout, Source, layout_of, write_schedule, write_universal
 from dsrun.train.reshape.shards import ZeroCheckpoint
-from dsrun.train.reshape.universal import Source, write_schedule, write_universal
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan

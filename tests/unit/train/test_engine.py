@@ -10,6 +10,7 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.distributed import World
 from dsrun.train.loop.engine import (
     assert_in_charge,
     configuration,
@@ -19,7 +20,6 @@ from dsrun.train.loop.engine import (
     required_ops,
     stage_of,
 )
-from dsrun.train.world import World
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
 

@@ -9,9 +9,8 @@ import time
 from types import SimpleNamespace
 
 from dsrun.runs.heartbeat import Heart, read_beats
-from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, EventCallback, HeartbeatCallback
-from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
+from dsrun.train.lifecycle.callbacks import PROGRESS_SECONDS, EventCallback, HeartbeatCallback
+from dsrun.train.lifecycle.rank_context import RankContext, is_supervised, stopping_from
 from tests.forkserver.client import HEAVY
 
 STUCK = """

@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 from dsrun.errors import UsageError
 from dsrun.train.reshape import elastic
 from dsrun.train.reshape.elastic import Adapted, adapt
-from dsrun.train.reshape.layout import Layout, layout_of
+from dsrun.train.reshape.layout import Layout, common_hyperparameters, layout_of
 from dsrun.train.reshape.shards import ZeroCheckpoint, load
 from dsrun.train.reshape.trainer_hooks import seed_of
-from dsrun.train.reshape.universal import common_hyperparameters
 from tests.zero_checkpoints import write_zero
 
 

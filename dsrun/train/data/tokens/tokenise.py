@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.train.data.counts import Counts
 from dsrun.train.data.rows.layouts import Layout
+from dsrun.train.data.rows.limits import Counts
 from dsrun.train.data.rows.normal import normalise
 from dsrun.train.data.tokens.chat import encode_chat
 

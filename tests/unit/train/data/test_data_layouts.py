@@ -5,8 +5,7 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.rows.languages import translation_keys
-from dsrun.train.data.rows.layouts import PAIRS, Hints, detect
+from dsrun.train.data.rows.layouts import PAIRS, Hints, detect, translation_keys
 from dsrun.train.data.rows.normal import normalise
 
 SEQ2SEQ = Hints("seq2seq")
