@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dsrun.demo.build import DemoPaths, data_only, materialise
-from dsrun.demo.defaults import DEFAULTS
+from dsrun.demo.models import DEFAULTS
 from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.cache import cache_root

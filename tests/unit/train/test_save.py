@@ -89,7 +89,7 @@ def test_failed_save_on_unreadable_disk(run, monkeypatch):
     """A disk that cannot even be read does not hide the reason."""
     save = begin(run, 5)
     save.write(fail_with(OSError(116, "Stale file handle")))
-    monkeypatch.setattr(saves, "complete_checkpoints", lambda run: fail_with(OSError(5, "I/O error"))())
+    monkeypatch.setattr(saves, "newest_complete", lambda run: fail_with(OSError(5, "I/O error"))())
     with pytest.raises(SaveFailed, match=r"Stale file handle; the run folder cannot be read"):
         save.finish({})
 
