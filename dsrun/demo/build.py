@@ -1,9 +1,8 @@
 """Make a demo: an ordinary model folder without weights, and ordinary data files.
 
-A folder is filled in a hidden sibling and moved into place whole, so a folder that carries the mark
-of a finished build is one.  The mark also holds a key over everything the content follows from; a
-dsrun or a Python that could write something else finds another key, and replaces the folder with
-all that is in it.
+A folder is filled in a hidden sibling and moved into place whole, so a folder that carries the mark of a finished build
+is one.  The mark also holds a key over everything the content follows from; a dsrun or a Python that could write
+something else finds another key, and replaces the folder with all that is in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Demo data made by rule: number phrases in two languages, and the Python documentation on this machine.
 
-Nothing is downloaded.  The number phrases are the same on every machine; the documentation texts
-are those of the Python that runs dsrun, so they change with its version.
+Nothing is downloaded.  The number phrases are the same on every machine; the documentation texts are those of the
+Python that runs dsrun, so they change with its version.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def number_phrases(
 def python_docs() -> Splits[TextRow]:
     """Documentation texts of this Python: its help topics and the docstrings of its library.
 
-    A document is one help topic or one module; all its texts go to the same split.  Which split
-    that is follows from a hash of the document's name, so most documents keep theirs from one
-    Python version to the next.  A text met a second time is dropped, whichever document it is in.
-    Raises MissingError where this Python comes without its library's source files.
+    A document is one help topic or one module; all its texts go to the same split.  Which split that is follows from a
+    hash of the document's name, so most documents keep theirs from one Python version to the next.  A text met a second
+    time is dropped, whichever document it is in. Raises MissingError where this Python comes without its library's
+    source files.
     """
     splits: Splits[TextRow] = Splits([], [], [])
     seen: set[str] = set()

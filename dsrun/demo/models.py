@@ -60,8 +60,8 @@ DEFAULTS: Final[dict[str, dict[str, object]]] = {
         "per_device_eval_batch_size": 32,
     },
 }
-"""Per demo: flags of TrainingArguments, ``global_batch_size`` (samples per optimizer step) and
-``block_size`` (tokens per sample of a causal LM)."""
+"""Per demo: flags of TrainingArguments, ``global_batch_size`` (samples per optimizer step) and ``block_size`` (tokens
+per sample of a causal LM)."""
 
 # Sentences a user may put before a phrase with --source-prefix, in the manner of the T5 paper.
 _PREFIXES: Final = ("translate english to romanian:", "translate romanian to english:")
@@ -239,9 +239,7 @@ def llama_tokenizer(texts: Iterable[str], max_length: int) -> dict[str, str]:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|begin|> $A",
-        pair="<|begin|> $A <|begin|> $B:1",
-        special_tokens=[("<|begin|>", LLAMA_BOS)],
+        single="<|begin|> $A", pair="<|begin|> $A <|begin|> $B:1", special_tokens=[("<|begin|>", LLAMA_BOS)]
     )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

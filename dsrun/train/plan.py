@@ -40,8 +40,8 @@ GIB = 2**30
 
 
 def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world: World) -> tuple[Recipe, str]:
-    """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and
-    the choice in words.
+    """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and the
+    choice in words.
 
     Raises UsageError when nothing fits, with what would.
     """

@@ -153,8 +153,8 @@ class _Run:
         self._train_and_evaluate(trainer, start)
 
     def _trainer(self, tokenizer: Any) -> RunTrainer:
-        """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which
-        a ZeRO-3 model would be built whole on every rank."""
+        """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
+        ZeRO-3 model would be built whole on every rank."""
         plan = self.plan
         arguments = training_arguments(
             plan, run=self.folder.path, has_validation=self.data.validation is not None

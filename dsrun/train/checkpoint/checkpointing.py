@@ -213,8 +213,8 @@ class Checkpointing(Seq2SeqTrainer):
 
 
 class _ShowWhenSealed(TrainerCallback):
-    """After each step: shows a checkpoint that is on the disk of all ranks. They agree on the thread that trains, as
-    a second thread's collectives could meet those of the training in another order on another rank."""
+    """After each step: shows a checkpoint that is on the disk of all ranks. They agree on the thread that trains, as a
+    second thread's collectives could meet those of the training in another order on another rank."""
 
     def __init__(self, trainer: Checkpointing) -> None:
         self.trainer = trainer

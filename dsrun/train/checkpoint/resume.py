@@ -51,9 +51,9 @@ def find_checkpoint(
     `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
     starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
     itself, as checkpoints show that bear a signature of its earlier attempts (`again`, see `records.signatures`). What
-    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises
-    UsageError where the nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though
-    asked for by name, or is another model's or tokenizer's.
+    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises UsageError where the
+    nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though asked for by name, or
+    is another model's or tokenizer's.
     """
     for words in rank0_first(lambda: tidy(folder)):
         say(words)

@@ -59,8 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's
-    key.
+    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's key.
 
     `held_out` is the percentage of the rows that goes to the part with share "held".
     """
@@ -82,8 +81,7 @@ def build(
 ) -> Meta:
     """Fill the folder `work` and say what is in it.
 
-    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is
-    read.
+    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is read.
 
     Raises:
         UsageError: the data is empty, its columns mean nothing known, or nothing in it can be learned.

@@ -51,10 +51,9 @@ SAMPLE_FLAGS = {
 def prepare_data(request: DataRequest, tokenizer: Any, *, say: Say, progress: Progress) -> PreparedData:
     """Find, tokenise (or take from the cache) and check the data.
 
-    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none.
-    Needs no process group, so it may take any time before one exists; of several processes that ask at once,
-    one works. `say` gets a line when there is something to wait for; `progress` (split, rows done, rows in
-    all).
+    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none. Needs no
+    process group, so it may take any time before one exists; of several processes that ask at once, one works. `say`
+    gets a line when there is something to wait for; `progress` (split, rows done, rows in all).
 
     Raises:
         UsageError: data, flags, tokenizer and model do not fit together.
@@ -115,8 +114,7 @@ class _Preparation:
             )
 
     def _hold_out(self, sources: Sources) -> int:
-        """Percentage of the training data that stands in for missing validation data; 0 when there is no
-        need.
+        """Percentage of the training data that stands in for missing validation data; 0 when there is no need.
 
         Also when nobody evaluates now, so that a later evaluation does not see what was trained on.
         """
@@ -156,9 +154,7 @@ class _Preparation:
             self.data[split] = self._limited_blocks(split, blocks, source.where)
 
     def _divided(self, source: Source, percent: int) -> None:
-        """Training and validation data from one source: rows at random, running text and tokens from the
-        start.
-        """
+        """Training and validation data from one source: rows at random, running text and tokens from the start."""
         if is_bin(source):
             blocks = self._given("train", source)
         else:

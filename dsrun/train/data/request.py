@@ -21,14 +21,14 @@ from dsrun.train.data.tokens.tokenise import IGNORED
 class Collator:
     """Pads rows {"input_ids", "labels"} on the right; other keys are left out.
 
-    Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100
-    where there is padding. Padding is marked by position and never by id, so a tokenizer whose padding is its
-    end token still learns to end.
+    Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100 where
+    there is padding. Padding is marked by position and never by id, so a tokenizer whose padding is its end token still
+    learns to end.
 
     For seq2seq set `model` after it is built: decoder_input_ids [batch, target] then come from the labels.
 
-    `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the
-    batch, rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
+    `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
+    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
 
     `max_target_length` is not used here: it is what generation in evaluation should be bounded by.
     """
@@ -59,8 +59,8 @@ class Collator:
     def _decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to write `labels`: [batch, target] both.
 
-        M2M100 (NLLB) and Blenderbot have no method for it (transformers 5.23): their forward shifts labels by one
-        place itself, but the loss is not left to their forward. They begin with decoder_start_token_id.
+        M2M100 (NLLB) and Blenderbot have no method for it (transformers 5.23): their forward shifts labels by one place
+        itself, but the loss is not left to their forward. They begin with decoder_start_token_id.
         """
         if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
@@ -76,9 +76,8 @@ class Collator:
     def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels whose rows all hold a token.
 
-        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are
-        ignored, as in the filler rows of a short batch. What such a row decodes does not matter, as nothing
-        in it is learned.
+        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are ignored, as in
+        the filler rows of a short batch. What such a row decodes does not matter, as nothing in it is learned.
         """
         empty = (labels == IGNORED).all(dim=1)
         if not empty.any():
@@ -106,8 +105,8 @@ Rows = Dataset | TokenBin | RowStream
 class DataRequest:
     """What is to be prepared, for which model.
 
-    `splits` are wanted where there is data for them; those in `required`, and train and test where wanted,
-    must be there. `max_positions` is what the model's config says, None for no limit.
+    `splits` are wanted where there is data for them; those in `required`, and train and test where wanted, must be
+    there. `max_positions` is what the model's config says, None for no limit.
     """
 
     spec: TrainSpec
@@ -125,8 +124,8 @@ class DataRequest:
 class PreparedData:
     """Datasets ready for the collator, and what the user should know about them.
 
-    Rows: {"input_ids", "labels"}, labels being -100 where nothing is learned; rows of validation and test
-    that were made from pairs or conversations also hold "source_text" and "target_text".
+    Rows: {"input_ids", "labels"}, labels being -100 where nothing is learned; rows of validation and test that were
+    made from pairs or conversations also hold "source_text" and "target_text".
     """
 
     train: Rows | None

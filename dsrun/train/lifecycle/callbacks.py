@@ -91,8 +91,8 @@ class PreemptionCallback(TrainerCallback):
 
 
 class PendingEvaluationCallback(TrainerCallback):
-    """Makes the evaluation that an earlier attempt had no time for. The last callback to be added: all others are
-    ready for an evaluation then."""
+    """Makes the evaluation that an earlier attempt had no time for. The last callback to be added: all others are ready
+    for an evaluation then."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

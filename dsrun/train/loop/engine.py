@@ -65,8 +65,8 @@ def prepare_ops(
 ) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
-    Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever;
-    our file lock goes around it, in a folder that only dsrun builds into.
+    Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever; our
+    file lock goes around it, in a folder that only dsrun builds into.
     """
     # `dsrun train` hands its workers this PATH; those that torchrun or srun start have the shell's.
     os.environ.update(own_programs_first(os.environ))
@@ -158,8 +158,8 @@ def pass_on_defaults(optimizer: Any) -> None:
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
     """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone.
 
-    ninja's build files name the headers of the environment they were written in: shared by two environments, each
-    run of the other one compiles everything again.
+    ninja's build files name the headers of the environment they were written in: shared by two environments, each run
+    of the other one compiles everything again.
     """
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:

@@ -22,8 +22,8 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """BLEU, chrF, ROUGE F-measures and exact match, all from 0 to 100.
 
-    BLEU and chrF are sacreBLEU's with its default signature, ROUGE is rouge-score's with stemming; exact match
-    compares with surrounding white space removed. Empty input gives no scores.
+    BLEU and chrF are sacreBLEU's with its default signature, ROUGE is rouge-score's with stemming; exact match compares
+    with surrounding white space removed. Empty input gives no scores.
     """
     if not references:
         return {}

@@ -1,9 +1,9 @@
 """One loss, whatever the cluster's shape: the sum over target tokens divided by the target tokens of the global batch.
 
 The stock Trainer (transformers 5.23) believes that every model whose forward takes **kwargs normalises by
-`num_items_in_batch`. Encoder-decoders take **kwargs and use a plain mean all the same, so their loss and gradients
-come out too large by world size × accumulation steps. Here the loss is computed from the logits unless the model is
-known to hand `num_items_in_batch` to transformers' own loss function.
+`num_items_in_batch`. Encoder-decoders take **kwargs and use a plain mean all the same, so their loss and gradients come
+out too large by world size × accumulation steps. Here the loss is computed from the logits unless the model is known to
+hand `num_items_in_batch` to transformers' own loss function.
 """
 
 from __future__ import annotations

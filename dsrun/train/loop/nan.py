@@ -1,9 +1,9 @@
 """NaN and infinite losses and gradients: noticed in the step in which they occur, on all ranks alike.
 
 The global gradient norm tells: it is one number on all ranks, known before weights change. A loss that is not finite
-while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that
-no further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16
-since 0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
+while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that no
+further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16 since
+0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class NanGuard:
             raise NanLossError(f"{where}; the {MOST_IN_A_ROW} steps before it were no better")
 
     def _drop(self, trainer: Any) -> None:
-        """Leave the step out: weights and optimizer stay, the schedule of the learning rate moves on with the count
-        of steps, and the logged loss is that of the other steps."""
+        """Leave the step out: weights and optimizer stay, the schedule of the learning rate moves on with the count of
+        steps, and the logged loss is that of the other steps."""
         self._skipped_since_log += 1
         if self._total_before is not None:
             trainer._tr_loss.copy_(self._total_before)

@@ -23,8 +23,8 @@ T5_PREFIX = "translate English to Romanian: "
 
 
 def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]:
-    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the model's
-    name as the user knows it."""
+    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the model's name
+    as the user knows it."""
     spec = recipe.spec
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:

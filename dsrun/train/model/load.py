@@ -88,8 +88,8 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
     """The model with its weights: loaded, or initialised under --from-scratch.
 
     Under ZeRO-3 transformers builds it shard by shard, provided the DeepSpeed configuration is registered before.
-    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where
-    small updates are rounded away.
+    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where small
+    updates are rounded away.
     """
     _put_code_in_place(spec, config, AUTO_CLASS[task])
     options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}

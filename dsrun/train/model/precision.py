@@ -21,8 +21,8 @@ def decide(
 ) -> Precision:
     """The precision asked for, else bf16 where the hardware computes in it, else fp32.
 
-    `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or
-    off decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
+    `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off
+    decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
     """
     wish = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
     if wish.get("fp16"):

@@ -1,5 +1,4 @@
-"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's
-hints.
+"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's hints.
 
 A layout brings every row into one of four normal forms:
 
@@ -67,9 +66,7 @@ PAIRS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("news_body",), "news_title"),
     (("review_body",), "review_title"),
 )
-"""Source columns (joined by a line break when there are several) and the target column, in order of
-preference.
-"""
+"""Source columns (joined by a line break when there are several) and the target column, in order of preference."""
 
 TEXTS = ("text", "content")
 CHATS = ("messages", "conversations")
@@ -90,8 +87,8 @@ class Hints:
 class Layout:
     """How rows are read: `columns` play the parts of the normal form, in its order.
 
-    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a
-    causal model reads them as one text.
+    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a causal
+    model reads them as one text.
     """
 
     kind: Kind
@@ -218,8 +215,7 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
         if hints.summary_column and target != hints.summary_column:
             continue
         if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
-            # A prompt is written to be continued as it stands; other pairs need something between their
-            # halves.
+            # A prompt is written to be continued as it stands; other pairs need something between their halves.
             glued = hints.task == "seq2seq" or source == ("prompt",)
             return Layout("pair", source, target, separator="" if glued else "\n")
     return None
@@ -247,8 +243,8 @@ def translation_keys(
 ) -> tuple[str, str]:
     """The keys of the source and the target text in a translation dictionary.
 
-    Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is
-    the other of exactly two keys; with neither given they are taken in order.
+    Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is the other
+    of exactly two keys; with neither given they are taken in order.
 
     Raises:
         UsageError: a language is not among the keys, or more than two leave a choice.

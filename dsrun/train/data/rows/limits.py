@@ -64,9 +64,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was
-    cut.
-    """
+    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
 
     cut: int
     total: int

@@ -47,9 +47,8 @@ def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | Non
 
 
 def _text(value: Any, column: str, where: str) -> str | None:
-    """Text as it stands; numbers and truth values in words; None stays None, and NaN is none either, as pandas writes
-    a missing value.
-    """
+    """Text as it stands; numbers and truth values in words; None stays None, and NaN is none either, as pandas writes a
+    missing value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, str):

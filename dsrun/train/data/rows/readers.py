@@ -1,8 +1,8 @@
 """Rows of local data files, one at a time, with the place each came from.
 
-dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the
-words "NA" and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a
-reason to re-read the file as something else, and do not say which line it was.
+dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the words "NA"
+and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a reason to re-read the
+file as something else, and do not say which line it was.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ csv.field_size_limit(1 << 30)
 def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START) -> MarkedRows:
     """The rows of a json, csv, tsv, parquet or txt file from `start` on.
 
-    A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one
-    document, else every line that is not blank is one.
+    A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one document, else
+    every line that is not blank is one.
 
     Raises:
         UsageError: naming the file and the line where it is not what its suffix says.

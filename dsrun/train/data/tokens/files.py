@@ -1,6 +1,4 @@
-"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes
-them).
-"""
+"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes them)."""
 
 from __future__ import annotations
 
@@ -26,12 +24,11 @@ _CHUNK = 1 << 24
 
 
 class TokenBin(Dataset):
-    """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the
-    same.
+    """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the same.
 
-    Blocks follow one another without overlap and the last may be short, so every token is in exactly one of
-    them. Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the
-    map is opened anew in each process, so that data loader workers get a path and not its content.
+    Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
+    Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is opened
+    anew in each process, so that data loader workers get a path and not its content.
 
     `start` and `stop` bound the tokens used.
     """
@@ -190,8 +187,7 @@ def open_tokens(
 
 
 def dtype_of(path: Path, vocab_size: int) -> str:
-    """The dtype of a token file: as the file `NAME.dtype` beside it says, else the narrowest that holds the
-    vocabulary.
+    """The dtype of a token file: as the file `NAME.dtype` beside it says, else the narrowest that holds the vocabulary.
 
     nanoGPT leaves the vocabulary in a pickle beside the file; a pickle is a program and is not opened.
     """

@@ -46,9 +46,7 @@ def prefix_notice(spec: TrainSpec, model_type: str) -> str | None:
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """A digest of everything that bears on the ids: vocabulary and rules, special tokens, template,
-    languages.
-    """
+    """A digest of everything that bears on the ids: vocabulary and rules, special tokens, template, languages."""
     digest = hashlib.sha256()
     own = {
         "class": type(tokenizer).__name__,
@@ -84,8 +82,8 @@ def library_versions() -> dict[str, str]:
 def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
     """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages; others are left alone.
 
-    Such a tokenizer writes a language token into every source and target; its default is English for both,
-    which trains a wrong model in silence.
+    Such a tokenizer writes a language token into every source and target; its default is English for both, which trains
+    a wrong model in silence.
 
     Raises:
         UsageError: no language was given, or the tokenizer does not know it.
