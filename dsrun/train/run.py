@@ -22,8 +22,8 @@ from dsrun.train.arguments import training_arguments
 from dsrun.train.batching.batches import Split
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
-from dsrun.train.checkpoint.fingerprint import checkpoint_facts
 from dsrun.train.checkpoint.resume import find_checkpoint
+from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks

@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
 from dsrun.train.export import lora, verify
-from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Rounded, find_weights
+from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
 from dsrun.train.export.write import Weight, sha256, write_weights
 from dsrun.train.reshape.plain import in_adapter
 
@@ -128,7 +128,7 @@ class _Job:
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
         coarser = self.found.dtypes - set(dtypes.values())
-        self._prove(Rounded(self.found.reference, dtypes), lambda model: model, coarser)
+        self._prove(rounded(self.found.reference, dtypes), lambda model: model, coarser)
 
     def adapter(self) -> None:
         adapter = lora.read_adapter(self.request.source, self._cast(self.found.weights))
@@ -146,7 +146,7 @@ class _Job:
         _copy_companions(self.request.source, self.folder)
         self._set_vocabulary(lora.grown_vocabulary(whole, base))
         self._set_dtype(weights)
-        reference = _WithBase(self.found.reference, base)
+        reference = _with_base(self.found.reference, base)
         self._prove(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
 
     @property
@@ -203,12 +203,12 @@ class _Job:
         self,
         reference: Mapping[str, torch.Tensor],
         adapt: Callable[[Any], Any],
-        rounded: frozenset[torch.dtype],
+        dtypes: frozenset[torch.dtype],
     ) -> None:
         config = verify.read_config(self.folder)
         expected = verify.logits_of_weights(config, reference, adapt)
         found = verify.logits_of_export(self.folder)
-        verify.compare(found, expected, rounded)
+        verify.compare(found, expected, dtypes)
 
     def _prove_adapter(self, adapter: lora.Adapter) -> None:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
@@ -227,31 +227,25 @@ class _Job:
             config.get_text_config().vocab_size = rows
         logits = [
             verify.logits_of_weights(
-                config, _WithBase(each, base), lambda model: _with_adapter(model, self.request.source)
+                config, _with_base(each, base), lambda model: _with_adapter(model, self.request.source)
             )
             for each in (exported, self.found.reference)
         ]
         verify.compare(*logits, self._dtypes)
 
 
-class _WithBase(Mapping[str, torch.Tensor]):
+def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:
     """Weights of a model with adapters: the adapter's own, the others from the base model's files."""
+    weights = find_weights(base, None).reference
 
-    def __init__(self, adapter: Mapping[str, torch.Tensor], base: Path) -> None:
-        self._adapter = adapter
-        self._base = find_weights(base, None).reference
-
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def read(name: str) -> torch.Tensor:
         short = in_adapter(name)
-        if short in set(self._adapter):
-            return self._adapter[short]
-        return self._base[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
+        if short in own:
+            return adapter[short]
+        return weights[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
 
-    def __iter__(self) -> Any:
-        return iter({*self._adapter, *self._base})
-
-    def __len__(self) -> int:
-        return len({*self._adapter, *self._base})
+    own = set(adapter)
+    return Lazy((*adapter, *weights), read)
 
 
 def _with_adapter(model: Any, checkpoint: Path) -> Any:

@@ -7,7 +7,7 @@ forward and drop them after), so that a proof needs no more memory than the larg
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.export.lora import PREFIX
+from dsrun.train.export.weights import Lazy
 from dsrun.train.model.load import AUTO_CLASS
 
 TOKENS = 12
@@ -55,7 +56,7 @@ def logits_of_weights(
     model.tie_weights()
     tied = _tied(model)
     cpu_offload(
-        model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_Whole(weights, tied)
+        model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_whole(weights, tied)
     )
     return _forward(model)
 
@@ -80,27 +81,19 @@ def _tied(model: Any) -> dict[str, str]:
     return {PREFIX + name: PREFIX + saved for name, saved in inner.items()}
 
 
-class _Whole(Mapping[str, torch.Tensor]):
+def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy:
     """Weights in fp32, tied ones under each of their names."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> None:
-        self._weights = weights
-        self._tied = dict(tied)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def read(name: str) -> torch.Tensor:
         try:
-            value = self._weights[name]
+            value = weights[name]
         except KeyError:
-            if name not in self._tied:
+            if name not in tied:
                 raise ToolError(f"the checkpoint has no {name}") from None
-            value = self._weights[self._tied[name]]
+            value = weights[tied[name]]
         return value.float() if value.is_floating_point() else value
 
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._weights, *self._tied})
-
-    def __len__(self) -> int:
-        return len({*self._weights, *self._tied})
+    return Lazy((*weights, *tied), read)
 
 
 def _forward(model: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,20 +52,21 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
                 else "it has neither safetensors nor ZeRO shards"
             )
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
-        return Found(stored, Lazy(stored), dtypes, _widened(dtypes, dtype))
+        reads = {weight.name: weight.read for weight in stored}
+        return Found(stored, Lazy(reads, lambda name: reads[name]()), dtypes, _widened(dtypes, dtype))
     module = _Module(zero)
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
         if dtype == torch.float32:
             stored = [_master(weight, by_name.get(weight.name), zero) for weight in stored]
-        return Found(stored, Named(module.reference(), by_name), dtypes)
+        return Found(stored, renamed(module.reference(), by_name), dtypes)
     weights = [
         replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()
     ]
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
-    return Found(weights, Named(module.reference(), names), dtypes, (notice,))
+    return Found(weights, renamed(module.reference(), names), dtypes, (notice,))
 
 
 def stored_weights(folder: Path, pattern: str) -> list[Weight]:
@@ -211,17 +212,33 @@ def _their_weights(checkpoint: Path, tag: str) -> dict[str, Any]:
 class Lazy(Mapping[str, torch.Tensor]):
     """Weights by name, each read when it is asked for."""
 
-    def __init__(self, weights: list[Weight]) -> None:
-        self._weights = {weight.name: weight for weight in weights}
+    def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._weights[name].read()
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self._names)
+
+
+def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Lazy:
+    """`weights` under other names, those of the exported files, and under their own."""
+    return Lazy((*weights, *names), lambda name: weights[names.get(name, name)])
+
+
+def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> Lazy:
+    """`weights` rounded to a dtype each."""
+
+    def read(name: str) -> torch.Tensor:
+        value = weights[name]
+        return value.to(dtypes.get(name, value.dtype))
+
+    return Lazy(weights, read)
 
 
 class Reopened(Mapping[str, torch.Tensor]):
@@ -254,38 +271,3 @@ class Reopened(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len({*self._files, *self._aliases})
-
-
-class Named(Mapping[str, torch.Tensor]):
-    """A mapping under other names: those of the exported files."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> None:
-        self._weights = weights
-        self._names = dict(names)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._weights[self._names.get(name, name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._weights, *self._names})
-
-    def __len__(self) -> int:
-        return len({*self._weights, *self._names})
-
-
-class Rounded(Mapping[str, torch.Tensor]):
-    """Weights rounded to a dtype each, by name."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
-        self._weights = weights
-        self._dtypes = dict(dtypes)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        value = self._weights[name]
-        return value.to(self._dtypes.get(name, value.dtype))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
