@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
-from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.checkpoint.save import Save, SaveFailed, use_shard_writer
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.distributed import all_ready, my_rank
 
@@ -124,9 +124,7 @@ class Checkpointing(Seq2SeqTrainer):
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
-        from dsrun.train.checkpoint import save
-
-        save.install(self.model_wrapped, lambda: self._under_way)
+        use_shard_writer(self.model_wrapped, lambda: self._under_way)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
