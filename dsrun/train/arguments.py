@@ -175,17 +175,17 @@ SOME_STEPS = 10**6
 
 
 def check(
-    arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, say: Callable[[str], None]
+    arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: Callable[[str], None]
 ) -> None:
     """Try the optimizer, the schedule and the noise that were asked for; `deepspeed` may bring the first two itself.
 
-    Raises UsageError, or MissingError where a package is not installed; `say` gets what has no effect.
+    Raises UsageError, or MissingError where a package is not installed; `notify` gets what has no effect.
     """
     blocks = deepspeed or {}
     if deepspeed is not None:
         _refuse_other_precision(arguments)
     if "optimizer" not in blocks:
-        _try_optimizer(arguments, model, stage_of(deepspeed), say)
+        _try_optimizer(arguments, model, stage_of(deepspeed), notify)
     if "scheduler" not in blocks:
         _try_schedule(arguments)
     _try_noise(arguments, model)
@@ -229,7 +229,7 @@ def _refuse_other_precision(arguments: Any) -> None:
             )
 
 
-def _try_optimizer(arguments: Any, model: Any, stage: int, say: Callable[[str], None]) -> None:
+def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str], None]) -> None:
     name = arguments.optim.value
     with in_a_line(f"--optim {name}"):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
@@ -243,7 +243,7 @@ def _try_optimizer(arguments: Any, model: Any, stage: int, say: Callable[[str], 
         plain = copy(arguments)
         plain.optim_args = None
         if Trainer.get_optimizer_cls_and_kwargs(plain, model) == (kind, options):
-            say(f"--optim-args {arguments.optim_args} has no effect on --optim {name}")
+            notify(f"--optim-args {arguments.optim_args} has no effect on --optim {name}")
 
 
 def _try_schedule(arguments: Any) -> None:

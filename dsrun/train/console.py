@@ -59,7 +59,7 @@ class Console:
         if not self._silent:
             self._transcript = path.open("a", encoding="utf-8", buffering=1)
 
-    def say(self, text: str = "", *, style: str | None = None) -> None:
+    def print(self, text: str = "", *, style: str | None = None) -> None:
         if self._silent:
             return
         self._rich.print(escape(text), style=style)
@@ -70,13 +70,13 @@ class Console:
         """A line worth knowing, said once however often it is sent."""
         if text not in self._said:
             self._said.add(text)
-            self.say(f"note: {text}", style="yellow")
+            self.print(f"note: {text}", style="yellow")
 
     def rows(self, rows: list[tuple[str, str]]) -> None:
         """An aligned block of names and values."""
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            self.say(f"  {name.ljust(width)}  {value}")
+            self.print(f"  {name.ljust(width)}  {value}")
 
     def task(self, what: str) -> PlainTask:
         """Progress of something that is not training: tokenising, evaluating."""
@@ -133,7 +133,7 @@ class TrainingBar:
         now = time.monotonic()
         if not self._bar and (last or now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES):
             self._printed = now
-            self.console.say(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
+            self.console.print(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
 
     def _eta(self, step: int) -> str:
         done = step - self.start
@@ -163,7 +163,7 @@ class PlainTask:
         self._done = done
         if now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES and done < total:
             self._printed = now
-            self.console.say(f"{self.what} {done:,}/{total:,}")
+            self.console.print(f"{self.what} {done:,}/{total:,}")
 
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

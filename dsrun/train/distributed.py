@@ -34,13 +34,13 @@ class World:
         return self.rank == 0
 
     @property
-    def device_words(self) -> str:
+    def device_name(self) -> str:
         """How the header names the devices: `8 GPUs`, `2 CPU ranks`."""
         kind = "GPU" if self.device == "cuda" else "CPU rank"
         return f"{kind}s" if self.size > 1 else kind
 
 
-def here(*, use_cpu: bool) -> World:
+def world_from_env(*, use_cpu: bool) -> World:
     """Read this worker's place from the variables torchrun sets; no communication."""
     size = int(os.environ["WORLD_SIZE"])
     return World(
@@ -52,7 +52,7 @@ def here(*, use_cpu: bool) -> World:
     )
 
 
-def join(world: World, *, deepspeed: bool) -> None:
+def init_process_group(world: World, *, deepspeed: bool) -> None:
     """Set up the process group: NCCL on GPUs, gloo on CPUs.
 
     Under DeepSpeed this must happen before the model is built, or zero.Init sees a world of one process and the
@@ -71,7 +71,7 @@ def join(world: World, *, deepspeed: bool) -> None:
         dist.init_process_group(backend, timeout=timeout, device_id=device)
 
 
-def leave() -> None:
+def destroy_process_group() -> None:
     """End the process group, so that NCCL does not warn about leaked resources."""
     if dist.is_initialized():
         dist.destroy_process_group()

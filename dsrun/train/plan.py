@@ -39,7 +39,9 @@ SOURCE = "--zero auto"
 GIB = 2**30
 
 
-def settle(recipe: Recipe, config: Any, task: Task, precision: Precision, world: World) -> tuple[Recipe, str]:
+def resolve_zero_auto(
+    recipe: Recipe, config: Any, task: Task, precision: Precision, world: World
+) -> tuple[Recipe, str]:
     """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and the
     choice in words.
 
@@ -117,7 +119,7 @@ def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
 
 def _cluster(world: World) -> Cluster:
     """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
-    worlds.join(world, deepspeed=True)
+    worlds.init_process_group(world, deepspeed=True)
     properties = torch.cuda.get_device_properties(world.local_rank)
     smallest = torch.tensor([properties.total_memory], dtype=torch.int64, device="cuda")
     dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
@@ -151,7 +153,7 @@ def decide_plan(
     title: str,
     world: World,
     *,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     remedy: MemoryFallback = NO_REMEDY,
     saved_batch: int | None = None,
 ) -> Plan:
@@ -159,20 +161,20 @@ def decide_plan(
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
-    recipe = _with_stage(recipe, config, task, world, say)
+    recipe = _with_stage(recipe, config, task, world, notify)
     stage = engine.stage_of(engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config)))
-    recipe = memory_fallbacks.remedied(recipe, remedy, stage=stage)
+    recipe = memory_fallbacks.with_fallback(recipe, remedy, stage=stage)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
-    asked = _batch(recipe, world, saved_batch, say)
-    batch = memory_fallbacks.shrunk(asked, remedy)
+    asked = _batch(recipe, world, saved_batch, notify)
+    batch = memory_fallbacks.with_smaller_batch(asked, remedy)
     words = memory_fallbacks.notice(asked, batch, remedy)
     if words:
-        say(words)
+        notify(words)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
 
 
-def _batch(recipe: Recipe, world: World, saved: int | None, say: Callable[[str], None]) -> BatchPlan:
+def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[str], None]) -> BatchPlan:
     spec = recipe.spec
     micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
     accumulation = recipe.hf.get("gradient_accumulation_steps")
@@ -195,17 +197,17 @@ def _batch(recipe: Recipe, world: World, saved: int | None, say: Callable[[str],
         return asked
     if saved % (world.size * (micro or 1)):
         return asked
-    say(f"the global batch stays {saved}, as it was when the checkpoint was saved")
+    notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
     return plan(saved)
 
 
 def _with_stage(
-    recipe: Recipe, config: Any, task: models.Task, world: World, say: Callable[[str], None]
+    recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]
 ) -> Recipe:
     if recipe.spec.zero != "auto":
         return recipe
-    recipe, words = settle(recipe, config, task, _precision(recipe, config, world, None), world)
-    say(words)
+    recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
+    notify(words)
     return recipe
 
 
@@ -220,7 +222,7 @@ def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, A
     )
 
 
-def prepare_and_say(
+def prepare_and_report(
     request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
 ) -> PreparedData:
     """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
@@ -230,7 +232,7 @@ def prepare_and_say(
         beat()
         task.update(done, total)
 
-    data = prepare_data(request, tokenizer, say=console.notice, progress=progress)
+    data = prepare_data(request, tokenizer, notify=console.notice, progress=progress)
     for notice in data.notices:
         console.notice(notice)
     for split, cut in data.truncation.items():

@@ -153,7 +153,7 @@ def init_loader_worker(worker_id: int) -> None:
     seed_worker(worker_id)
 
 
-class TakesBatches(Protocol):
+class BatchConsumer(Protocol):
     """The part of the trainer that is needed here: `taken` are the micro batches of the present optimizer step."""
 
     taken: list[MicroBatch]
@@ -168,7 +168,7 @@ class DataPlace(TrainerCallback, ExportableState):
     step and the seed.
     """
 
-    def __init__(self, trainer: TakesBatches) -> None:
+    def __init__(self, trainer: BatchConsumer) -> None:
         self.trainer = trainer
         self._place: dict[str, Any] | None = None
 
@@ -191,7 +191,7 @@ class DataPlace(TrainerCallback, ExportableState):
 class SampleLedger(TrainerCallback):
     """Writes the ids of the samples that each finished step took to samples-rank-R.jsonl; see `dsrun.runs.samples`."""
 
-    def __init__(self, trainer: TakesBatches, folder: Path) -> None:
+    def __init__(self, trainer: BatchConsumer, folder: Path) -> None:
         self.trainer = trainer
         self.folder = folder
         self.attempt = 0

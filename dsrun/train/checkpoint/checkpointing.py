@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
-from dsrun.train.checkpoint.save import Save, SaveFailed, use_shard_writer
+from dsrun.train.checkpoint.save import Save, SaveFailed
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.distributed import all_ready, my_rank
 
@@ -124,6 +124,9 @@ class Checkpointing(Seq2SeqTrainer):
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
+        # DeepSpeed prints when it is imported.
+        from dsrun.train.checkpoint.shards import use_shard_writer
+
         use_shard_writer(self.model_wrapped, lambda: self._under_way)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.

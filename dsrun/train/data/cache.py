@@ -43,7 +43,7 @@ def obtain(
     build: Callable[[Path], Meta],
     *,
     overwrite: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
     """The entry's folder and what `build` said of it, from the cache or built now.
@@ -64,7 +64,7 @@ def obtain(
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(root / f"{key}.lock"))
-        _acquire(lock, say, waiting)
+        _acquire(lock, notify, waiting)
     except OSError as error:
         raise MissingError(
             f"the cache {root} cannot be written: {error.strerror or error}",
@@ -77,7 +77,7 @@ def obtain(
         lock.release()
 
 
-def _acquire(lock: FileLock, say: Callable[[str], None], waiting: Callable[[], None]) -> None:
+def _acquire(lock: FileLock, notify: Callable[[str], None], waiting: Callable[[], None]) -> None:
     told = False
     while True:
         try:
@@ -86,7 +86,7 @@ def _acquire(lock: FileLock, say: Callable[[str], None], waiting: Callable[[], N
         except Timeout:
             waiting()
         if not told:
-            say("another process is preparing the same data; waiting for it")
+            notify("another process is preparing the same data; waiting for it")
             told = True
 
 

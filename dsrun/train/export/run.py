@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     disable_progress_bar()
     request = Request.from_json(argv[0])
     try:
-        export(request, say=lambda line: print(f"note: {line}", file=sys.stderr))
+        export(request, notify=lambda line: print(f"note: {line}", file=sys.stderr))
     except DsrunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -74,13 +74,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def export(request: Request, *, say: Callable[[str], None]) -> None:
+def export(request: Request, *, notify: Callable[[str], None]) -> None:
     """Write `request.to`, complete and proved or not at all. Raises UsageError for a source without whole weights, and
     ToolError where the proof fails."""
     dtype = DTYPES[request.dtype] if request.dtype else None
     found = find_weights(request.source, dtype)
     for notice in found.notices:
-        say(notice)
+        notify(notice)
     lora = (request.source / ADAPTER_CONFIG).is_file()
     if request.merge_lora and not lora:
         raise UsageError(f"{request.source} holds no LoRA adapter", fix="leave out --merge-lora")
@@ -88,7 +88,7 @@ def export(request: Request, *, say: Callable[[str], None]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        job = _Job(request, found, dtype, partial, say)
+        job = _Job(request, found, dtype, partial, notify)
         if lora:
             job.adapter()
         else:
@@ -108,7 +108,7 @@ class _Job:
     found: Found
     dtype: torch.dtype | None
     folder: Path
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
 
     def model(self) -> None:
         weights = self._cast(self.found.weights)
@@ -128,7 +128,7 @@ class _Job:
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
         coarser = self.found.dtypes - set(dtypes.values())
-        self._prove(rounded(self.found.reference, dtypes), lambda model: model, coarser)
+        self._verify(rounded(self.found.reference, dtypes), lambda model: model, coarser)
 
     def adapter(self) -> None:
         adapter = lora.read_adapter(self.request.source, self._cast(self.found.weights))
@@ -136,7 +136,7 @@ class _Job:
             self._write(list(adapter.weights.values()), stem="adapter_model")
             _copy_companions(self.request.source, self.folder)
             shutil.copyfile(self.request.source / ADAPTER_CONFIG, self.folder / ADAPTER_CONFIG)
-            self._prove_adapter(adapter)
+            self._verify_adapter(adapter)
             return
         base = lora.base_folder(adapter)
         whole = lora.read_adapter(self.request.source, self.found.weights)
@@ -147,7 +147,7 @@ class _Job:
         self._set_vocabulary(lora.grown_vocabulary(whole, base))
         self._set_dtype(weights)
         reference = _with_base(self.found.reference, base)
-        self._prove(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
+        self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
 
     @property
     def _dtypes(self) -> frozenset[torch.dtype]:
@@ -199,7 +199,7 @@ class _Job:
         config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
         write_json_atomic(self.folder / "config.json", config)
 
-    def _prove(
+    def _verify(
         self,
         reference: Mapping[str, torch.Tensor],
         adapt: Callable[[Any], Any],
@@ -210,14 +210,14 @@ class _Job:
         found = verify.logits_of_export(self.folder)
         verify.compare(found, expected, dtypes)
 
-    def _prove_adapter(self, adapter: lora.Adapter) -> None:
+    def _verify_adapter(self, adapter: lora.Adapter) -> None:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
         weights alone."""
         exported = find_weights(self.folder, None).reference
         try:
             base = lora.base_folder(adapter)
         except (UsageError, MissingError) as error:
-            self.say(f"{error.message}: compared without a forward pass")
+            self.notify(f"{error.message}: compared without a forward pass")
             for name in exported:
                 verify.compare(exported[name].float(), self.found.reference[name].float(), self._dtypes)
             return

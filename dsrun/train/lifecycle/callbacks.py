@@ -36,7 +36,7 @@ class StopVote:
         self.device = device
         self._before: torch.Tensor | None = None
 
-    def told(self) -> bool:
+    def any_rank_asked(self) -> bool:
         """The answer, the same on all ranks."""
         if not self.stopping.is_on:
             return False
@@ -44,12 +44,12 @@ class StopVote:
         known, self._before = (votes if self.device.type == "cpu" else self._before), votes
         return known is not None and bool(known)
 
-    def now(self) -> bool:
+    def newest(self) -> bool:
         """The newest answer, whatever it waits for."""
         return self.stopping.is_on and bool(self._cast())
 
     def _cast(self) -> torch.Tensor:
-        votes = torch.tensor(int(self.stopping.asked), device=self.device)
+        votes = torch.tensor(int(self.stopping.is_requested), device=self.device)
         if self.world_size > 1:
             dist.all_reduce(votes)
         return votes
@@ -85,7 +85,7 @@ class PreemptionCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Told during the save: there is nothing to save after one more step that this checkpoint has not.
         if not self.trainer.interrupted and state.global_step < state.max_steps:
-            self.trainer.interrupted = self.trainer.any_rank_is_told()
+            self.trainer.interrupted = self.trainer.any_rank_asked_to_stop()
         if self.trainer.interrupted:
             control.should_training_stop = True
 
@@ -123,16 +123,16 @@ PROGRESS_SECONDS = 60.0
 class HeartbeatCallback(TrainerCallback):
     """A sign of life at every optimizer step, and how many steps are done."""
 
-    def __init__(self, life: RankContext) -> None:
-        self.life = life
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.life.progress.step = state.global_step
-        self.life.heart.enter("training")
+        self.context.progress.step = state.global_step
+        self.context.heart.enter("training")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.life.progress.step = state.global_step
-        self.life.heart.step(state.global_step)
+        self.context.progress.step = state.global_step
+        self.context.heart.step(state.global_step)
 
 
 class EventCallback(TrainerCallback):
@@ -141,16 +141,16 @@ class EventCallback(TrainerCallback):
     def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.records = records
         self.clock = clock
-        self._told = clock()
+        self._reported = clock()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.records.training(state.global_step)
-        self._told = self.clock()
+        self._reported = self.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # How far a run was that was killed without a word.
-        if self.clock() - self._told >= PROGRESS_SECONDS:
-            self._told = self.clock()
+        if self.clock() - self._reported >= PROGRESS_SECONDS:
+            self._reported = self.clock()
             self.records.event("progress", step=state.global_step)
 
     def on_evaluate(
@@ -167,13 +167,13 @@ class SaveTimer:
 
     def __init__(
         self,
-        life: RankContext,
+        context: RankContext,
         records: RunRecords,
         guard: NanGuard,
         model: Any,
         saved: Callable[[int, float], None] = lambda _step, _seconds: None,
     ) -> None:
-        self.life = life
+        self.context = context
         self.records = records
         self.guard = guard
         self.model = model
@@ -184,10 +184,10 @@ class SaveTimer:
         on."""
         step = step_of(folder)
         if phase == "begin":
-            self.life.heart.enter("saving")
+            self.context.heart.enter("saving")
             self.guard.check_weights(self.model, step)
         self.records.checkpoint(phase, folder, seconds, details)
         if phase == "end":
-            self.life.progress.saved = step
-            self.life.heart.enter("training")
+            self.context.progress.saved = step
+            self.context.heart.enter("training")
             self.saved(step, seconds)

@@ -49,14 +49,14 @@ class PreemptionHandler:
         return bool(self.signals)
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether this rank was told to stop."""
         return self.request is not None
 
     @property
-    def told_before_training(self) -> bool:
+    def stopped_before_training(self) -> bool:
         """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
-        return self.is_on and not self.has_begun and (self.asked or self._file_is_there())
+        return self.is_on and not self.has_begun and (self.is_requested or self._file_is_there())
 
     def listen(self, rank: int | None = None) -> None:
         """Handle the signals from here on, as this rank; for the main thread."""
@@ -103,17 +103,19 @@ class PreemptionHandler:
         # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes. What is sent to one
         # that has not forgotten the pipe yet waits until it has.
         os.register_at_fork(
-            before=self._hold, after_in_parent=self._let_go, after_in_child=self._let_go_of_pipe
+            before=self._block_signals,
+            after_in_parent=self._unblock_signals,
+            after_in_child=self._reset_in_child,
         )
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
 
-    def _hold(self) -> None:
+    def _block_signals(self) -> None:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
 
-    def _let_go(self) -> None:
+    def _unblock_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def _let_go_of_pipe(self) -> None:
+    def _reset_in_child(self) -> None:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)
             # Python runs its handlers between two steps of its own: one that comes just before a call that waits would
@@ -121,15 +123,15 @@ class PreemptionHandler:
             for signum in self.signals:
                 if signal.getsignal(signum) == self._handle:
                     signal.signal(signum, signal.SIG_DFL)
-        self._let_go()
+        self._unblock_signals()
 
     def _watch(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
             for signum in numbers:
                 if signum in self.signals:
-                    self._heard(signum)
+                    self._on_signal(signum)
 
-    def _heard(self, signum: int) -> None:
+    def _on_signal(self, signum: int) -> None:
         """On the watching thread: what must happen also while the main thread is in C++ code."""
         self._note(signal.Signals(signum).name)
         now = time.monotonic()
@@ -139,16 +141,16 @@ class PreemptionHandler:
                 os._exit(128 + signum)
             self._first_term = self._first_term or now
         if not self.has_begun:
-            threading.Thread(target=self._leave_late, name="leaving", daemon=True).start()
+            threading.Thread(target=self._exit_late, name="leaving", daemon=True).start()
 
-    def _leave_late(self) -> None:
+    def _exit_late(self) -> None:
         time.sleep(PATIENCE_SECONDS)
         if not self.has_begun:
             failure.interrupted()
             os._exit(0)
 
 
-def stopping_from(environ: Mapping[str, str]) -> PreemptionHandler:
+def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
     """What the environment asks for. Raises UsageError for a name that is no signal."""
     names = [f"SIG{name.strip()}" for name in environ.get(variables.SAVE_ON, "").split(",") if name.strip()]
     for name in names:
@@ -175,7 +177,7 @@ class RankContext:
     @classmethod
     def alone(cls) -> Self:
         """Nobody watches, and nobody asks to stop."""
-        return cls(Heart(None, 0), stopping_from({}))
+        return cls(Heart(None, 0), handler_from_env({}))
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:

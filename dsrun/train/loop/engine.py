@@ -61,7 +61,7 @@ def hidden_size(model_config: Any) -> int | None:
 
 
 def prepare_ops(
-    config: dict[str, Any], world: World, *, say: Callable[[str], None], training: bool = True
+    config: dict[str, Any], world: World, *, notify: Callable[[str], None], training: bool = True
 ) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
@@ -87,7 +87,7 @@ def prepare_ops(
         lock.acquire(timeout=PATIENCE_SECONDS)
     except Timeout:
         # Not for the other ranks of this run: only rank 0's console talks, and it is one that waits, or compiles.
-        say("another run is compiling DeepSpeed's operations; waiting for it")
+        notify("another run is compiling DeepSpeed's operations; waiting for it")
         lock.acquire()
     try:
         for stale in cache.glob("**/lock"):
@@ -95,7 +95,7 @@ def prepare_ops(
         for name in names:
             builder = get_accelerator().create_op_builder(name)
             if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
-                say(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
+                notify(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
             _load_op(builder, name)
     finally:
         lock.release()
@@ -122,7 +122,7 @@ def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
     return ops
 
 
-def assert_in_charge(trained: Any, config: dict[str, Any] | None) -> None:
+def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
     """Fail unless `trained` is the engine and stage that were asked for.
 
     Setting ACCELERATE_USE_CPU, for one, makes the stock stack train without DeepSpeed and without a word.
@@ -143,14 +143,14 @@ def assert_in_charge(trained: Any, config: dict[str, Any] | None) -> None:
         )
 
 
-def pass_on_defaults(optimizer: Any) -> None:
+def copy_defaults(optimizer: Any) -> None:
     """Give DeepSpeed's optimizers the `defaults` of those that they wrap.
 
     Schedules of transformers that end at a rate of their own, as polynomial does, read the first one there.
     """
     wrapped = getattr(optimizer, "optimizer", None)
     if wrapped is not None:
-        pass_on_defaults(wrapped)
+        copy_defaults(wrapped)
         if not hasattr(optimizer, "defaults"):
             optimizer.defaults = wrapped.defaults
 

@@ -81,7 +81,7 @@ def adapt(
     layout: Layout,
     *,
     run: Path,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
     names: Names | None = None,
     built: bool = False,
@@ -111,7 +111,7 @@ def adapt(
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
     with _one_at_a_time(run / CONVERTED, beat):
         if _note(folder) != note:
-            say(f"{checkpoint.name}: {saved.words} → {layout.words}")
+            notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
             _Conversion(
                 checkpoint=checkpoint,
                 saved=saved,
@@ -120,7 +120,7 @@ def adapt(
                 note=note,
                 names=names,
                 beat=beat,
-            ).carry_out()
+            ).run_all()
     changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
     if layout.stage in (1, 2):
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
@@ -163,7 +163,7 @@ class _Conversion:
     names: Names | None
     beat: Callable[[], None]
 
-    def carry_out(self) -> None:
+    def run_all(self) -> None:
         """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
         work = self.folder.with_name(f"{self.folder.name}.partial")
         for old in (work, self.folder):
@@ -188,7 +188,7 @@ class _Conversion:
         return plain.PlainCheckpoint(self.checkpoint, self._order())
 
     def _order(self) -> list[list[str]]:
-        return plain.need(self.names, self.checkpoint)
+        return plain.names_or_fail(self.names, self.checkpoint)
 
     def _write(self, source: Source, work: Path) -> None:
         for name in SHARED:

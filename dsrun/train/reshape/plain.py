@@ -31,7 +31,7 @@ ADAM_STATES = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Held:
+class ShapeOnly:
     """The shape of a parameter whose place follows from its name."""
 
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ def trainer_order(plan: Plan) -> list[list[str]]:
     return [[n for n in trained if n in decayed], [n for n in trained if n not in decayed]]
 
 
-def need(names: Names | None, checkpoint: Path) -> list[list[str]]:
+def names_or_fail(names: Names | None, checkpoint: Path) -> list[list[str]]:
     """The names, where there is a way to know them."""
     if names is None:
         raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
@@ -92,8 +92,8 @@ class PlainCheckpoint:
         }
 
     @property
-    def parameters(self) -> dict[str, Held]:
-        return {name: Held(tuple(self._states[i]["exp_avg"].shape)) for name, i in self._numbers.items()}
+    def parameters(self) -> dict[str, ShapeOnly]:
+        return {name: ShapeOnly(tuple(self._states[i]["exp_avg"].shape)) for name, i in self._numbers.items()}
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def machine(monkeypatch, tmp_path):
 def settled(*argv, config=EIGHT_B, world=GPU, precision="bf16"):
     recipe = resolve(["--model", "org/not-here", "--zero", "auto", *argv], None)
     task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
-    return plan.settle(recipe, config, task, precision, world)
+    return plan.resolve_zero_auto(recipe, config, task, precision, world)
 
 
 def test_zero_auto_shards_8b_model_on_four_gpus():

@@ -37,7 +37,7 @@ def said(tmp_path):
         arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **flags)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         lines = []
-        check(arguments, auto.from_config(config), deepspeed, say=lines.append)
+        check(arguments, auto.from_config(config), deepspeed, notify=lines.append)
         return lines
 
     return of

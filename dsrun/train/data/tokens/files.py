@@ -161,7 +161,7 @@ def is_bin(source: Source) -> bool:
 
 
 def open_tokens(
-    split: str, source: Source, request: DataRequest, block_size: int, say: Callable[[str], None]
+    split: str, source: Source, request: DataRequest, block_size: int, notify: Callable[[str], None]
 ) -> TokenBin:
     """The blocks of a token file, which is looked through once for its largest id.
 
@@ -180,7 +180,7 @@ def open_tokens(
     stat = path.stat()
     # Hashing the content would cost as much as looking through it.
     key = key_of({"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns, "dtype": dtype})
-    _, meta = obtain(key, lambda _: {"largest": largest_token(path, dtype)}, say=say)
+    _, meta = obtain(key, lambda _: {"largest": largest_token(path, dtype)}, notify=notify)
     hint = f"it was read as {dtype}; {dtype_hint(path)}"
     check_vocabulary(meta["largest"], request.vocab_size, f"{split} data ({path})", hint=hint)
     return blocks
