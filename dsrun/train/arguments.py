@@ -1,4 +1,4 @@
-"""From the recipe to transformers' Seq2SeqTrainingArguments."""
+"""From the recipe to transformers' Seq2SeqTrainingArguments, checked before anything large is loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
-from dsrun.train.model.hub import HTTP_ERROR, is_unreachable
+from dsrun.train.model.hub import HTTP_ERROR, first_line, is_unreachable
 from dsrun.train.plan import Plan
 
 LOSS_METRICS = ("loss", "perplexity")
@@ -31,6 +31,9 @@ NEVER = 10**9
 
 # A loader worker passes batches through /dev/shm; Docker's default of 64 MiB is filled by two long batches.
 SMALLEST_SHM = 256 * 2**20
+
+# Where the length of the run follows from the data; the schedules look at it only to be longer than their parts.
+SOME_STEPS = 10**6
 
 
 def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
@@ -72,7 +75,7 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
         values["generation_num_beams"] = spec.num_beams
     if values.get("auto_find_batch_size"):
         raise UsageError(
-            "--auto-find-batch-size changes the global batch behind your back",
+            "--auto-find-batch-size changes the global batch without notice",
             fix="use --micro-batch-size auto, which keeps it",
         )
     _check_metric(values)
@@ -170,10 +173,6 @@ def _liger_installed() -> bool:
     return find_spec("liger_kernel") is not None
 
 
-# Where the length of the run follows from the data; the schedules look at it only to be longer than their parts.
-SOME_STEPS = 10**6
-
-
 def check(
     arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: Callable[[str], None]
 ) -> None:
@@ -201,19 +200,19 @@ def in_a_line(what: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, ValueError, TypeError) as error:
-        line = _first_line(error)
+        line = first_line(error)
         # Some tell of a package that is not installed by a ValueError.
         missing = isinstance(error, ImportError) or "install" in line.lower()
         raise (MissingError if missing else UsageError)(f"{what}: {line}") from error
     except (HTTP_ERROR, OSError) as error:
-        line = _first_line(error)
+        line = first_line(error)
         if not (isinstance(error, HTTP_ERROR) or is_unreachable(error)):
             if isinstance(error, OSError) and error.errno is None:
                 # transformers' own, about the content of a file (--generation_config); the system's have a number.
                 raise UsageError(f"{what}: {line}") from error
             raise
         raise MissingError(
-            f"{what}: the Hub did not answer as it should: {line}",
+            f"{what}: unexpected answer of the Hub:  {line}",
             fix="check the network and the token, or leave --push_to_hub out and upload the model afterwards",
             cause="hf_gated_or_offline",
         ) from error
@@ -271,7 +270,3 @@ def _try_noise(arguments: Any, model: Any) -> None:
             " embedding that they do not use",
             fix="leave it out",
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,5 @@
-"""What the user sees: header, one progress bar, evaluation lines, summary. Only rank 0 has a console that talks.
+"""A worker's output. The user sees header, one progress bar, evaluation lines and summary, of rank 0 alone; what
+libraries print goes into the rank's log.
 
 On a terminal the bar is live; elsewhere (a file, a SLURM log) a plain line appears now and then. Every line also goes
 into the run folder's console.log.
@@ -20,6 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def duration(seconds: float) -> str:
@@ -147,7 +150,7 @@ class TrainingBar:
 
 
 class PlainTask:
-    """Counts something up; quiet when it is over before anybody would wonder."""
+    """A counter that stays silent when it finishes soon."""
 
     def __init__(self, console: Console, what: str) -> None:
         self.console = console
@@ -164,9 +167,6 @@ class PlainTask:
         if now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES and done < total:
             self._printed = now
             self.console.print(f"{self.what} {done:,}/{total:,}")
-
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def open_console(channel: str | None) -> TextIO:

@@ -1,4 +1,8 @@
-"""This worker's place among the others: device, backend and the process group."""
+"""This worker's place among the others: device, backend, process group, and the collectives around saves and resumes.
+
+The collectives let all ranks learn of one rank's failure, and none wait for it: all ranks call them at the same point,
+on the thread that trains.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ Device = Literal["cuda", "cpu"]
 
 # DeepSpeed lowered torch's 30 minutes to 10; a rank that saves a large checkpoint can need longer than that.
 DEFAULT_TIMEOUT_MINUTES = 30
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,6 @@ def bf16_supported(device: Device, cpu_bf16: bool) -> bool:
     if device == "cpu":
         return cpu_bf16
     return torch.cuda.get_device_capability()[0] >= 8
-
-
-T = TypeVar("T")
 
 
 def my_rank() -> int:

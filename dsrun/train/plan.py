@@ -1,4 +1,4 @@
-"""Everything about a run that can be decided before anything large is loaded, and the data it asks for."""
+"""What is decided before anything large is loaded: ZeRO stage (--zero auto), batch, precision, and the data request."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ from dsrun.zero.memory.model.shapes import describe
 
 SOURCE = "--zero auto"
 GIB = 2**30
+
+DEFAULT_MICRO_BATCH = 8
+NO_REMEDY = MemoryFallback()
 
 
 def resolve_zero_auto(
@@ -127,10 +130,6 @@ def _cluster(world: World) -> Cluster:
     return cluster(
         f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory
     )
-
-
-DEFAULT_MICRO_BATCH = 8
-NO_REMEDY = MemoryFallback()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The loader of training batches: whose batches know their samples, and which begins anywhere without reading."""
+"""The loader of training batches, which begins anywhere without reading, and the record of the samples of each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint may be loaded: whole, unharmed, and nobody else's. The ranks share the reading."""
+"""Whether a checkpoint may be loaded: undamaged, trusted, and of a run whose facts in the manifest fit this one's."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ STATES = ("global_step*", "optimizer*", "rng_state*")
 """What DeepSpeed, plain torch or FSDP leave beside the weights, one or the other."""
 
 Beat = Callable[[], None]
+
+# Where the model came from and how this process computes with it; not what the model is.
+_PASSING = frozenset(
+    {
+        "_name_or_path",
+        "_commit_hash",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "attn_implementation",
+        "architectures",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "use_cache",
+        "id2label",
+        "label2id",
+    }
+)
 
 
 def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
@@ -108,25 +127,6 @@ def check_states(path: Path) -> None:
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
-
-# Where the model came from and how this process computes with it; not what the model is.
-_PASSING = frozenset(
-    {
-        "_name_or_path",
-        "_commit_hash",
-        "_attn_implementation",
-        "_attn_implementation_internal",
-        "_experts_implementation",
-        "attn_implementation",
-        "architectures",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "use_cache",
-        "id2label",
-        "label2id",
-    }
-)
 
 
 def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:

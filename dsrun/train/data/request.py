@@ -1,4 +1,4 @@
-"""What is asked of this room and what it answers."""
+"""What a run asks of its data and what it gets: request, prepared rows, and their collator."""
 
 from __future__ import annotations
 

@@ -178,9 +178,7 @@ class _Job:
         hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
         for name, written in hashes.items():
             if sha256(self.folder / name) != written:
-                raise ToolError(
-                    f"{self.folder / name} reads otherwise than it was written: the disk is failing"
-                )
+                raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
     def _set_vocabulary(self, rows: int | None) -> None:
         """Have config.json say how many rows the embedding has; None: as many as it says."""

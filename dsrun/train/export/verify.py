@@ -24,6 +24,8 @@ TOKENS = 12
 # mantissa (half a unit is 2**-9 and 2**-12) in every weight, added up over layers.
 TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
 
+LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
+
 
 def logits_of_export(folder: Path) -> torch.Tensor:
     """The logits of the model in `folder`, loaded as anybody would load it. Raises ToolError where weights are missing,
@@ -40,9 +42,6 @@ def logits_of_export(folder: Path) -> torch.Tensor:
                 raise ToolError(f"the exported model has {what.replace('_', ' ')}: {names[0]}")
         # Of the empty parameters; the hooks then load weights as fp32, in which rounding adds nothing.
         return _forward(model.float())
-
-
-LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 
 def logits_of_weights(
@@ -67,7 +66,7 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
     if not difference <= max(TOLERANCE.get(dtype, 0.0) for dtype in (torch.float32, *dtypes)):
         raise ToolError(
-            f"the exported model computes something else than the checkpoint: its logits differ by {difference:.2g} of"
+            f"the exported model does not compute what the checkpoint does: its logits differ by {difference:.2g} of"
             " the largest"
         )
     return difference

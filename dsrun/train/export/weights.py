@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from dsrun.errors import UsageError
-from dsrun.train.export.write import DTYPES, Weight
+from dsrun.train.export.write import Weight, read_weights
 from dsrun.train.reshape.plain import ADAPTER, in_adapter
 from dsrun.train.reshape.shards import WINDOW, ZeroCheckpoint, load, state_folder
 
@@ -72,17 +71,7 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
 def stored_weights(folder: Path, pattern: str) -> list[Weight]:
     """The tensors of the safetensors files that match, tensors without elements included. Raises UsageError for a file
     that is none."""
-    weights: list[Weight] = []
-    for file in sorted(folder.glob(pattern)):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in list(opened.keys()):
-                    part = opened.get_slice(name)
-                    shape = tuple(part.get_shape())
-                    weights.append(Weight(name, _dtype(part.get_dtype(), file), shape, _stored(file, name)))
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
-    return weights
+    return [weight for file in sorted(folder.glob(pattern)) for weight in read_weights(file)]
 
 
 def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[str, ...]:
@@ -97,24 +86,6 @@ def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[
 
 def _floating(weights: list[Weight]) -> frozenset[torch.dtype]:
     return frozenset(weight.dtype for weight in weights if weight.dtype.is_floating_point)
-
-
-def _dtype(name: str, file: Path) -> torch.dtype:
-    known = {text: dtype for dtype, text in DTYPES.items()}
-    if name not in known:
-        raise UsageError(
-            f"{file} holds weights in {name}, which cannot be exported",
-            fix="use a copy of it in bf16, fp16 or fp32",
-        )
-    return known[name]
-
-
-def _stored(file: Path, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> torch.Tensor:
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(name)
-
-    return read
 
 
 def _zero(checkpoint: Path) -> ZeroCheckpoint | None:

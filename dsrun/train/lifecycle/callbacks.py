@@ -1,4 +1,4 @@
-"""Saving and leaving in the middle of training or of an evaluation, and going on as if nothing had been."""
+"""Callbacks around steps, evaluations and saves: preemption, heartbeat and events."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from dsrun.train.records import RunRecords, step_of
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
 
+PROGRESS_SECONDS = 60.0
+
 
 class EvaluationLeftError(Exception):
     """The ranks left an evaluation, all before the same batch, because one of them was told to stop."""
 
 
 class StopVote:
-    """Whether any rank was told to stop, asked again and again by all ranks together.
+    """Whether any rank was asked to stop; all ranks vote, again and again.
 
     On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far.
     """
@@ -117,9 +119,6 @@ def _evaluates_after_epoch(args: Any, state: Any) -> bool:
     )
 
 
-PROGRESS_SECONDS = 60.0
-
-
 class HeartbeatCallback(TrainerCallback):
     """A sign of life at every optimizer step, and how many steps are done."""
 
@@ -162,7 +161,7 @@ class EventCallback(TrainerCallback):
 class SaveTimer:
     """What goes with a save, on all ranks: no NaN is saved, the heart says so, the ledger has it.
 
-    `saved` (step, seconds) is told how long training waited.
+    `saved` (step, seconds) is called with the time that training waited.
     """
 
     def __init__(

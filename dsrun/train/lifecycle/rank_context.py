@@ -1,4 +1,4 @@
-"""What a rank shows of itself to whoever watches it: signs of life, how far it is, and whether it was told to stop."""
+"""A rank's ties to its supervisor: heartbeat, progress, and the handler of signals that ask it to save and stop."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PreemptionHandler:
 
     @property
     def is_requested(self) -> bool:
-        """Whether this rank was told to stop."""
+        """Whether this rank was asked to stop."""
         return self.request is not None
 
     @property
@@ -156,7 +156,8 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
     for name in names:
         if name not in signal.Signals.__members__:
             raise UsageError(
-                f"{variables.SAVE_ON}: {name} is no signal", fix="name signals without SIG, such as USR1,TERM"
+                f"{variables.SAVE_ON}: {name} is not a signal",
+                fix="name signals without SIG, such as USR1,TERM",
             )
     file = environ.get(variables.STOP_FILE)
     return PreemptionHandler(

@@ -21,6 +21,13 @@ from dsrun.train.loop.trainer import RunTrainer
 
 SHOWN_METRICS = ("loss", "perplexity", "exact_match", "bleu", "chrf", "rougeL")
 
+REMEMBERED = 50
+# Fewer losses do not show how much they scatter.
+FEWEST = 12
+LARGEST_SCORE = 8.0
+# A loss that hardly scatters at all makes any change look large.
+SMALLEST_JUMP = 1.2
+
 
 class EngineCheck(TrainerCallback):
     """Before the first step: the engine and ZeRO stage are those that were asked for."""
@@ -203,14 +210,6 @@ def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
     words = [f"{name.replace('_', ' ')} {_figure(name, float(value))}" for name, value in found]
     seconds = metrics.get(f"{prefix}seconds")
     return "  ".join(words) + (f"  ({duration(seconds)})" if seconds else "")
-
-
-REMEMBERED = 50
-# Fewer losses do not show how much they scatter.
-FEWEST = 12
-LARGEST_SCORE = 8.0
-# A loss that hardly scatters at all makes any change look large.
-SMALLEST_JUMP = 1.2
 
 
 def robust_z(value: float, others: Sequence[float]) -> float:

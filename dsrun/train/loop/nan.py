@@ -21,6 +21,11 @@ from dsrun.errors import DsrunError, ToolError
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
 SMALLEST_SCALE = 1.0
 
+MOST_IN_A_ROW = 10
+# Batches of skipped steps kept for inspection; a run that skips more than these has shown what it is like.
+MOST_SAVED = 20
+FOLDER = "nan"
+
 
 def expected_overflow(trainer: Any, optimizer: Any) -> bool:
     """Whether a norm that is not finite only means that the loss scale is still too large; `optimizer` is DeepSpeed's.
@@ -40,12 +45,6 @@ def expected_overflow(trainer: Any, optimizer: Any) -> bool:
             cause="loss_scale_overflow",
         )
     return True
-
-
-MOST_IN_A_ROW = 10
-# Batches of skipped steps kept for inspection; a run that skips more than these has shown what it is like.
-MOST_SAVED = 20
-FOLDER = "nan"
 
 
 class NanLossError(DsrunError):
@@ -127,7 +126,7 @@ class NanGuard:
 
     def _handle(self, trainer: Any, norm: Any, bad: dict[int, float], optimizer: Any) -> None:
         if self.step in self.skipped_steps:
-            words = "its batch had led to a NaN before, and was passed over"
+            words = "its batch led to a NaN before and was skipped"
         else:
             words = _describe(norm, bad)
             self._in_a_row += 1

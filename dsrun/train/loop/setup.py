@@ -1,4 +1,4 @@
-"""What a Trainer is given beside model and data: its callbacks, in the order in which they must be told."""
+"""The Trainer's callbacks, in the order in which they must be called, and the interval of --save-every auto."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class RunTrainer(Checkpointing):
 
     @property
     def ranks_want_to_stop(self) -> bool:
-        """Whether any rank had been told to stop when this step began; the same on all ranks."""
+        """Whether any rank had been asked to stop when this step began; the same on all ranks."""
         # Reading it waits for the GPU to begin the step, so it is only read where somebody may ask.
         return self.context.stopping.is_on and bool(self._votes[0])
 
@@ -118,7 +118,7 @@ class RunTrainer(Checkpointing):
         return bool(self._votes[1])
 
     def any_rank_asked_to_stop(self) -> bool:
-        """Whether any rank has been told to stop by now; called on all ranks."""
+        """Whether any rank has been asked to stop by now; called on all ranks."""
         return StopVote(
             self.context.stopping, world_size=self.split.world_size, device=self.args.device
         ).newest()

@@ -1,4 +1,8 @@
-"""When the Hub cannot be reached and the cache has nothing: the same words for models and datasets."""
+"""The Hub: errors of models and datasets that cannot be fetched, and code that comes with a model.
+
+transformers copies a model's own code (--trust-remote-code) over what is there, and imports it right after. The ranks
+of a machine do so at the same moment, and one would import what another has just emptied to write it again.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 
 NO_NETWORK = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError)
 ABSENT_FILE = "does not appear to have a file named"
+
+LOCK = ".dsrun.lock"
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -46,9 +52,6 @@ def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
         fix=f"check the network{offline}, or give local files: {instead}",
         cause="hf_gated_or_offline",
     )
-
-
-LOCK = ".dsrun.lock"
 
 
 @contextmanager
@@ -78,3 +81,8 @@ class OwnCode:
     @staticmethod
     def from_pretrained(name: str, *, reference: str, **options: Any) -> type:
         return dynamic_module_utils.get_class_from_dynamic_module(reference, name, **options)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

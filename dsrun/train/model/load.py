@@ -42,7 +42,7 @@ def load_config(spec: TrainSpec) -> Any:
     name = spec.config_name or spec.model
     if name is None:
         if spec.model_type not in CONFIG_MAPPING:
-            raise UsageError(f"--model-type {spec.model_type} is no architecture transformers knows")
+            raise UsageError(f"--model-type {spec.model_type} is not an architecture that transformers knows")
         config = CONFIG_MAPPING[spec.model_type]()
     else:
         with one_at_a_time(spec.trust_remote_code):
@@ -103,7 +103,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
             )
         except (ValueError, ImportError) as error:
             name = spec.model or config.model_type
-            refused = _refused_attention(spec.attn_implementation, name, _first_line(error))
+            refused = _refused_attention(spec.attn_implementation, name, hub.first_line(error))
             if refused:
                 raise refused from error
             raise
@@ -235,7 +235,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         return loader.from_pretrained(name, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
-        first = _first_line(error)
+        first = hub.first_line(error)
         refused = _refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
@@ -259,7 +259,3 @@ def _refused_attention(asked: str | None, name: str, first: str) -> UsageError |
         f"--attn-implementation {asked}: {name!r} cannot use it: {first.partition('. ')[0]}",
         fix="leave it out: the fastest that works is taken",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

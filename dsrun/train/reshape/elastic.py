@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -212,7 +213,7 @@ def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
 
 
 def _check_room(source: Source, folder: Path) -> None:
-    elements = sum(_elements(parameter.shape) for parameter in source.parameters.values())
+    elements = sum(math.prod(parameter.shape) for parameter in source.parameters.values())
     needed = 4 * elements * (1 + len(source.states))
     free = disk_free(folder)
     if free < needed:
@@ -221,13 +222,6 @@ def _check_room(source: Source, folder: Path) -> None:
             f" checkpoint, and {free / 2**30:.1f} GiB are free",
             fix="free some space, or resume with the ranks and the ZeRO stage it was saved with",
         )
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How a checkpoint's state is laid out over files, and whether a run of another layout can load it as it is."""
+"""How a checkpoint's state is laid out over files, and DeepSpeed's universal checkpoint, which any layout can load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ from dsrun.train.reshape.shards import ZeroCheckpoint, load, state_folder
 Change = Literal["none", "order", "convert"]
 
 ADAM = ("adam", "adamw")
+
+# Hyperparameters that a resumed run takes from the checkpoint. The others follow from the run's own flags, as does how
+# parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay.
+CARRIED = ("lr", "initial_lr", "betas", "eps")
+# The loader walks over its own groups and these at once and ends with the shorter list.
+GROUPS = 64
+# Counters of the run; everything else in a file of model states is weights, or belongs to the old layout.
+_COUNTERS = ("skipped_steps", "global_steps", "global_samples", "ds_version")
+# The Trainer's file for the schedule of the learning rate.
+SCHEDULE = "scheduler.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +123,6 @@ def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
         "own_scheduler": bool(deepspeed.get("scheduler")),
         "nvme": "nvme" in devices,
     }
-
-
-# Hyperparameters that a resumed run takes from the checkpoint. The others follow from the run's own flags, as does how
-# parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay.
-CARRIED = ("lr", "initial_lr", "betas", "eps")
-
-# The loader walks over its own groups and these at once and ends with the shorter list.
-GROUPS = 64
-
-# Counters of the run; everything else in a file of model states is weights, or belongs to the old layout.
-_COUNTERS = ("skipped_steps", "global_steps", "global_samples", "ds_version")
-
-# The Trainer's file for the schedule of the learning rate.
-SCHEDULE = "scheduler.pt"
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""How many tokens a sequence may have, and how many samples are used."""
+"""How many tokens a sequence may have and how many samples are used; what was cut and left out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
+
+DEFAULT_LENGTH = 1024
+"""Cap of a source or block nobody chose, as in the Transformers example scripts."""
+DEFAULT_TARGET = 128
+# Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
+_UNLIMITED = 1_000_000
 
 
 @dataclass
@@ -42,15 +48,6 @@ class Counts:
                 f"tokens and are left out (the first: {self.first_no_loss})"
             )
         return said
-
-
-DEFAULT_LENGTH = 1024
-"""Cap of a source or block nobody chose, as in the Transformers example scripts."""
-
-DEFAULT_TARGET = 128
-
-# Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
-_UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True)

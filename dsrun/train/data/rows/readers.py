@@ -23,6 +23,10 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
+SAMPLE_ROWS = 100
+# The line ends of old Macs; Python's universal newlines know them too.
+_LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
+
 
 class Mark(NamedTuple):
     """Where reading a file goes on: lines (of Parquet and JSON documents: rows) and bytes that lie before it.
@@ -38,10 +42,6 @@ START = Mark()
 MarkedRows = Iterator[tuple[Mark, str, Row]]
 """As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
 
-SAMPLE_ROWS = 100
-
-# The line ends of old Macs; Python's universal newlines know them too.
-_LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 # The default of 128 KiB refuses long documents.
 csv.field_size_limit(1 << 30)

@@ -1,4 +1,4 @@
-"""What a tokenizer or a model family needs that its users tend to forget."""
+"""Padding token, languages, prefix and identity of a tokenizer."""
 
 from __future__ import annotations
 
