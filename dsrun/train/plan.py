@@ -24,10 +24,10 @@ from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
 from dsrun.train.data.rows.limits import DEFAULT_TARGET
 from dsrun.train.distributed import World
 from dsrun.train.loop import engine
+from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import load as models
 from dsrun.train.model.load import Task
 from dsrun.train.model.meta_count import report, without_storage
-from dsrun.train.model.precision import Precision, decide
 from dsrun.zero.memory import auto
 from dsrun.zero.memory.gpus_arg import Cluster, cluster
 from dsrun.zero.memory.model.architecture import Architecture, Weight
@@ -211,7 +211,7 @@ def _with_stage(
 
 
 def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, Any] | None) -> Precision:
-    return decide(
+    return decide_precision(
         recipe.hf,
         model_type=config.model_type,
         bf16_supported=worlds.bf16_supported(world.device, cpu_bf16()),
@@ -251,8 +251,6 @@ def data_request(
         model_type=config.model_type,
         max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
         vocab_size=max(text.vocab_size, tokens),
-        seed=recipe.hf.get("seed", 42),
         splits=wanted,
         required=frozenset({"validation"}) if evaluation_is_asked_for(recipe) else frozenset(),
-        predict_with_generate=recipe.hf.get("predict_with_generate", task == "seq2seq"),
     )

@@ -16,9 +16,9 @@ from dsrun.train.console import Console, duration, number
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.callbacks import format_metrics
+from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.model.precision import Precision
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan

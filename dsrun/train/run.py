@@ -126,7 +126,9 @@ class _Run:
         )
         # It follows from files of the run folder, which each rank has read by itself.
         assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
-        return elastic.adapt_or_none(
+        if checkpoint is None:
+            return None
+        return elastic.adapt(
             checkpoint,
             elastic.wanted(plan),
             run=self.folder.path,

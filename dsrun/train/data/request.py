@@ -114,10 +114,8 @@ class DataRequest:
     model_type: str
     max_positions: int | None
     vocab_size: int
-    seed: int = 42
     splits: frozenset[str] = frozenset({"train", "validation"})
     required: frozenset[str] = frozenset()
-    predict_with_generate: bool = False
 
 
 @dataclass(frozen=True)

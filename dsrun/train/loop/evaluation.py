@@ -1,4 +1,4 @@
-"""Evaluation: exact loss over target tokens, and scores of generated text. Every sample counts once on any world size."""
+"""Evaluation: exact loss over target tokens, and scores of generated text, each sample once at any world size."""
 
 from __future__ import annotations
 

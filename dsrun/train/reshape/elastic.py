@@ -72,11 +72,6 @@ def wanted(plan: Plan) -> Layout:
     return replace(layout, fp16=plan.precision == "fp16")
 
 
-def adapt_or_none(checkpoint: Path | None, layout: Layout, **options: Any) -> Adapted | None:
-    """`adapt`, where there is a checkpoint."""
-    return None if checkpoint is None else adapt(checkpoint, layout, **options)
-
-
 def adapt(
     checkpoint: Path,
     layout: Layout,
