@@ -42,7 +42,7 @@ def number(value: Any) -> str:
 
 
 class Console:
-    """Rank 0's voice. `out` is None on every other rank: then nothing is said."""
+    """Prints for rank 0. `out` is None on every other rank: then nothing is printed."""
 
     def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
         self._rich = RichConsole(
@@ -55,7 +55,7 @@ class Console:
         self._silent = out is None
         self._transcript: TextIO | None = None
         self.terminal = terminal
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
 
     def record_in(self, path: Path) -> None:
         """Also append every line to `path` (console.log)."""
@@ -70,9 +70,9 @@ class Console:
             self._transcript.write(text + "\n")
 
     def notice(self, text: str) -> None:
-        """A line worth knowing, said once however often it is sent."""
-        if text not in self._said:
-            self._said.add(text)
+        """Print a note, once however often it is sent."""
+        if text not in self._noted:
+            self._noted.add(text)
             self.print(f"note: {text}", style="yellow")
 
     def rows(self, rows: list[tuple[str, str]]) -> None:

@@ -104,9 +104,9 @@ def all_gather_object(mine: T) -> list[T]:
     """What every rank says, by rank. Values travel as pickles, so keep them small."""
     if ranks() == 1:
         return [mine]
-    said: list[Any] = [None] * ranks()
-    dist.all_gather_object(said, mine)
-    return said
+    gathered: list[Any] = [None] * ranks()
+    dist.all_gather_object(gathered, mine)
+    return gathered
 
 
 def rank0_first(work: Callable[[], T]) -> T:
@@ -137,11 +137,11 @@ def rank0_shares(work: Callable[[], list[T]]) -> T:
 
 def assert_same_on_all_ranks(what: str, mine: str) -> None:
     """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
-    said = all_gather_object(mine)
-    other = next((rank for rank, words in enumerate(said) if words != said[0]), None)
+    gathered = all_gather_object(mine)
+    other = next((rank for rank, words in enumerate(gathered) if words != gathered[0]), None)
     if other is not None:
         raise ToolError(
-            f"the ranks differ in their {what}: {said[0]} on rank 0, {said[other]} on rank {other}",
+            f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}",
             fix="the same command again: a node saw the run folder as it had been a moment before",
         )
 

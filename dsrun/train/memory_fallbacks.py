@@ -21,7 +21,7 @@ SKIP_FILE = "skip-steps.json"
 MOST_SKIPPED_STEPS = 10
 
 
-def read_remedy(run: Path, recipe: Recipe) -> MemoryFallback:
+def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
     """The remedy in force for a start in `run`. Raises UsageError for a file that is not the supervisor's."""
     if recipe.spec.resume == "never" or not recipe.spec.remedy:
         return MemoryFallback()

@@ -39,7 +39,7 @@ SOURCE = "--zero auto"
 GIB = 2**30
 
 DEFAULT_MICRO_BATCH = 8
-NO_REMEDY = MemoryFallback()
+NO_FALLBACK = MemoryFallback()
 
 
 def resolve_zero_auto(
@@ -153,7 +153,7 @@ def decide_plan(
     world: World,
     *,
     notify: Callable[[str], None],
-    remedy: MemoryFallback = NO_REMEDY,
+    remedy: MemoryFallback = NO_FALLBACK,
     saved_batch: int | None = None,
 ) -> Plan:
     """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory

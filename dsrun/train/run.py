@@ -61,7 +61,7 @@ def run(
         console.notice(
             "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
         )
-    remedy = memory_fallbacks.read_remedy(folder.path, recipe)
+    remedy = memory_fallbacks.read_memory_fallback(folder.path, recipe)
     saved = None
     if "train" in phases(recipe):
         saved = _saved_batch(recipe, folder)

@@ -50,7 +50,7 @@ def find_checkpoint(
 
     `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
     starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
-    itself, as checkpoints show that bear a signature of its earlier attempts (`again`, see `records.signatures`). What
+    itself, as checkpoints show that bear a signature of its earlier attempts (`again`). What
     dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises UsageError where the
     nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though asked for by name, or
     is another model's or tokenizer's.
@@ -204,14 +204,14 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
             f"{checkpoint} was saved with another {' and another '.join(changed)}",
             fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
         )
-    said = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
+    lines = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
     for name, words in _REPORTED_DIFFERENCES.items():
         if _differ(saved, facts, name):
-            said.append(
+            lines.append(
                 f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
                 + (f" (--global-batch-size {saved[name]} keeps it)" if name == "global_batch" else "")
             )
-    return said
+    return lines
 
 
 def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:

@@ -63,12 +63,12 @@ def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
     """
     manifest: Manifest | None = None
 
-    def look() -> list[Finding]:
+    def inspect() -> list[Finding]:
         nonlocal manifest
         manifest = read_manifest(path)
         return missing_or_wrong_size(path, manifest)
 
-    findings = rank0_first(look)
+    findings = rank0_first(inspect)
     if findings:
         return findings
     if not trust:

@@ -78,16 +78,16 @@ def obtain(
 
 
 def _acquire(lock: FileLock, notify: Callable[[str], None], waiting: Callable[[], None]) -> None:
-    told = False
+    notified = False
     while True:
         try:
             lock.acquire(timeout=3)
             return
         except Timeout:
             waiting()
-        if not told:
+        if not notified:
             notify("another process is preparing the same data; waiting for it")
-            told = True
+            notified = True
 
 
 def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:

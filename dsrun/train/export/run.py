@@ -52,8 +52,8 @@ class Request:
 
     @classmethod
     def from_json(cls, text: str) -> Request:
-        said = json.loads(text)
-        return cls(**{**said, "source": Path(said["source"]), "to": Path(said["to"])})
+        values = json.loads(text)
+        return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
 
 
 def main(argv: list[str]) -> int:

@@ -33,11 +33,11 @@ def logits_of_export(folder: Path) -> torch.Tensor:
     auto = auto_class(read_config(folder))
     with tempfile.TemporaryDirectory(prefix="dsrun-export-") as scratch:
         # In its own dtype, else transformers writes it all once more into the scratch folder.
-        model, told = auto.from_pretrained(
+        model, loading_info = auto.from_pretrained(
             folder, device_map={"": "disk"}, offload_folder=scratch, dtype="auto", output_loading_info=True
         )
         for what in LOADING_ERRORS:
-            names = sorted(map(str, told.get(what) or ()))
+            names = sorted(map(str, loading_info.get(what) or ()))
             if names:
                 raise ToolError(f"the exported model has {what.replace('_', ' ')}: {names[0]}")
         # Of the empty parameters; the hooks then load weights as fp32, in which rounding adds nothing.

@@ -76,7 +76,7 @@ class NanGuard:
         world_size: int,
         skipped_steps: Collection[int] = (),
         record_rollback: Callable[[int], bool] = lambda _: False,
-        on_skip: Callable[[int, str], None] = lambda _step, _words: None,
+        on_skip: Callable[[int, str], None] = lambda _step, _reason: None,
     ) -> None:
         self.policy = policy
         self.folder = folder / FOLDER

@@ -64,7 +64,7 @@ def names_or_fail(names: Names | None, checkpoint: Path) -> list[list[str]]:
 
 
 class PlainCheckpoint:
-    """A checkpoint of plain DDP, read parameter by parameter as `reshape_shards.ZeroCheckpoint` is."""
+    """A checkpoint of plain DDP, read parameter by parameter as `shards.ZeroCheckpoint` is."""
 
     def __init__(self, checkpoint: Path, groups: list[list[str]]) -> None:
         self.checkpoint = checkpoint

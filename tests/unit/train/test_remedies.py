@@ -42,16 +42,16 @@ def test_memory_fallback_read_from_run_folder(tmp_path):
     """The fallback is read unless the user refuses it or starts anew."""
     wanted = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
-    assert memory_fallbacks.read_remedy(tmp_path, recipe()) == wanted
-    assert memory_fallbacks.read_remedy(tmp_path, recipe("--no-remedy")) == MemoryFallback()
-    assert memory_fallbacks.read_remedy(tmp_path, recipe("--resume", "never")) == MemoryFallback()
-    assert memory_fallbacks.read_remedy(tmp_path / "other", recipe()) == MemoryFallback()
+    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe()) == wanted
+    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe("--no-remedy")) == MemoryFallback()
+    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe("--resume", "never")) == MemoryFallback()
+    assert memory_fallbacks.read_memory_fallback(tmp_path / "other", recipe()) == MemoryFallback()
 
 
 def test_invalid_memory_fallback_file_rejected(tmp_path):
     (tmp_path / "remedy.json").write_text("[")
     with pytest.raises(UsageError, match=r"remedy\.json"):
-        memory_fallbacks.read_remedy(tmp_path, recipe())
+        memory_fallbacks.read_memory_fallback(tmp_path, recipe())
 
 
 def test_memory_fallback_sets_recompute_and_offload_flags():

@@ -36,18 +36,18 @@ class Counts:
 
     def notices(self, split: str, limit: int) -> list[str]:
         """What the user should know about rows that were left out."""
-        said = []
+        lines = []
         if self.incomplete:
-            said.append(
+            lines.append(
                 f"{split}: {self.incomplete:,} of {self.rows:,} rows lack a text and are left out "
                 f"(the first: {self.first_incomplete})"
             )
         if self.no_loss:
-            said.append(
+            lines.append(
                 f"{split}: {self.no_loss:,} of {self.rows:,} rows have nothing to learn from within {limit:,} "
                 f"tokens and are left out (the first: {self.first_no_loss})"
             )
-        return said
+        return lines
 
 
 @dataclass(frozen=True)

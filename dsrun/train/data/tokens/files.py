@@ -134,7 +134,7 @@ def write_tokens(
 ) -> int:
     """Write runs of ids one after another as a token file, at most `limit` tokens; returns how many.
 
-    `largest_id` chooses the width: see `tokens.narrowest`.
+    `largest_id` chooses the width: see `narrowest`.
     """
     dtype = DTYPES[narrowest(largest_id)]
     written = 0
