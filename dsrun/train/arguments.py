@@ -212,7 +212,7 @@ def in_a_line(what: str) -> Iterator[None]:
                 raise UsageError(f"{what}: {line}") from error
             raise
         raise MissingError(
-            f"{what}: unexpected answer of the Hub:  {line}",
+            f"{what}: the Hub answered unexpectedly: {line}",
             fix="check the network and the token, or leave --push_to_hub out and upload the model afterwards",
             cause="hf_gated_or_offline",
         ) from error

@@ -117,5 +117,5 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
     if isinstance(value, str) or not all(isinstance(item, int) for item in value):
         raise UsageError(f"{where}: {column!r} is not a list of whole numbers")
     if not _LEAST_ID <= min(value) <= max(value) <= _LARGEST_ID:
-        raise UsageError(f"{where}: {column!r} holds a number that is not a token id:  {max(value, key=abs)}")
+        raise UsageError(f"{where}: {column!r} holds a number that is not a token id: {max(value, key=abs)}")
     return list(value)

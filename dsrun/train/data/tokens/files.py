@@ -195,7 +195,7 @@ def dtype_of(path: Path, vocab_size: int) -> str:
     if beside.is_file():
         named = beside.read_text(encoding="utf-8").strip()
         if named not in DTYPES:
-            raise UsageError(f"{beside} is not a valid dtype: {named!r}; valid: {' or '.join(DTYPES)}")
+            raise UsageError(f"{beside} has the invalid dtype {named!r}; valid: {' or '.join(DTYPES)}")
         return named
     return narrowest(vocab_size - 1)
 

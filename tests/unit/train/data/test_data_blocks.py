@@ -115,7 +115,7 @@ def test_token_dtype_from_vocabulary_size(tmp_path):
     (tmp_path / "t.bin.dtype").write_text("uint16\n")
     assert dtype_of(path, 128_000) == "uint16"
     (tmp_path / "t.bin.dtype").write_text("int8")
-    with pytest.raises(UsageError, match="says 'int8'"):
+    with pytest.raises(UsageError, match="invalid dtype 'int8'"):
         dtype_of(path, 5)
 
 

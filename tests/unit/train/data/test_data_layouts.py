@@ -200,7 +200,7 @@ def test_pretokenised_seq2seq_labels():
 
 @pytest.mark.parametrize("number", [2**31, -(2**70)])
 def test_token_id_beyond_any_vocabulary_rejected(number):
-    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* no token id: {number}"):
+    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* not a token id: {number}"):
         read({"input_ids": [3, number]}, CAUSAL)
 
 
