@@ -173,7 +173,7 @@ def _liger_installed() -> bool:
     return find_spec("liger_kernel") is not None
 
 
-def check(
+def check_arguments(
     arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: Callable[[str], None]
 ) -> None:
     """Try the optimizer, the schedule and the noise that were asked for; `deepspeed` may bring the first two itself.

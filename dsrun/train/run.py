@@ -18,7 +18,7 @@ from dsrun.system import variables
 from dsrun.system.host import disk_free
 from dsrun.train import distributed as worlds
 from dsrun.train import memory_fallbacks, report
-from dsrun.train.arguments import training_arguments
+from dsrun.train.arguments import check_arguments, in_a_line, training_arguments
 from dsrun.train.batching.batches import Split
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
@@ -169,8 +169,8 @@ class _Run:
             arguments.generation_max_length = self.data.collator.max_target_length
         self.data.collator.model = model
         if "train" in plan.phases:
-            arguments.check(arguments, model, plan.deepspeed, notify=self.console.notice)
-        with arguments.in_a_line("training arguments"):
+            check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
+        with in_a_line("training arguments"):
             trainer = RunTrainer(
                 model=model,
                 args=arguments,
