@@ -18,10 +18,10 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.process_end import end
+from dsrun.train.distributed import World, destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.loop.loss import summed_cross_entropy
 from dsrun.train.model.load import add_lora
-from dsrun.train.world import World, here, join, leave
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.shipped import from_offload
 
@@ -31,10 +31,10 @@ STEPS = 2
 def main(case_file: str, out: str) -> None:
     case = json.loads(Path(case_file).read_text())
     logger.setLevel("ERROR")
-    world = here(use_cpu=not torch.cuda.is_available())
+    world = world_from_env(use_cpu=not torch.cuda.is_available())
     config = configuration(case, world)
-    engines.prepare_ops(config, world, say=lambda _: None)
-    join(world, deepspeed=True)
+    engines.prepare_ops(config, world, notify=lambda _: None)
+    init_process_group(world, deepspeed=True)
     found = {"baseline": peak_host(), "elements": sizes(case)}
     train(case, config, world)
     found["host"] = peak_host()
@@ -43,7 +43,7 @@ def main(case_file: str, out: str) -> None:
         free, total = torch.cuda.mem_get_info()
         found["context"] = total - free - torch.cuda.memory_reserved()
     Path(f"{out}-{world.rank}").write_text(json.dumps(found))
-    leave()
+    destroy_process_group()
 
 
 def peak_host() -> int:

@@ -269,12 +269,12 @@ def find_gpu(name: str) -> GpuModel:
 
 def _model_config(model: str) -> dict[str, Any]:
     """The model's config.json, or nothing (and a word about it) when it is not on this machine."""
-    from dsrun.demo import DEMO_NAMES, defaults
+    from dsrun.demo import DEMO_NAMES, models
     from dsrun.errors import MissingError
     from dsrun.zero.memory.model.configs import find
 
     if model in DEMO_NAMES:
-        return dict(defaults.t5_config(1) if model == "demo-t5" else defaults.llama_config(1))
+        return dict(models.t5_config(1) if model == "demo-t5" else models.llama_config(1))
     try:
         return find(model).config
     except MissingError:

@@ -1,9 +1,8 @@
 """Make a demo: an ordinary model folder without weights, and ordinary data files.
 
-A folder is filled in a hidden sibling and moved into place whole, so a folder that carries the mark
-of a finished build is one.  The mark also holds a key over everything the content follows from; a
-dsrun or a Python that could write something else finds another key, and replaces the folder with
-all that is in it.
+A folder is filled in a hidden sibling and moved into place whole, so a folder that carries the mark of a finished build
+is one.  The mark also holds a key over everything the content follows from; a dsrun or a Python that could write
+something else finds another key, and replaces the folder with all that is in it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +20,12 @@ from typing import Any, Final
 from filelock import FileLock
 
 from dsrun import __version__
-from dsrun.demo import defaults, vocabulary
+from dsrun.demo import models
 from dsrun.demo.corpus import Splits, number_phrases, python_docs
 from dsrun.errors import UsageError
 
-DEMO_NAMES: Final = tuple(defaults.TASKS)
+DEMO_NAMES: Final = tuple(models.TASKS)
 MARK: Final = "dsrun-demo.json"
-
-_SPLITS: Final = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +47,22 @@ class DemoPaths:
 
 
 def materialise(name: str, folder: Path) -> DemoPaths:
-    """Make the demo ``name`` in ``folder``, or reuse it if it is there already.
+    """Make the demo ``name`` in ``folder/model`` and ``folder/data``, or reuse it if it is there already.
 
-    Args:
-        name: ``demo-t5`` or ``demo-llama``.
-        folder: where to; ``folder/model`` and ``folder/data`` are written.
-
-    Raises:
-        UsageError: there is no such demo, or ``folder`` holds something that dsrun did not make.
-        MissingError: demo-llama without the package `tokenizers`, or a Python without its library.
+    Raises UsageError for an unknown name, or where ``folder`` holds something that dsrun did not make; MissingError for
+    demo-llama without the package `tokenizers`, or a Python without its library.
     """
-    if name not in defaults.TASKS:
+    if name not in models.TASKS:
         raise UsageError(f"there is no demo {name!r}", fix=f"one of: {', '.join(DEMO_NAMES)}")
-    fill = _fill_t5 if name == defaults.DEMO_T5 else _fill_llama
+    fill = _fill_t5 if name == models.DEMO_T5 else _fill_llama
     _build(name, Path(folder), fill)
-    return _paths(defaults.TASKS[name], Path(folder), with_model=True)
+    return _paths(models.TASKS[name], Path(folder), with_model=True)
 
 
 def data_only(task: str, folder: Path) -> DemoPaths:
-    """Make only a demo's data files in ``folder/data``, for a model that came without a data set.
-
-    Args:
-        task: ``seq2seq`` (number phrases) or ``causal-lm`` (Python documentation).
-        folder: where to.
-
-    Raises:
-        UsageError: there is no such task, or ``folder`` holds something that dsrun did not make.
-        MissingError: causal-lm with a Python that lacks its library.
-    """
-    if task not in defaults.TASKS.values():
+    """Make only a demo's data files in ``folder/data``, for a model that came without a data set: number phrases for
+    seq2seq, Python documentation for causal-lm. Raises as `materialise` does."""
+    if task not in models.TASKS.values():
         raise UsageError(f"there is no demo data for task {task!r}", fix="one of: seq2seq, causal-lm")
     make: Callable[[], Splits[Any]] = number_phrases if task == "seq2seq" else python_docs
     _build(f"data-{task}", Path(folder), lambda target: _write_data(target, make()))
@@ -102,9 +86,9 @@ def _paths(task: str, folder: Path, *, with_model: bool) -> DemoPaths:
 
 def _fill_t5(folder: Path) -> None:
     _write_data(folder, number_phrases())
-    files = vocabulary.t5_tokenizer(defaults.T5_LENGTH)
-    config = defaults.t5_config(len(vocabulary.t5_vocabulary()))
-    _write_model(folder, files, config, defaults.t5_generation())
+    files = models.t5_tokenizer(models.T5_LENGTH)
+    config = models.t5_config(len(models.t5_vocabulary()))
+    _write_model(folder, files, config, models.t5_generation())
 
 
 def _fill_llama(folder: Path) -> None:
@@ -112,20 +96,16 @@ def _fill_llama(folder: Path) -> None:
     _write_data(folder, splits)
     # The training split alone: what the tokenizer has seen is not held out either.
     texts = [row["text"] for row in splits.train]
-    files = vocabulary.llama_tokenizer(texts, defaults.LLAMA_LENGTH)
-    config = defaults.llama_config(vocabulary.LLAMA_VOCABULARY)
-    _write_model(folder, files, config, defaults.llama_generation())
+    files = models.llama_tokenizer(texts, models.LLAMA_LENGTH)
+    config = models.llama_config(models.LLAMA_VOCABULARY)
+    _write_model(folder, files, config, models.llama_generation())
 
 
 def _write_data(folder: Path, splits: Splits[Any]) -> None:
-    for split in _SPLITS:
-        _write_lines(folder / "data" / f"{split}.jsonl", getattr(splits, split))
-
-
-def _write_lines(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "data").mkdir()
+    for split, rows in vars(splits).items():
+        with (folder / "data" / f"{split}.jsonl").open("w", encoding="utf-8", newline="\n") as out:
+            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _write_model(

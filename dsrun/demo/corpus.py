@@ -1,14 +1,13 @@
 """Demo data made by rule: number phrases in two languages, and the Python documentation on this machine.
 
-Nothing is downloaded.  The number phrases are the same on every machine; the documentation texts
-are those of the Python that runs dsrun, so they change with its version.
+Nothing is downloaded.  The number phrases are the same on every machine; the documentation texts are those of the
+Python that runs dsrun, so they change with its version.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
 import random
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from dsrun.demo.numbers import english, romanian
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import MissingError
 
 Row = TypeVar("Row")
 PhraseRow = Mapping[str, Mapping[str, str]]
@@ -26,30 +24,34 @@ TextRow = Mapping[str, str]
 ALWAYS_TRAINED: Final = 100
 """Numbers below this are only in the training split: "zero", for one, occurs in no other phrase."""
 
-MOST_PHRASES: Final = 100_000
-"""Rows of all splits together: at their 8 %, the 9000 four-digit numbers are nearly used up."""
-
 # Percent of a split per count of digits.  Drawn evenly, three-digit numbers would be one in a
 # thousand, and the model would rarely see a phrase that ends that early.
 _SHARE_BY_DIGITS: Final = {3: 2, 4: 8, 5: 30, 6: 60}
 
-_SKIPPED_FOLDERS: Final = frozenset(
-    [
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idlelib",
-        "lib2to3",
-        "turtledemo",
-        "pydoc_data",
-        "__pycache__",
-        "lib-dynload",
-    ]
-)
+_SKIPPED_FOLDERS: Final = {
+    *("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "pydoc_data"),
+    *("__pycache__", "lib-dynload"),
+}
 _SHORTEST_TEXT: Final = 80
 _LONGEST_TEXT: Final = 4000
 _FEWEST_TRAINING_TEXTS: Final = 200
+
+LIMIT: Final = 1_000_000
+"""One more than the largest number that can be spelled."""
+
+# 0..19, then the tens.
+_EN_WORDS: Final = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+)
+_RO_WORDS: Final = (
+    "zero unu doi trei patru cinci șase șapte opt nouă zece unsprezece doisprezece treisprezece "
+    "paisprezece cincisprezece șaisprezece șaptesprezece optsprezece nouăsprezece douăzeci treizeci "
+    "patruzeci cincizeci șaizeci șaptezeci optzeci nouăzeci"
+)
+_EN, _RO = _EN_WORDS.split(), _RO_WORDS.split()
+# `sută` and `mie` are feminine, and so is what counts them; a number that counts nothing is masculine.
+_RO_FEMININE: Final = {1: "una", 2: "două", 12: "douăsprezece"}
 
 
 @dataclass(frozen=True)
@@ -66,48 +68,27 @@ def number_phrases(
 ) -> Splits[PhraseRow]:
     """English and Romanian phrases for numbers 0..999_999, no number in two splits.
 
-    Args:
-        train: rows for training; the numbers 0..99 come on top of these.
-        validation: rows for validation, all >= 100.
-        test: rows for the final test, all >= 100.
-        seed: chooses the numbers; the same seed gives the same rows on every machine.
-
-    Returns:
-        Splits of rows ``{"translation": {"en": ..., "ro": ...}}``.
-
-    Raises:
-        UsageError: a count is negative, or all together are more than MOST_PHRASES.
+    Rows are ``{"translation": {"en": ..., "ro": ...}}``. The numbers 0..99 come on top of the `train` rows; the other
+    splits have none below 100. The same seed gives the same rows on every machine.
     """
-    if min(train, validation, test) < 0 or train + validation + test > MOST_PHRASES:
-        raise UsageError(
-            f"cannot draw {train} + {validation} + {test} different numbers",
-            fix=f"ask for 0 to {MOST_PHRASES} rows in all",
-        )
     rng = random.Random(seed)
     taken = set(range(ALWAYS_TRAINED))
+
+    def rows(numbers: list[int]) -> list[PhraseRow]:
+        return [{"translation": {"en": english(n), "ro": romanian(n)}} for n in numbers]
+
     # The small splits draw first, so that a wish for more training rows cannot change the test set.
-    test_numbers = _draw(test, taken, rng)
-    validation_numbers = _draw(validation, taken, rng)
-    train_numbers = _draw(train, taken, rng) + list(range(ALWAYS_TRAINED))
-    return Splits(
-        train=[_phrase(n) for n in train_numbers],
-        validation=[_phrase(n) for n in validation_numbers],
-        test=[_phrase(n) for n in test_numbers],
-    )
+    test_rows, validation_rows = rows(_draw(test, taken, rng)), rows(_draw(validation, taken, rng))
+    return Splits(rows([*_draw(train, taken, rng), *range(ALWAYS_TRAINED)]), validation_rows, test_rows)
 
 
 def python_docs() -> Splits[TextRow]:
     """Documentation texts of this Python: its help topics and the docstrings of its library.
 
-    A document is one help topic or one module; all its texts go to the same split.  Which split
-    that is follows from a hash of the document's name, so most documents keep theirs from one
-    Python version to the next.  A text met a second time is dropped, whichever document it is in.
-
-    Returns:
-        Splits of rows ``{"text": ...}``, about 80 to 4000 characters each.
-
-    Raises:
-        MissingError: this Python comes without its library's source files.
+    A document is one help topic or one module; all its texts go to the same split.  Which split that is follows from a
+    hash of the document's name, so most documents keep theirs from one Python version to the next.  A text met a second
+    time is dropped, whichever document it is in. Raises MissingError where this Python comes without its library's
+    source files.
     """
     splits: Splits[TextRow] = Splits([], [], [])
     seen: set[str] = set()
@@ -147,10 +128,6 @@ def _draw(count: int, taken: set[int], rng: random.Random) -> list[int]:
     return numbers
 
 
-def _phrase(n: int) -> PhraseRow:
-    return {"translation": {"en": english(n), "ro": romanian(n)}}
-
-
 def _documents() -> Iterator[tuple[str, list[str]]]:
     """Yield (name of the document, its texts), in the same order every time."""
     for topic, text in sorted(_help_topics().items()):
@@ -177,19 +154,17 @@ def _docstrings(module: str, file: Path) -> list[str]:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
-    texts: list[str] = []
-    _collect(tree, module, texts)
-    return texts
+    return _collect(tree, module)
 
 
-def _collect(node: Any, name: str, texts: list[str]) -> None:
-    """Append the passages of ``node``'s docstring, then of what is defined directly in it."""
-    docstring = ast.get_docstring(node, clean=False)
-    if docstring:
-        texts.extend(_passages(name, inspect.cleandoc(docstring)))
+def _collect(node: Any, name: str) -> list[str]:
+    """The passages of ``node``'s docstring, then of what is defined directly in it."""
+    docstring = ast.get_docstring(node)
+    texts = _passages(name, docstring) if docstring else []
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            _collect(child, f"{name}.{child.name}", texts)
+            texts += _collect(child, f"{name}.{child.name}")
+    return texts
 
 
 def _passages(title: str, text: str) -> list[str]:
@@ -203,3 +178,32 @@ def _passages(title: str, text: str) -> list[str]:
         current = f"{current}\n\n{paragraph}" if current else paragraph
     pieces.append(current)
     return [f"{title}\n\n{piece}" for piece in pieces if len(piece) >= _SHORTEST_TEXT]
+
+
+def english(n: int) -> str:
+    """Spell 0 <= n < LIMIT in English, American style: hyphenated tens, no "and", no commas."""
+    if n >= 1000:
+        rest = f" {english(n % 1000)}" if n % 1000 else ""
+        return f"{english(n // 1000)} thousand{rest}"
+    if n >= 100:
+        return f"{_EN[n // 100]} hundred" + (f" {english(n % 100)}" if n % 100 else "")
+    if n >= 20:
+        return _EN[18 + n // 10] + (f"-{_EN[n % 10]}" if n % 10 else "")
+    return _EN[n]
+
+
+def romanian(n: int, *, feminine: bool = False) -> str:
+    """Spell 0 <= n < LIMIT in Romanian, which num2words gets wrong: it counts thousands with masculine forms, and puts
+    "de" after 101..119 as well. ("De" follows a count unless its last two digits are 01..19.)"""
+    if n >= 1000:
+        thousands = n // 1000
+        link = "mii" if 1 <= thousands % 100 <= 19 else "de mii"
+        head = "o mie" if thousands == 1 else f"{romanian(thousands, feminine=True)} {link}"
+    elif n >= 100:
+        head = "o sută" if n < 200 else f"{romanian(n // 100, feminine=True)} sute"
+    elif n >= 20:
+        return _RO[18 + n // 10] + (f" și {romanian(n % 10, feminine=feminine)}" if n % 10 else "")
+    else:
+        return _RO_FEMININE.get(n, _RO[n]) if feminine else _RO[n]
+    rest = n % (1000 if n >= 1000 else 100)
+    return f"{head} {romanian(rest, feminine=feminine)}" if rest else head

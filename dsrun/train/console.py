@@ -1,4 +1,5 @@
-"""What the user sees: header, one progress bar, evaluation lines, summary. Only rank 0 has a console that talks.
+"""A worker's output. The user sees header, one progress bar, evaluation lines and summary, of rank 0 alone; what
+libraries print goes into the rank's log.
 
 On a terminal the bar is live; elsewhere (a file, a SLURM log) a plain line appears now and then. Every line also goes
 into the run folder's console.log.
@@ -6,7 +7,11 @@ into the run folder's console.log.
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def duration(seconds: float) -> str:
@@ -35,7 +42,7 @@ def number(value: Any) -> str:
 
 
 class Console:
-    """Rank 0's voice. `out` is None on every other rank: then nothing is said."""
+    """Prints for rank 0. `out` is None on every other rank: then nothing is printed."""
 
     def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
         self._rich = RichConsole(
@@ -48,14 +55,14 @@ class Console:
         self._silent = out is None
         self._transcript: TextIO | None = None
         self.terminal = terminal
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
 
     def record_in(self, path: Path) -> None:
         """Also append every line to `path` (console.log)."""
         if not self._silent:
             self._transcript = path.open("a", encoding="utf-8", buffering=1)
 
-    def say(self, text: str = "", *, style: str | None = None) -> None:
+    def print(self, text: str = "", *, style: str | None = None) -> None:
         if self._silent:
             return
         self._rich.print(escape(text), style=style)
@@ -63,16 +70,16 @@ class Console:
             self._transcript.write(text + "\n")
 
     def notice(self, text: str) -> None:
-        """A line worth knowing, said once however often it is sent."""
-        if text not in self._said:
-            self._said.add(text)
-            self.say(f"note: {text}", style="yellow")
+        """Print a note, once however often it is sent."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.print(f"note: {text}", style="yellow")
 
     def rows(self, rows: list[tuple[str, str]]) -> None:
         """An aligned block of names and values."""
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            self.say(f"  {name.ljust(width)}  {value}")
+            self.print(f"  {name.ljust(width)}  {value}")
 
     def task(self, what: str) -> PlainTask:
         """Progress of something that is not training: tokenising, evaluating."""
@@ -129,7 +136,7 @@ class TrainingBar:
         now = time.monotonic()
         if not self._bar and (last or now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES):
             self._printed = now
-            self.console.say(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
+            self.console.print(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
 
     def _eta(self, step: int) -> str:
         done = step - self.start
@@ -143,7 +150,7 @@ class TrainingBar:
 
 
 class PlainTask:
-    """Counts something up; quiet when it is over before anybody would wonder."""
+    """A counter that stays silent when it finishes soon."""
 
     def __init__(self, console: Console, what: str) -> None:
         self.console = console
@@ -159,4 +166,35 @@ class PlainTask:
         self._done = done
         if now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES and done < total:
             self._printed = now
-            self.console.say(f"{self.what} {done:,}/{total:,}")
+            self.console.print(f"{self.what} {done:,}/{total:,}")
+
+
+def open_console(channel: str | None) -> TextIO:
+    """The way to the user: the launcher's pipe `channel`, else a copy of the stderr this process was started with."""
+    if channel:
+        return Path(channel).open("w", encoding="utf-8", buffering=1)
+    return os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+
+
+def send_output_to(log: Path, *, echo: bool = False) -> None:
+    """Point stdout and stderr, those of C++ libraries included, to `log`; logging lines there carry the time.
+
+    With `echo` (--debug) the terminal keeps everything and only the logging module's lines go to the file as well.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(log)] if echo else []
+    if not echo:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for target in (1, 2):
+            os.dup2(fd, target)
+        os.close(fd)
+        sys.stdout.reconfigure(line_buffering=True)
+    handlers.append(logging.StreamHandler(sys.stderr))
+    logging.basicConfig(
+        format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True
+    )
+    # These report every HTTP request and file lock at INFO and DEBUG.
+    for chatty in ("httpx", "httpcore", "filelock", "urllib3", "fsspec", "matplotlib", "numexpr"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    warnings.simplefilter("default" if echo else "once")

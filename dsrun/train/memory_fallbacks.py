@@ -21,7 +21,7 @@ SKIP_FILE = "skip-steps.json"
 MOST_SKIPPED_STEPS = 10
 
 
-def read_remedy(run: Path, recipe: Recipe) -> MemoryFallback:
+def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
     """The remedy in force for a start in `run`. Raises UsageError for a file that is not the supervisor's."""
     if recipe.spec.resume == "never" or not recipe.spec.remedy:
         return MemoryFallback()
@@ -34,7 +34,7 @@ def read_remedy(run: Path, recipe: Recipe) -> MemoryFallback:
     return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
 
 
-def remedied(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
+def with_fallback(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
     """The recipe with recomputation and offloading as the remedy says; `stage` 0 cannot offload."""
     if remedy.recompute:
         recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
@@ -43,7 +43,7 @@ def remedied(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
     return recipe
 
 
-def shrunk(batch: BatchPlan, remedy: MemoryFallback) -> BatchPlan:
+def with_smaller_batch(batch: BatchPlan, remedy: MemoryFallback) -> BatchPlan:
     """The batch with a smaller micro batch and more accumulation steps; the global batch stays."""
     micro, accumulation = shrink(batch.micro_batch, batch.accumulation, remedy.halvings)
     return replace(batch, micro_batch=micro, accumulation=accumulation)
@@ -73,7 +73,7 @@ def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
         return frozenset()
 
 
-def wish_to_skip(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
+def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
     """What to do when --on-nan rollback meets a step: write it down (`main`: rank 0 does), and tell whether the run may
     go back for it. It may not for a step that was passed over already, nor for ever."""
 
@@ -87,7 +87,7 @@ def wish_to_skip(run: Path, known: frozenset[int], *, main: bool) -> Callable[[i
     return wish
 
 
-def forget(run: Path) -> None:
+def clear(run: Path) -> None:
     """--resume never: the run starts as it was asked for."""
     for name in (REMEDY_FILE, SKIP_FILE):
         (run / name).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
         if "--debug" in argv:
             raise
         code, message = failure.explain(_interrupt_in(error) or error)
-        console.say(f"error: {message}", style="red")
+        console.print(f"error: {message}", style="red")
         return code
     return 0
 
@@ -43,18 +43,18 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
 
     from dsrun.recipe.recipe import phases
     from dsrun.train.model import load as models
-    from dsrun.train.model.demos import fill_in
-    from dsrun.train.plan import data_request, prepare_and_say
+    from dsrun.train.model.demos import with_demo
+    from dsrun.train.plan import data_request, prepare_and_report
 
     transformers_logging.set_verbosity_error()
-    recipe, _ = fill_in(recipe, say=console.notice)
+    recipe, _ = with_demo(recipe, notify=console.notice)
     config = models.load_config(recipe.spec)
     tokenizer = models.load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
-    data = prepare_and_say(
+    data = prepare_and_report(
         data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console
     )
-    console.say(f"prepared {data.origin}")
+    console.print(f"prepared {data.origin}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console, duration, number
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.loop import engine
-from dsrun.train.loop.callbacks import metric_words
+from dsrun.train.loop.callbacks import format_metrics
+from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.model.precision import Precision
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -62,7 +62,7 @@ def header(
 
 def _parallel(plan: Plan) -> str:
     """Who shares the work, and how: "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
-    ranks = f"{plan.world.size} {plan.world.device_words}"
+    ranks = f"{plan.world.size} {plan.world.device_name}"
     stage = engine.stage_of(plan.deepspeed)
     if "train" not in plan.phases and stage < 3:
         return ranks
@@ -83,7 +83,7 @@ def evaluate_and_predict(
         if split not in plan.phases or rows is None:
             continue
         metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
-        console.say(f"{split}  {metric_words(metrics, prefix + '_')}")
+        console.print(f"{split}  {format_metrics(metrics, prefix + '_')}")
         examples = trainer.last_evaluation.examples
         if examples and plan.world.is_main:
             file = folder.path / f"predictions-{split}.jsonl"
@@ -136,13 +136,13 @@ def summary(
         rows.append(("model", str(folder.model)))
     rows += [("predictions", str(file)) for file in predictions]
     rows += [("time", goodput)] if goodput and "train" in plan.phases else []
-    console.say("")
+    console.print("")
     console.rows(rows)
     if plan.title in DEMO_NAMES:
-        console.say("")
-        console.say("next, on your own machine:")
+        console.print("")
+        console.print("next, on your own machine:")
         for line in NEXT_COMMANDS:
-            console.say(f"  {line}")
+            console.print(f"  {line}")
 
 
 def peak_flops(precision: Precision) -> float | None:
@@ -152,13 +152,13 @@ def peak_flops(precision: Precision) -> float | None:
 
 
 def _show(console: Console, examples: list[Any]) -> None:
-    console.say("")
+    console.print("")
     # Spread over the data, which is often sorted by something.
     for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
         right = example.prediction.strip() == example.reference.strip()
         reference = "" if right else f"   (reference: {in_a_line(example.reference)})"
-        console.say(f"  {in_a_line(example.source)}")
-        console.say(f"    -> {in_a_line(example.prediction)}{reference}")
+        console.print(f"  {in_a_line(example.source)}")
+        console.print(f"    -> {in_a_line(example.prediction)}{reference}")
 
 
 def in_a_line(text: str) -> str:

@@ -16,29 +16,28 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
 from dsrun.system.host import disk_free
-from dsrun.train import argument_checks, memory_fallbacks, report
-from dsrun.train import world as worlds
-from dsrun.train.arguments import training_arguments
+from dsrun.train import distributed as worlds
+from dsrun.train import memory_fallbacks, report
+from dsrun.train.arguments import check_arguments, in_a_line, training_arguments
 from dsrun.train.batching.batches import Split
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
-from dsrun.train.checkpoint.fingerprint import checkpoint_facts
 from dsrun.train.checkpoint.resume import find_checkpoint
-from dsrun.train.collectives import all_gather_object, assert_same_on_all_ranks
+from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.console import Console
 from dsrun.train.data.prepare import PreparedData
+from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError
+from dsrun.train.lifecycle.callbacks import EvaluationLeftError
 from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.setup import build_callbacks, guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import load as models
-from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_say
+from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_report
 from dsrun.train.records import RunRecords, step_of
 from dsrun.train.reshape import elastic, plain, trainer_hooks
-from dsrun.train.world import World
 
 DEFAULT_LOGGING_STEPS = 10
 
@@ -50,36 +49,36 @@ def run(
     folder: RunFolder,
     console: Console,
     *,
-    life: RankContext | None = None,
+    context: RankContext | None = None,
 ) -> None:
     """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
 
-    Returns early, with a checkpoint and without a model, when `life.stopping` says so.
+    Returns early, with a checkpoint and without a model, when `context.stopping` says so.
     """
-    life = life or RankContext.alone()
-    life.heart.enter("loading")
+    context = context or RankContext.alone()
+    context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice(
             "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
         )
-    remedy = memory_fallbacks.read_remedy(folder.path, recipe)
+    remedy = memory_fallbacks.read_memory_fallback(folder.path, recipe)
     saved = None
     if "train" in phases(recipe):
         saved = _saved_batch(recipe, folder)
-    plan = decide_plan(recipe, title, world, say=console.notice, remedy=remedy, saved_batch=saved)
-    life.progress.micro_batch = plan.batch.micro_batch
+    plan = decide_plan(recipe, title, world, notify=console.notice, remedy=remedy, saved_batch=saved)
+    context.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.
     request = data_request(recipe, plan.config, plan.task, len(tokenizer), plan.phases)
-    life.heart.enter("tokenising")
-    data = prepare_and_say(request, tokenizer, console, beat=life.heart.beat)
-    life.heart.enter("loading")
+    context.heart.enter("tokenising")
+    data = prepare_and_report(request, tokenizer, console, beat=context.heart.beat)
+    context.heart.enter("loading")
     if plan.deepspeed is not None:
         training = "train" in plan.phases
-        engine.prepare_ops(plan.deepspeed, world, say=console.notice, training=training)
-    worlds.join(world, deepspeed=plan.deepspeed is not None)
+        engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training=training)
+    worlds.init_process_group(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
-    _Run(plan, data, folder, console, records, life).carry_out(tokenizer)
+    _Run(plan, data, folder, console, records, context).run_all(tokenizer)
 
 
 def _saved_batch(recipe: Recipe, folder: RunFolder) -> int | None:
@@ -97,18 +96,18 @@ class _Run:
     folder: RunFolder
     console: Console
     records: RunRecords
-    life: RankContext
+    context: RankContext
 
-    def carry_out(self, tokenizer: Any) -> None:
+    def run_all(self, tokenizer: Any) -> None:
         try:
             facts = checkpoint_facts(self.plan, tokenizer, self.data.train)
             start = self._start(facts) if "train" in self.plan.phases else None
             plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
-            replace(self, plan=plan)._carry_out(tokenizer, start, facts)
+            replace(self, plan=plan)._run_all(tokenizer, start, facts)
         except BaseException as error:
             # A supervisor knows better: which rank failed first, and what comes next.
-            if not is_supervised(os.environ) and not self.life.stopping.told_before_training:
-                self.records.failure(error, step=self.life.progress.step, cause=failure.cause_of(error))
+            if not is_supervised(os.environ) and not self.context.stopping.stopped_before_training:
+                self.records.failure(error, step=self.context.progress.step, cause=failure.cause_of(error))
             raise
 
     def _start(self, facts: dict[str, Any]) -> elastic.Adapted | None:
@@ -121,22 +120,24 @@ class _Run:
             facts=facts,
             trust=plan.recipe.spec.trust,
             force=plan.recipe.spec.force,
-            say=self.console.notice,
-            beat=self.life.heart.beat,
+            notify=self.console.notice,
+            beat=self.context.heart.beat,
             again=earlier_signatures(os.environ),
         )
         # It follows from files of the run folder, which each rank has read by itself.
         assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
-        return elastic.adapt_or_none(
+        if checkpoint is None:
+            return None
+        return elastic.adapt(
             checkpoint,
             elastic.wanted(plan),
             run=self.folder.path,
-            say=self.console.notice,
-            beat=self.life.heart.beat,
+            notify=self.console.notice,
+            beat=self.context.heart.beat,
             names=lambda: plain.trainer_order(plan),
         )
 
-    def _carry_out(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:
+    def _run_all(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:
         trainer = self._trainer(tokenizer)
         spec = self.plan.recipe.spec
         saving = Saving(
@@ -145,17 +146,17 @@ class _Run:
             background=spec.async_save,
             trust=spec.trust,
             facts=facts,
-            beat=self.life.heart.beat,
+            beat=self.context.heart.beat,
         )
         trainer.keep_checkpoints(saving)
         if start:
-            self.life.progress.saved = step_of(start.source)
+            self.context.progress.saved = step_of(start.source)
             trainer.add_callback(trainer_hooks.Reshaped(trainer, start, run=self.folder.path))
         self._train_and_evaluate(trainer, start)
 
     def _trainer(self, tokenizer: Any) -> RunTrainer:
-        """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which
-        a ZeRO-3 model would be built whole on every rank."""
+        """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
+        ZeRO-3 model would be built whole on every rank."""
         plan = self.plan
         arguments = training_arguments(
             plan, run=self.folder.path, has_validation=self.data.validation is not None
@@ -168,8 +169,8 @@ class _Run:
             arguments.generation_max_length = self.data.collator.max_target_length
         self.data.collator.model = model
         if "train" in plan.phases:
-            argument_checks.check(arguments, model, plan.deepspeed, say=self.console.notice)
-        with argument_checks.in_a_line("training arguments"):
+            check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
+        with in_a_line("training arguments"):
             trainer = RunTrainer(
                 model=model,
                 args=arguments,
@@ -182,7 +183,7 @@ class _Run:
                 ),
                 ds_config=plan.deepspeed,
                 eval_progress=self.console.task("evaluating").update,
-                life=self.life,
+                context=self.context,
                 nan_guard=self._guard(),
             )
         trainer.remove_callback(PrinterCallback)
@@ -226,7 +227,7 @@ class _Run:
             self._export(trainer)
         else:
             trainer.prepare_for_evaluation()
-            self.life.stopping.begin()
+            self.context.stopping.begin()
         # With nothing to go on from, leaving would lose the training.
         trainer.may_leave_evaluation = not training or self._is_saved(trainer)
         try:
@@ -234,7 +235,7 @@ class _Run:
         except EvaluationLeftError:
             self._leave(trainer)
             return
-        self.life.heart.enter("ending")
+        self.context.heart.enter("ending")
         self.records.end(trainer.state.global_step)
         goodput = None if is_supervised(os.environ) else self.records.goodput()
         report.summary(
@@ -244,16 +245,16 @@ class _Run:
     def _export(self, trainer: RunTrainer) -> None:
         if trainer.already_finished:
             self.console.notice(report.already_finished(trainer.state))
-        self.life.heart.enter("exporting")
+        self.context.heart.enter("exporting")
         trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
-        self.console.say("saving the model")
+        self.console.print("saving the model")
         save_final(trainer, self.folder.model, self.plan.task, lora=bool(self.plan.recipe.spec.lora))
 
     def _leave(self, trainer: RunTrainer) -> None:
         """Asked to stop: print where the next start resumes."""
         step = trainer.state.global_step
         path = self.folder.checkpoint(step)
-        request = first_request(all_gather_object(self.life.stopping.request))
+        request = first_request(all_gather_object(self.context.stopping.request))
         done = f"saved {path.name}" if self._is_saved(trainer) else "left the evaluation"
         self.console.notice(f"stopped by {request}: {done}")
         self.records.interrupted(step, request)
@@ -263,7 +264,7 @@ class _Run:
     def _is_saved(self, trainer: RunTrainer) -> bool:
         """Whether there is a checkpoint of the present step. Not by a look at the folder, which ranks on other nodes
         may see later: all have to decide alike."""
-        return self.life.progress.saved == trainer.state.global_step
+        return self.context.progress.saved == trainer.state.global_step
 
     def _check_room(self, trainer: RunTrainer, parameters: int, trainable: int) -> None:
         check_room(

@@ -26,11 +26,9 @@ from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.process_end import die_with_parent
 from dsrun.train import memory_fallbacks
-from dsrun.train.console import Console
+from dsrun.train.console import Console, open_console, send_output_to
 from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import RankContext, is_supervised, show_stacks_in
-from dsrun.train.lifecycle.streams import open_console, send_output_to
+from dsrun.train.lifecycle.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,16 +38,16 @@ def main(argv: Sequence[str]) -> int:
     # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.
     die_with_parent(os.getppid(), signal.SIGKILL)
     try:
-        stopping = stopping_from(os.environ)
+        stopping = handler_from_env(os.environ)
         worker = worker_from_env(os.environ)
         if worker is None:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
     except UsageError as error:
         # Who is rank 0 is not known, so every process says it.
-        _console(0).say(f"error: {error}", style="red")
+        _console(0).notify(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
-    life = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
+    context = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
     console = _console(rank)
     log: Path | None = None
     debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
@@ -60,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
         debug = asked.spec.debug
         folder = RunFolder(Path(output_folder(asked)))
         asked, notice = recipe_in_force(asked, folder, os.environ)
-        recipe = _going_on(asked)
+        recipe = _resumed_if_restarted(asked)
         if rank == 0:
             folder = RunFolder.create(folder.path, force=recipe.spec.force)
             folder.acquire()
-            aside = _make_room(asked, folder)
+            aside = _set_aside_earlier_run(asked, folder)
             if aside:
                 console.notice(f"the results of an earlier run moved to {aside}")
             if notice and not is_supervised(os.environ):
@@ -74,23 +72,23 @@ def main(argv: Sequence[str]) -> int:
         log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
-        _run(recipe, folder, console, rank, life)
+        _run(recipe, folder, console, rank, context)
     except BaseException as error:
         # A rank whose peers have left fails in the exchange that it waits in.
-        if stopping.told_before_training and not isinstance(error, DsrunError):
+        if stopping.stopped_before_training and not isinstance(error, DsrunError):
             console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
             failure.interrupted()
             return 0
-        code, message = failure.record(error, rank=rank, log=log, progress=life.progress)
+        code, message = failure.record(error, rank=rank, log=log, progress=context.progress)
         if variables.CONSOLE not in os.environ:
-            console.say(f"error: {message}", style="red")
+            console.print(f"error: {message}", style="red")
         if debug:
             raise
         return code
     return 0
 
 
-def _going_on(recipe: Recipe) -> Recipe:
+def _resumed_if_restarted(recipe: Recipe) -> Recipe:
     """The recipe of a job that was put back into the queue, or of workers that were started again: `--resume never` was
     about the first start."""
     if recipe.spec.resume != "never" or not is_another(os.environ):
@@ -98,14 +96,14 @@ def _going_on(recipe: Recipe) -> Recipe:
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))
 
 
-def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
+def _set_aside_earlier_run(asked: Recipe, folder: RunFolder) -> Path | None:
     """What `--resume never` does to an earlier run in the folder; later, where an attempt died before it was done."""
     if asked.spec.resume != "never" or "train" not in phases(asked):
         return None
     from dsrun.train.checkpoint.resume import holds_another_run, set_earlier_run_aside
 
     if not is_another(os.environ):
-        memory_fallbacks.forget(folder.path)
+        memory_fallbacks.clear(folder.path)
         return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
     if not holds_another_run(folder, earlier_signatures(os.environ)):
         return None
@@ -113,21 +111,28 @@ def _make_room(asked: Recipe, folder: RunFolder) -> Path | None:
     return set_earlier_run_aside(folder, datetime.now(), discard=False)
 
 
-def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, life: RankContext) -> None:
+def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context: RankContext) -> None:
     if rank == 0:
         console.record_in(folder.console)
-    from dsrun.train.model.demos import fill_in
+    from dsrun.train.distributed import destroy_process_group, world_from_env
+    from dsrun.train.model.demos import with_demo
     from dsrun.train.run import run
-    from dsrun.train.world import here, leave
 
     if rank == 0:
         variables, notice = environment(recipe, folder.path, os.environ, reachable=reachable)
         os.environ.update(variables)
         if notice:
             console.notice(notice)
-    recipe, title = fill_in(recipe, say=console.notice)
-    run(recipe, title, here(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, life=life)
-    leave()
+    recipe, title = with_demo(recipe, notify=console.notice)
+    run(
+        recipe,
+        title,
+        world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))),
+        folder,
+        console,
+        context=context,
+    )
+    destroy_process_group()
 
 
 def output_folder(recipe: Recipe) -> str:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Seq2SeqTrainingArguments
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.folder import RunFolder
-from dsrun.train import world
+from dsrun.train import distributed
 from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.loop import engine
@@ -77,18 +77,18 @@ def train(
     """One rank: join, go on from the newest whole checkpoint, train to `steps` with a save every so many."""
     folder = RunFolder(run)
     deepspeed = engine.configuration(TrainSpec(zero=stage), {}, hidden)
-    here = world.here(use_cpu=True)
+    world = distributed.world_from_env(use_cpu=True)
     if deepspeed is not None:
-        engine.prepare_ops(deepspeed, here, say=report)
-    world.join(here, deepspeed=deepspeed is not None)
-    facts = {"world_size": here.size, "zero_stage": int(stage)}
+        engine.prepare_ops(deepspeed, world, notify=report)
+    distributed.init_process_group(world, deepspeed=deepspeed is not None)
+    facts = {"world_size": world.size, "zero_stage": int(stage)}
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(run), use_cpu=True, deepspeed=deepspeed, max_steps=steps, save_steps=save_steps,
         per_device_train_batch_size=2, learning_rate=1e-3, report_to="none", disable_tqdm=True,
         logging_strategy="no", bf16=False, ddp_backend=None if deepspeed else "gloo", seed=7,
     )  # fmt: skip
     set_seed(7)
-    start = find_checkpoint("auto", folder, facts=facts, trust=False, force=False, say=report)
+    start = find_checkpoint("auto", folder, facts=facts, trust=False, force=False, notify=report)
     trainer = Saver(
         report=report, model=build(hidden=hidden, layers=layers), args=arguments, train_dataset=ROWS,
         data_collator=_collate, callbacks=[_Weights(report)],
@@ -97,7 +97,7 @@ def train(
     report(f"start {start.name.rpartition('-')[2] if start else 0}")
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     report("end")
-    world.leave()
+    distributed.destroy_process_group()
 
 
 def _collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.model.load import add_lora
-from dsrun.train.world import here, join, leave
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.shipped import from_offload
 from tests.integration.as_rank import run_to_the_end
@@ -34,19 +34,19 @@ LENGTH = 8
 
 def main(cases: str, out: str) -> None:
     logger.setLevel("ERROR")
-    world = here(use_cpu=True)
+    world = world_from_env(use_cpu=True)
     places = {"offload_optimizer": {"device": "cpu"}}
     engines.prepare_ops(
-        {"zero_optimization": places, "optimizer": {"type": "AdamW"}}, world, say=lambda _: None
+        {"zero_optimization": places, "optimizer": {"type": "AdamW"}}, world, notify=lambda _: None
     )
-    join(world, deepspeed=True)
+    init_process_group(world, deepspeed=True)
     held = []
     for case in json.loads(Path(cases).read_text()):
         held.append(held_by(case, world.size))
         unset_hf_deepspeed_config()
         gc.collect()
     Path(f"{out}-{world.rank}").write_text(json.dumps(held))
-    leave()
+    destroy_process_group()
 
 
 def held_by(case: dict, world: int) -> dict[str, int]:

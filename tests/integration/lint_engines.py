@@ -32,12 +32,12 @@ def verdict(config: dict) -> str:
 def main(configs: str, answers: str) -> None:
     import deepspeed
 
+    from dsrun.train.distributed import world_from_env
     from dsrun.train.loop.engine import prepare_ops
-    from dsrun.train.world import here
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # Without it DeepSpeed would compile its collectives through shared memory first: a minute.
-    prepare_ops({}, here(use_cpu=True), say=print)
+    prepare_ops({}, world_from_env(use_cpu=True), notify=print)
     deepspeed.init_distributed(dist_backend="gloo")
     found = [verdict(config) for config in json.loads(Path(configs).read_text())]
     Path(answers).write_text(json.dumps(found))

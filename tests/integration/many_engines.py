@@ -20,8 +20,8 @@ from deepspeed.utils import groups
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from dsrun.train.distributed import destroy_process_group, world_from_env
 from dsrun.train.loop.engine import prepare_ops
-from dsrun.train.world import here, leave
 from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget
 
@@ -104,20 +104,20 @@ def trained(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(file: str) -> None:
-    world = here(use_cpu=True)
+    world = world_from_env(use_cpu=True)
     # Without it DeepSpeed would compile its collectives through shared memory first: a minute.
-    prepare_ops({}, world, say=print)
+    prepare_ops({}, world, notify=print)
     deepspeed.init_distributed(dist_backend="gloo")
     results = {}
     for case in json.loads(Path(file).read_text()):
         config = case["config"]
-        prepare_ops(config, world, say=lambda line: None)
+        prepare_ops(config, world, notify=lambda line: None)
         results[case["name"]] = (trained if case["target"] == "trainer" else alone)(config)
         forget()
         groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
         if os.environ["RANK"] == "0":
             Path(file + ".out").write_text(json.dumps(results))
-    leave()
+    destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from dsrun.errors import DsrunError
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console
+from dsrun.train.distributed import destroy_process_group, world_from_env
 from dsrun.train.run import run
-from dsrun.train.world import here, leave
 from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget
 
@@ -30,7 +30,7 @@ def main(file: str) -> None:
         else:
             _one(argv)
         forget()
-    leave()
+    destroy_process_group()
 
 
 def _one(argv: list[str]) -> None:
@@ -38,7 +38,7 @@ def _one(argv: list[str]) -> None:
     folder = RunFolder(Path(recipe.spec.output))
     if os.environ["RANK"] == "0":
         RunFolder.create(folder.path)
-    run(recipe, "tiny", here(use_cpu=True), folder, Console(None))
+    run(recipe, "tiny", world_from_env(use_cpu=True), folder, Console(None))
 
 
 def _failing(argv: list[str]) -> None:

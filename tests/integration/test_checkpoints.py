@@ -173,14 +173,14 @@ import os, sys
 from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.train import world
+from dsrun.train import distributed
 from dsrun.train.checkpoint import resume
 resume._NFS_PATIENCE_S = 1.0
-world.join(world.here(use_cpu=True), deepspeed=False)
+distributed.init_process_group(distributed.world_from_env(use_cpu=True), deepspeed=False)
 folder = RunFolder(Path(sys.argv[1]))
 folder.logs.mkdir(parents=True)
 try:
-    resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, say=print)
+    resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, notify=print)
 except UsageError as error:
     print("UsageError:", error, file=sys.stderr, flush=True)
     # As the worker ends. A process that Python takes apart can abort in gloo's threads, when its peer has gone before.

@@ -57,8 +57,8 @@ def runs(tiny, pairs, tmp_path_factory):
     return root
 
 
-def export(source, to, *, dtype=None, merge=False, limit=10**9, force=False, say=lambda _: None):
-    run.export(Request(Path(source), Path(to), dtype, merge, limit, force), say=say)
+def export(source, to, *, dtype=None, merge=False, limit=10**9, force=False, notify=lambda _: None):
+    run.export(Request(Path(source), Path(to), dtype, merge, limit, force), notify=notify)
     return {
         name: value
         for file in sorted(Path(to).glob("*.safetensors"))
@@ -120,7 +120,7 @@ def test_export_from_zero_shards_alone(runs, name, tmp_path):
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "manifest.json").unlink()
     said = []
-    weights = export(checkpoint, tmp_path / "out", say=said.append)
+    weights = export(checkpoint, tmp_path / "out", notify=said.append)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(value, expected[key]) for key, value in weights.items())
     assert "ranks' shards" in said[0]
@@ -205,7 +205,7 @@ def test_export_verification_rejects_wrong_weights(runs, tmp_path):
     name = "decoder.block.1.layer.1.EncDecAttention.v.weight"
     swapped = {**weights, name: weights[name].T.contiguous()}
     save_file(swapped, out / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ToolError, match="computes something else"):
+    with pytest.raises(ToolError, match="does not compute what"):
         verify.compare(verify.logits_of_export(out), expected, [torch.float32])
     save_file(
         {key: value for key, value in weights.items() if key != name},

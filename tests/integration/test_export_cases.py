@@ -47,7 +47,7 @@ def make_adapter(folder, base, *, rows=ROWS):
 
 def export(source, to, *, dtype=None, merge=False, force=False):
     said = []
-    run.export(Request(Path(source), Path(to), dtype, merge, 10**9, force), say=said.append)
+    run.export(Request(Path(source), Path(to), dtype, merge, 10**9, force), notify=said.append)
     return said
 
 

@@ -1,9 +1,9 @@
 """Which samples each rank sees in which micro batch.
 
 The global batch of every optimizer step is fixed by the seed and the epoch alone; ranks and micro batches only cut it
-into slices. So 1 rank and 8 ranks, 1 and 16 accumulation steps train on the same samples in the same order. Where
-the last global batch of an epoch is short, it is filled with *filler*: samples whose labels are all ignored. They
-weigh nothing, so no sample is lost (as with drop_last) or counted twice (as with Accelerate's even_batches).
+into slices. So 1 rank and 8 ranks, 1 and 16 accumulation steps train on the same samples in the same order. Where the
+last global batch of an epoch is short, it is filled with *filler*: samples whose labels are all ignored. They weigh
+nothing, so no sample is lost (as with drop_last) or counted twice (as with Accelerate's even_batches).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.checkpoint.save import Save, SaveFailed
 from dsrun.train.checkpoint.verify import check_best
-from dsrun.train.collectives import all_ready, my_rank
+from dsrun.train.distributed import all_ready, my_rank
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +124,10 @@ class Checkpointing(Seq2SeqTrainer):
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
-        from dsrun.train.checkpoint import shards
+        # DeepSpeed prints when it is imported.
+        from dsrun.train.checkpoint.shards import use_shard_writer
 
-        shards.install(self.model_wrapped, lambda: self._under_way)
+        use_shard_writer(self.model_wrapped, lambda: self._under_way)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
@@ -213,8 +214,8 @@ class Checkpointing(Seq2SeqTrainer):
 
 
 class _ShowWhenSealed(TrainerCallback):
-    """After each step: shows a checkpoint that is on the disk of all ranks. They agree on the thread that trains, as
-    a second thread's collectives could meet those of the training in another order on another rank."""
+    """After each step: shows a checkpoint that is on the disk of all ranks. They agree on the thread that trains, as a
+    second thread's collectives could meet those of the training in another order on another rank."""
 
     def __init__(self, trainer: Checkpointing) -> None:
         self.trainer = trainer

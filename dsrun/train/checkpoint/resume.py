@@ -19,20 +19,20 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
 from dsrun.system.host import hostname
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
-from dsrun.train.collectives import all_gather_object, rank0_first, ranks
+from dsrun.train.distributed import all_gather_object, rank0_first, ranks
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
 _SHOWN_DIFFERENCES = 3
 # Facts that may differ, but make the course another one than that of an uninterrupted run.
-_SAID_DIFFERENCES = {
+_REPORTED_DIFFERENCES = {
     "global_batch": "global batch size",
     "seed": "seed",
     "data_seed": "data seed",
     "train_rows": "number of training rows",
 }
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def find_checkpoint(
@@ -42,7 +42,7 @@ def find_checkpoint(
     facts: Mapping[str, Any],
     trust: bool,
     force: bool,
-    say: Say,
+    notify: Notify,
     beat: Beat = lambda: None,
     again: Collection[str] = (),
 ) -> Path | None:
@@ -50,30 +50,30 @@ def find_checkpoint(
 
     `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
     starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
-    itself, as checkpoints show that bear a signature of its earlier attempts (`again`, see `records.signatures`). What
-    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises
-    UsageError where the nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though
-    asked for by name, or is another model's or tokenizer's.
+    itself, as checkpoints show that bear a signature of its earlier attempts (`again`). What
+    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises UsageError where the
+    nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though asked for by name, or
+    is another model's or tokenizer's.
     """
     for words in rank0_first(lambda: tidy(folder)):
-        say(words)
-    _see_the_same_folder(folder, force=force, say=say)
+        notify(words)
+    _check_shared_folder(folder, force=force, notify=notify)
     found: Path | None
     if resume == "never":
         found = None
     elif resume in RESUME_AUTO:
-        found = _automatic(folder, trust=trust, say=say, beat=beat)
+        found = _automatic(folder, trust=trust, notify=notify, beat=beat)
     elif again:
-        found = _own_or_given(Path(resume), folder, again, trust=trust, say=say, beat=beat)
+        found = _own_or_given(Path(resume), folder, again, trust=trust, notify=notify, beat=beat)
     else:
-        found = _given(Path(resume), trust=trust, say=say, beat=beat)
+        found = _given(Path(resume), trust=trust, notify=notify, beat=beat)
     if found:
         for words in rank0_first(lambda: _compare(found, facts, force=force)):
-            say(words)
-    for words in rank0_first(lambda: _out_of_the_way(folder, found)):
-        say(words)
+            notify(words)
+    for words in rank0_first(lambda: _set_aside_later(folder, found)):
+        notify(words)
     if found:
-        say(f"resuming from {found}")
+        notify(f"resuming from {found}")
     return found
 
 
@@ -117,24 +117,28 @@ def holds_another_run(folder: RunFolder, signed: Collection[str]) -> bool:
     return any(manifest and not bears(manifest, signed) for manifest in manifests)
 
 
-def _automatic(folder: RunFolder, *, trust: bool, say: Say, beat: Beat) -> Path | None:
-    found = _newest(folder, trust=trust, say=say, beat=beat)
+def _automatic(folder: RunFolder, *, trust: bool, notify: Notify, beat: Beat) -> Path | None:
+    found = _newest(folder, trust=trust, notify=notify, beat=beat)
     if found is None and rank0_first(folder.checkpoints):
-        say("no checkpoint of this run is whole: starting at step 0")
+        notify("no checkpoint of this run is whole: starting at step 0")
     return found
 
 
 def _own_or_given(
-    given: Path, folder: RunFolder, signed: Collection[str], *, trust: bool, say: Say, beat: Beat
+    given: Path, folder: RunFolder, signed: Collection[str], *, trust: bool, notify: Notify, beat: Beat
 ) -> Path:
     """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one. An earlier
     attempt may have died before it set another course's checkpoints aside."""
     start = rank0_first(lambda: _step(given))
     beyond = -1 if start is None else start
     own = _newest(
-        folder, lambda step, path: step > beyond and _is_signed(path, signed), trust=trust, say=say, beat=beat
+        folder,
+        lambda step, path: step > beyond and _is_signed(path, signed),
+        trust=trust,
+        notify=notify,
+        beat=beat,
     )
-    return own or _given(given, trust=trust, say=say, beat=beat)
+    return own or _given(given, trust=trust, notify=notify, beat=beat)
 
 
 def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
@@ -147,7 +151,7 @@ def _newest(
     wanted: Callable[[int, Path], bool] = lambda *_: True,
     *,
     trust: bool,
-    say: Say,
+    notify: Notify,
     beat: Beat,
 ) -> Path | None:
     for _, path in rank0_first(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
@@ -155,11 +159,11 @@ def _newest(
         if not findings:
             return path
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
-        say(f"{path.name} passed over: {within(path, findings[0])}{more}")
+        notify(f"{path.name} passed over: {within(path, findings[0])}{more}")
     return None
 
 
-def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
+def _given(path: Path, *, trust: bool, notify: Notify, beat: Beat) -> Path:
     if not rank0_first((path / STATE_FILE).is_file):
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
     path = path.absolute()
@@ -172,7 +176,7 @@ def _given(path: Path, *, trust: bool, say: Say, beat: Beat) -> Path:
             )
         return path
     rank0_first(lambda: check_foreign(path, trust=trust))
-    say(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
+    notify(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
     return path
 
 
@@ -200,14 +204,14 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
             f"{checkpoint} was saved with another {' and another '.join(changed)}",
             fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
         )
-    said = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
-    for name, words in _SAID_DIFFERENCES.items():
+    lines = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
+    for name, words in _REPORTED_DIFFERENCES.items():
         if _differ(saved, facts, name):
-            said.append(
+            lines.append(
                 f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
                 + (f" (--global-batch-size {saved[name]} keeps it)" if name == "global_batch" else "")
             )
-    return said
+    return lines
 
 
 def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
@@ -233,7 +237,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], names: Sequen
     return "; ".join(words) + (f"; {more} more" if more > 0 else "")
 
 
-def _out_of_the_way(folder: RunFolder, chosen: Path | None) -> list[str]:
+def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:
     """Set aside the run's checkpoints beyond the one chosen, all where there is none: damaged ones, and those of a
     course that is left now. A later `auto` would otherwise take one of them for the newest, rotation would delete this
     run's own instead, and the save of the same step would replace it."""
@@ -256,7 +260,7 @@ def _step(checkpoint: Path) -> int | None:
         return int(number) if number.isdigit() else None
 
 
-def _see_the_same_folder(folder: RunFolder, *, force: bool, say: Say) -> None:
+def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> None:
     """Raise UsageError where a rank's run folder is not rank 0's: nodes that write to disks of their own would leave a
     checkpoint of which no node has all files."""
     if ranks() == 1:
@@ -270,7 +274,7 @@ def _see_the_same_folder(folder: RunFolder, *, force: bool, say: Say) -> None:
     error = not_shared(folder.path, f"{', '.join(blind)} cannot see what {seen[0][0]} writes there")
     if not force:
         raise error
-    say(f"{error.message}; no checkpoint can be saved")
+    notify(f"{error.message}; no checkpoint can be saved")
 
 
 def _leave_token(folder: RunFolder) -> str:

@@ -20,7 +20,7 @@ from dsrun.runs.fsync_pool import ChecksumPool
 from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.runs.schema import ManifestFile
 from dsrun.system.host import hostname
-from dsrun.train.collectives import all_gather_object, my_rank, rank0_first
+from dsrun.train.distributed import all_gather_object, my_rank, rank0_first
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Save:
             commit.commit(self.run, self.step)
         except OSError as error:
             commit.discard(self.run, self.step)
-            raise self.failed(_words(error)) from error
+            raise self.failed(_reason(error)) from error
 
     def failed(self, why: str, *, disk: bool = True) -> SaveFailed:
         """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
@@ -192,5 +192,5 @@ def _probe(folder: Path) -> int | None:
     return None
 
 
-def _words(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror or str(error)

@@ -32,7 +32,7 @@ class ShardWriter(TorchCheckpointEngine):
             save.write(lambda: TorchCheckpointEngine.save(self, state_dict, path), Path(path))
 
 
-def install(engine: Any, save_under_way: Callable[[], Save | None]) -> None:
+def use_shard_writer(engine: Any, save_under_way: Callable[[], Save | None]) -> None:
     """Give a DeepSpeed engine the writer, unless its JSON chose one of DeepSpeed's own."""
     if type(engine.checkpoint_engine) is TorchCheckpointEngine:
         engine.checkpoint_engine = ShardWriter(engine.checkpoint_engine, save_under_way)

@@ -15,15 +15,13 @@ from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta
-from dsrun.train.data.counts import Counts
 from dsrun.train.data.mapping import map_rows, quiet
 from dsrun.train.data.rows.layouts import Hints, Layout, detect, known_layouts
-from dsrun.train.data.rows.limits import check_sample_count
+from dsrun.train.data.rows.limits import Counts, check_sample_count
 from dsrun.train.data.rows.normal import normalise
 from dsrun.train.data.rows.sources import FileSource, Source
-from dsrun.train.data.tokens.blocks import flat_chunks, write_tokens
 from dsrun.train.data.tokens.chat import check_template
-from dsrun.train.data.tokens.files import narrowest
+from dsrun.train.data.tokens.files import flat_chunks, narrowest, write_tokens
 from dsrun.train.data.tokens.tokenise import IGNORED, Row, RowEncoder
 
 Progress = Callable[[str, int, int], None]
@@ -61,8 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's
-    key.
+    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's key.
 
     `held_out` is the percentage of the rows that goes to the part with share "held".
     """
@@ -84,8 +81,7 @@ def build(
 ) -> Meta:
     """Fill the folder `work` and say what is in it.
 
-    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is
-    read.
+    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is read.
 
     Raises:
         UsageError: the data is empty, its columns mean nothing known, or nothing in it can be learned.

@@ -1,9 +1,8 @@
 """Prepared data on disk, found by what it was made from.
 
-An entry is a folder `prepared/<key>/` that holds `meta.json`. It is made under another name and renamed when
-whole, so a process killed in between leaves nothing that counts. A file lock lets exactly one of many
-processes (the ranks of a node start at the same moment, before any collective exists) do the work while the
-others wait.
+An entry is a folder `prepared/<key>/` that holds `meta.json`. It is made under another name and renamed when whole, so
+a process killed in between leaves nothing that counts. A file lock lets exactly one of many processes (the ranks of a
+node start at the same moment, before any collective exists) do the work while the others wait.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ def obtain(
     build: Callable[[Path], Meta],
     *,
     overwrite: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
     """The entry's folder and what `build` said of it, from the cache or built now.
 
-    `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is
-    built again, but once: ranks that come later take what the first has made. `waiting` is called now and then
-    while another process works.
+    `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
+    but once: ranks that come later take what the first has made. `waiting` is called now and then while another process
+    works.
 
     Raises:
         MissingError: the cache cannot be written.
@@ -65,7 +64,7 @@ def obtain(
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(root / f"{key}.lock"))
-        _acquire(lock, say, waiting)
+        _acquire(lock, notify, waiting)
     except OSError as error:
         raise MissingError(
             f"the cache {root} cannot be written: {error.strerror or error}",
@@ -78,23 +77,21 @@ def obtain(
         lock.release()
 
 
-def _acquire(lock: FileLock, say: Callable[[str], None], waiting: Callable[[], None]) -> None:
-    told = False
+def _acquire(lock: FileLock, notify: Callable[[str], None], waiting: Callable[[], None]) -> None:
+    notified = False
     while True:
         try:
             lock.acquire(timeout=3)
             return
         except Timeout:
             waiting()
-        if not told:
-            say("another process is preparing the same data; waiting for it")
-            told = True
+        if not notified:
+            notify("another process is preparing the same data; waiting for it")
+            notified = True
 
 
 def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
-    """Make the entry; the lock is held, so every other unfinished folder of this key belongs to a dead
-    process.
-    """
+    """Make the entry; the lock is held, so every other unfinished folder of this key belongs to a dead process."""
     for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     work = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
@@ -135,8 +132,7 @@ def _read(folder: Path, since: float) -> Meta | None:
 
 
 def _fresh_since(key: str) -> float:
-    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any
-    builds.
+    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds.
 
     A process that asks a second time means a new rebuild.
     """

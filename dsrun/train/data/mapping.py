@@ -15,7 +15,7 @@ import datasets
 from datasets import Dataset, Features
 
 from dsrun.system.process_end import die_with_parent
-from dsrun.train.data.counts import Counts
+from dsrun.train.data.rows.limits import Counts
 from dsrun.train.data.tokens.tokenise import RowEncoder
 
 BATCH = 1000
@@ -45,12 +45,7 @@ def map_rows(
     ledger = scratch / "ledger.jsonl"
     ledger.write_bytes(b"")
     processes = processes_for(len(table), num_proc)
-    with (
-        quiet(),
-        _tokenizer_threads(processes),
-        tethered_forks(),
-        _watched(ledger, len(table), progress),
-    ):
+    with quiet(), _tokenizer_threads(processes), tethered_forks(), _watched(ledger, len(table), progress):
         encoded = table.map(
             replace(encoder, ledger=ledger),
             batched=True,
@@ -69,9 +64,7 @@ def map_rows(
 
 
 def processes_for(rows: int, asked: int | None) -> int:
-    """How many processes tokenise: as many as asked, else the cores this process may use, else one for few
-    rows.
-    """
+    """How many processes tokenise: as many as asked, else the cores this process may use, else one for few rows."""
     if asked is not None:
         return max(1, min(asked, rows))
     return 1 if rows < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)

@@ -13,13 +13,11 @@ from dsrun.errors import UsageError
 from dsrun.model_families import family_of
 from dsrun.train.data.build import Job, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Counts
 from dsrun.train.data.mapping import quiet
-from dsrun.train.data.request import DataRequest, PreparedData, Rows
-from dsrun.train.data.rows.languages import is_multilingual, set_languages
+from dsrun.train.data.request import Collator, DataRequest, PreparedData, Rows
 from dsrun.train.data.rows.layouts import Hints
 from dsrun.train.data.rows.limits import (
+    Counts,
     Limits,
     Truncation,
     check_sample_count,
@@ -29,14 +27,20 @@ from dsrun.train.data.rows.limits import (
 )
 from dsrun.train.data.rows.sources import SPLITS, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.tokens.binaries import is_bin, open_tokens
-from dsrun.train.data.tokens.files import TokenBin, divide
-from dsrun.train.data.tokens.special import library_versions, pad_with_end, prefix_notice, tokenizer_identity
+from dsrun.train.data.tokens.files import TokenBin, divide, is_bin, open_tokens
+from dsrun.train.data.tokens.special import (
+    is_multilingual,
+    library_versions,
+    pad_with_end,
+    prefix_notice,
+    set_languages,
+    tokenizer_identity,
+)
 from dsrun.train.data.tokens.tokenise import check_vocabulary
 
 __all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 SAMPLE_FLAGS = {
     "train": "--max-train-samples",
     "validation": "--max-eval-samples",
@@ -44,27 +48,26 @@ SAMPLE_FLAGS = {
 }
 
 
-def prepare_data(request: DataRequest, tokenizer: Any, *, say: Say, progress: Progress) -> PreparedData:
+def prepare_data(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
     """Find, tokenise (or take from the cache) and check the data.
 
-    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none.
-    Needs no process group, so it may take any time before one exists; of several processes that ask at once,
-    one works. `say` gets a line when there is something to wait for; `progress` (split, rows done, rows in
-    all).
+    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none. Needs no
+    process group, so it may take any time before one exists; of several processes that ask at once, one works. `notify`
+    gets a line when there is something to wait for; `progress` (split, rows done, rows in all).
 
     Raises:
         UsageError: data, flags, tokenizer and model do not fit together.
         MissingError: the Hub cannot be reached or the cache not be written.
     """
-    return _Preparation(request, tokenizer, say, progress).run()
+    return _Preparation(request, tokenizer, notify, progress).run()
 
 
 class _Preparation:
-    def __init__(self, request: DataRequest, tokenizer: Any, say: Say, progress: Progress) -> None:
+    def __init__(self, request: DataRequest, tokenizer: Any, notify: Notify, progress: Progress) -> None:
         self.request = request
         self.spec = request.spec
         self.tokenizer = tokenizer
-        self.say = say
+        self.notify = notify
         self.progress = progress
         self.notices: list[str] = []
         self.truncation: dict[str, Truncation] = {}
@@ -72,14 +75,14 @@ class _Preparation:
         self.limits = self._limits()
 
     def run(self) -> PreparedData:
-        self._tell(pad_with_end(self.tokenizer, self.request.task))
+        self._add_notice(pad_with_end(self.tokenizer, self.request.task))
         self._languages()
         sources = find_sources(self.spec)
         self.notices += sources.notices
         for split in SPLITS:
             self._take(split, sources)
-        self._tell(idle_lengths(self.spec, self.request.task))
-        self._tell(prefix_notice(self.spec, self.request.model_type))
+        self._add_notice(idle_lengths(self.spec, self.request.task))
+        self._add_notice(prefix_notice(self.spec, self.request.model_type))
         wanted = self.request.splits
         return PreparedData(
             **{split: self.data.get(split) if split in wanted else None for split in SPLITS},
@@ -89,7 +92,7 @@ class _Preparation:
             collator=self._collator(),
         )
 
-    def _tell(self, notice: str | None) -> None:
+    def _add_notice(self, notice: str | None) -> None:
         if notice:
             self.notices.append(notice)
 
@@ -111,8 +114,7 @@ class _Preparation:
             )
 
     def _hold_out(self, sources: Sources) -> int:
-        """Percentage of the training data that stands in for missing validation data; 0 when there is no
-        need.
+        """Percentage of the training data that stands in for missing validation data; 0 when there is no need.
 
         Also when nobody evaluates now, so that a later evaluation does not see what was trained on.
         """
@@ -152,9 +154,7 @@ class _Preparation:
             self.data[split] = self._limited_blocks(split, blocks, source.where)
 
     def _divided(self, source: Source, percent: int) -> None:
-        """Training and validation data from one source: rows at random, running text and tokens from the
-        start.
-        """
+        """Training and validation data from one source: rows at random, running text and tokens from the start."""
         if is_bin(source):
             blocks = self._given("train", source)
         else:
@@ -190,7 +190,7 @@ class _Preparation:
         def waiting() -> None:
             self.progress("", 0, 0)
 
-        return obtain(key, make, overwrite=self.spec.overwrite_cache, say=self.say, waiting=waiting)
+        return obtain(key, make, overwrite=self.spec.overwrite_cache, notify=self.notify, waiting=waiting)
 
     def _collect(self, folder: Path, meta: Meta, job: Job, source: Source) -> None:
         """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
@@ -211,7 +211,7 @@ class _Preparation:
             self.notices += counts.notices(part.split, self.limits.source)
 
     def _given(self, split: str, source: Source) -> TokenBin:
-        return open_tokens(split, source, self.request, self.limits.source, self.say)
+        return open_tokens(split, source, self.request, self.limits.source, self.notify)
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
         return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source)

@@ -1,6 +1,5 @@
-"""Rows tokenised while training, for data larger than the disk. The order is that of the source, at every
-start, and a reader can begin where another one stopped without reading what lies before.
-"""
+"""Rows tokenised while training, for data larger than the disk. The order is that of the source, at every start, and a
+reader can begin where another one stopped without reading what lies before."""
 
 from __future__ import annotations
 
@@ -124,8 +123,8 @@ class _Document:
 class Blocks:
     """Documents joined and cut; the last block may be short.
 
-    Its state is that of the rows before the document in which the next block begins, and how many of that
-    document's tokens are used.
+    Its state is that of the rows before the document in which the next block begins, and how many of that document's
+    tokens are used.
     """
 
     def __init__(self, rows: EncodedRows, block_size: int, state: State) -> None:
@@ -228,8 +227,8 @@ class _TableRows:
 def stream(job: Job, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
     """A stream of prepared rows of the job's first part, and notices.
 
-    Rows hold input_ids and labels; documents are cut into blocks across their ends. Reading it twice gives
-    the same rows in the same order.
+    Rows hold input_ids and labels; documents are cut into blocks across their ends. Reading it twice gives the same
+    rows in the same order.
 
     Raises:
         UsageError: the data is empty or its columns mean nothing known; ids outside the vocabulary when they
@@ -244,8 +243,7 @@ def stream(job: Job, source: Source, tokenizer: Any, *, vocab_size: int) -> tupl
 
 
 def materialise(source: TableSource, samples: int | None) -> TableSource:
-    """The rows of a streamed split, all fetched: evaluation goes over the same rows many times and needs
-    their number.
-    """
+    """The rows of a streamed split, all fetched: evaluation goes over the same rows many times and needs their
+    number."""
     table = source.table if samples is None else source.table.take(samples)
     return TableSource(Dataset.from_list(list(table)), source.where)

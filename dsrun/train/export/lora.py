@@ -20,6 +20,8 @@ _PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])\.weight")
 # What changes the formula of a merge beyond W + scaling * B A.
 _UNUSUAL = ("use_dora", "alpha_pattern", "layer_replication", "target_parameters", "lora_bias", "use_qalora")
 
+_IN_MEMORY = "export the adapter, and merge it with peft's merge_and_unload"
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -116,9 +118,6 @@ def _parts(adapter: Adapter) -> tuple[dict[str, tuple[Weight, Weight]], dict[str
         else:
             whole[short] = weight
     return {module: (half["A"], half["B"]) for module, half in halves.items()}, whole
-
-
-_IN_MEMORY = "export the adapter, and merge it with peft's merge_and_unload"
 
 
 def _refuse_unusual(config: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
 from dsrun.train.export import lora, verify
-from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Rounded, find_weights
+from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
 from dsrun.train.export.write import Weight, sha256, write_weights
 from dsrun.train.reshape.plain import in_adapter
 
@@ -52,8 +52,8 @@ class Request:
 
     @classmethod
     def from_json(cls, text: str) -> Request:
-        said = json.loads(text)
-        return cls(**{**said, "source": Path(said["source"]), "to": Path(said["to"])})
+        values = json.loads(text)
+        return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     disable_progress_bar()
     request = Request.from_json(argv[0])
     try:
-        export(request, say=lambda line: print(f"note: {line}", file=sys.stderr))
+        export(request, notify=lambda line: print(f"note: {line}", file=sys.stderr))
     except DsrunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -74,13 +74,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def export(request: Request, *, say: Callable[[str], None]) -> None:
+def export(request: Request, *, notify: Callable[[str], None]) -> None:
     """Write `request.to`, complete and proved or not at all. Raises UsageError for a source without whole weights, and
     ToolError where the proof fails."""
     dtype = DTYPES[request.dtype] if request.dtype else None
     found = find_weights(request.source, dtype)
     for notice in found.notices:
-        say(notice)
+        notify(notice)
     lora = (request.source / ADAPTER_CONFIG).is_file()
     if request.merge_lora and not lora:
         raise UsageError(f"{request.source} holds no LoRA adapter", fix="leave out --merge-lora")
@@ -88,7 +88,7 @@ def export(request: Request, *, say: Callable[[str], None]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        job = _Job(request, found, dtype, partial, say)
+        job = _Job(request, found, dtype, partial, notify)
         if lora:
             job.adapter()
         else:
@@ -108,7 +108,7 @@ class _Job:
     found: Found
     dtype: torch.dtype | None
     folder: Path
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
 
     def model(self) -> None:
         weights = self._cast(self.found.weights)
@@ -128,7 +128,7 @@ class _Job:
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
         coarser = self.found.dtypes - set(dtypes.values())
-        self._prove(Rounded(self.found.reference, dtypes), lambda model: model, coarser)
+        self._verify(rounded(self.found.reference, dtypes), lambda model: model, coarser)
 
     def adapter(self) -> None:
         adapter = lora.read_adapter(self.request.source, self._cast(self.found.weights))
@@ -136,7 +136,7 @@ class _Job:
             self._write(list(adapter.weights.values()), stem="adapter_model")
             _copy_companions(self.request.source, self.folder)
             shutil.copyfile(self.request.source / ADAPTER_CONFIG, self.folder / ADAPTER_CONFIG)
-            self._prove_adapter(adapter)
+            self._verify_adapter(adapter)
             return
         base = lora.base_folder(adapter)
         whole = lora.read_adapter(self.request.source, self.found.weights)
@@ -146,8 +146,8 @@ class _Job:
         _copy_companions(self.request.source, self.folder)
         self._set_vocabulary(lora.grown_vocabulary(whole, base))
         self._set_dtype(weights)
-        reference = _WithBase(self.found.reference, base)
-        self._prove(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
+        reference = _with_base(self.found.reference, base)
+        self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
 
     @property
     def _dtypes(self) -> frozenset[torch.dtype]:
@@ -178,9 +178,7 @@ class _Job:
         hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
         for name, written in hashes.items():
             if sha256(self.folder / name) != written:
-                raise ToolError(
-                    f"{self.folder / name} reads otherwise than it was written: the disk is failing"
-                )
+                raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
     def _set_vocabulary(self, rows: int | None) -> None:
         """Have config.json say how many rows the embedding has; None: as many as it says."""
@@ -199,25 +197,25 @@ class _Job:
         config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
         write_json_atomic(self.folder / "config.json", config)
 
-    def _prove(
+    def _verify(
         self,
         reference: Mapping[str, torch.Tensor],
         adapt: Callable[[Any], Any],
-        rounded: frozenset[torch.dtype],
+        dtypes: frozenset[torch.dtype],
     ) -> None:
         config = verify.read_config(self.folder)
         expected = verify.logits_of_weights(config, reference, adapt)
         found = verify.logits_of_export(self.folder)
-        verify.compare(found, expected, rounded)
+        verify.compare(found, expected, dtypes)
 
-    def _prove_adapter(self, adapter: lora.Adapter) -> None:
+    def _verify_adapter(self, adapter: lora.Adapter) -> None:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
         weights alone."""
         exported = find_weights(self.folder, None).reference
         try:
             base = lora.base_folder(adapter)
         except (UsageError, MissingError) as error:
-            self.say(f"{error.message}: compared without a forward pass")
+            self.notify(f"{error.message}: compared without a forward pass")
             for name in exported:
                 verify.compare(exported[name].float(), self.found.reference[name].float(), self._dtypes)
             return
@@ -227,31 +225,25 @@ class _Job:
             config.get_text_config().vocab_size = rows
         logits = [
             verify.logits_of_weights(
-                config, _WithBase(each, base), lambda model: _with_adapter(model, self.request.source)
+                config, _with_base(each, base), lambda model: _with_adapter(model, self.request.source)
             )
             for each in (exported, self.found.reference)
         ]
         verify.compare(*logits, self._dtypes)
 
 
-class _WithBase(Mapping[str, torch.Tensor]):
+def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:
     """Weights of a model with adapters: the adapter's own, the others from the base model's files."""
+    weights = find_weights(base, None).reference
 
-    def __init__(self, adapter: Mapping[str, torch.Tensor], base: Path) -> None:
-        self._adapter = adapter
-        self._base = find_weights(base, None).reference
-
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def read(name: str) -> torch.Tensor:
         short = in_adapter(name)
-        if short in set(self._adapter):
-            return self._adapter[short]
-        return self._base[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
+        if short in own:
+            return adapter[short]
+        return weights[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
 
-    def __iter__(self) -> Any:
-        return iter({*self._adapter, *self._base})
-
-    def __len__(self) -> int:
-        return len({*self._adapter, *self._base})
+    own = set(adapter)
+    return Lazy((*adapter, *weights), read)
 
 
 def _with_adapter(model: Any, checkpoint: Path) -> Any:

@@ -7,7 +7,7 @@ forward and drop them after), so that a proof needs no more memory than the larg
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.export.lora import PREFIX
+from dsrun.train.export.weights import Lazy
 from dsrun.train.model.load import AUTO_CLASS
 
 TOKENS = 12
@@ -23,6 +24,8 @@ TOKENS = 12
 # mantissa (half a unit is 2**-9 and 2**-12) in every weight, added up over layers.
 TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
 
+LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
+
 
 def logits_of_export(folder: Path) -> torch.Tensor:
     """The logits of the model in `folder`, loaded as anybody would load it. Raises ToolError where weights are missing,
@@ -30,18 +33,15 @@ def logits_of_export(folder: Path) -> torch.Tensor:
     auto = auto_class(read_config(folder))
     with tempfile.TemporaryDirectory(prefix="dsrun-export-") as scratch:
         # In its own dtype, else transformers writes it all once more into the scratch folder.
-        model, told = auto.from_pretrained(
+        model, loading_info = auto.from_pretrained(
             folder, device_map={"": "disk"}, offload_folder=scratch, dtype="auto", output_loading_info=True
         )
         for what in LOADING_ERRORS:
-            names = sorted(map(str, told.get(what) or ()))
+            names = sorted(map(str, loading_info.get(what) or ()))
             if names:
                 raise ToolError(f"the exported model has {what.replace('_', ' ')}: {names[0]}")
         # Of the empty parameters; the hooks then load weights as fp32, in which rounding adds nothing.
         return _forward(model.float())
-
-
-LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 
 def logits_of_weights(
@@ -55,7 +55,7 @@ def logits_of_weights(
     model.tie_weights()
     tied = _tied(model)
     cpu_offload(
-        model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_Whole(weights, tied)
+        model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_whole(weights, tied)
     )
     return _forward(model)
 
@@ -66,7 +66,7 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
     if not difference <= max(TOLERANCE.get(dtype, 0.0) for dtype in (torch.float32, *dtypes)):
         raise ToolError(
-            f"the exported model computes something else than the checkpoint: its logits differ by {difference:.2g} of"
+            f"the exported model does not compute what the checkpoint does: its logits differ by {difference:.2g} of"
             " the largest"
         )
     return difference
@@ -80,27 +80,19 @@ def _tied(model: Any) -> dict[str, str]:
     return {PREFIX + name: PREFIX + saved for name, saved in inner.items()}
 
 
-class _Whole(Mapping[str, torch.Tensor]):
+def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy:
     """Weights in fp32, tied ones under each of their names."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> None:
-        self._weights = weights
-        self._tied = dict(tied)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def read(name: str) -> torch.Tensor:
         try:
-            value = self._weights[name]
+            value = weights[name]
         except KeyError:
-            if name not in self._tied:
+            if name not in tied:
                 raise ToolError(f"the checkpoint has no {name}") from None
-            value = self._weights[self._tied[name]]
+            value = weights[tied[name]]
         return value.float() if value.is_floating_point() else value
 
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._weights, *self._tied})
-
-    def __len__(self) -> int:
-        return len({*self._weights, *self._tied})
+    return Lazy((*weights, *tied), read)
 
 
 def _forward(model: Any) -> torch.Tensor:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from dsrun.errors import UsageError
-from dsrun.train.export.write import DTYPES, Weight
+from dsrun.train.export.write import Weight, read_weights
 from dsrun.train.reshape.plain import ADAPTER, in_adapter
 from dsrun.train.reshape.shards import WINDOW, ZeroCheckpoint, load, state_folder
 
@@ -52,36 +51,27 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
                 else "it has neither safetensors nor ZeRO shards"
             )
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
-        return Found(stored, Lazy(stored), dtypes, _widened(dtypes, dtype))
+        reads = {weight.name: weight.read for weight in stored}
+        return Found(stored, Lazy(reads, lambda name: reads[name]()), dtypes, _widened(dtypes, dtype))
     module = _Module(zero)
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
         if dtype == torch.float32:
             stored = [_master(weight, by_name.get(weight.name), zero) for weight in stored]
-        return Found(stored, Named(module.reference(), by_name), dtypes)
+        return Found(stored, renamed(module.reference(), by_name), dtypes)
     weights = [
         replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()
     ]
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
-    return Found(weights, Named(module.reference(), names), dtypes, (notice,))
+    return Found(weights, renamed(module.reference(), names), dtypes, (notice,))
 
 
 def stored_weights(folder: Path, pattern: str) -> list[Weight]:
     """The tensors of the safetensors files that match, tensors without elements included. Raises UsageError for a file
     that is none."""
-    weights: list[Weight] = []
-    for file in sorted(folder.glob(pattern)):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in list(opened.keys()):
-                    part = opened.get_slice(name)
-                    shape = tuple(part.get_shape())
-                    weights.append(Weight(name, _dtype(part.get_dtype(), file), shape, _stored(file, name)))
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
-    return weights
+    return [weight for file in sorted(folder.glob(pattern)) for weight in read_weights(file)]
 
 
 def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[str, ...]:
@@ -96,24 +86,6 @@ def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[
 
 def _floating(weights: list[Weight]) -> frozenset[torch.dtype]:
     return frozenset(weight.dtype for weight in weights if weight.dtype.is_floating_point)
-
-
-def _dtype(name: str, file: Path) -> torch.dtype:
-    known = {text: dtype for dtype, text in DTYPES.items()}
-    if name not in known:
-        raise UsageError(
-            f"{file} holds weights in {name}, which cannot be exported",
-            fix="use a copy of it in bf16, fp16 or fp32",
-        )
-    return known[name]
-
-
-def _stored(file: Path, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> torch.Tensor:
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(name)
-
-    return read
 
 
 def _zero(checkpoint: Path) -> ZeroCheckpoint | None:
@@ -211,17 +183,33 @@ def _their_weights(checkpoint: Path, tag: str) -> dict[str, Any]:
 class Lazy(Mapping[str, torch.Tensor]):
     """Weights by name, each read when it is asked for."""
 
-    def __init__(self, weights: list[Weight]) -> None:
-        self._weights = {weight.name: weight for weight in weights}
+    def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._weights[name].read()
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self._names)
+
+
+def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Lazy:
+    """`weights` under other names, those of the exported files, and under their own."""
+    return Lazy((*weights, *names), lambda name: weights[names.get(name, name)])
+
+
+def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> Lazy:
+    """`weights` rounded to a dtype each."""
+
+    def read(name: str) -> torch.Tensor:
+        value = weights[name]
+        return value.to(dtypes.get(name, value.dtype))
+
+    return Lazy(weights, read)
 
 
 class Reopened(Mapping[str, torch.Tensor]):
@@ -254,38 +242,3 @@ class Reopened(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len({*self._files, *self._aliases})
-
-
-class Named(Mapping[str, torch.Tensor]):
-    """A mapping under other names: those of the exported files."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> None:
-        self._weights = weights
-        self._names = dict(names)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._weights[self._names.get(name, name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._weights, *self._names})
-
-    def __len__(self) -> int:
-        return len({*self._weights, *self._names})
-
-
-class Rounded(Mapping[str, torch.Tensor]):
-    """Weights rounded to a dtype each, by name."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
-        self._weights = weights
-        self._dtypes = dict(dtypes)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        value = self._weights[name]
-        return value.to(self._dtypes.get(name, value.dtype))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)

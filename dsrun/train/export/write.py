@@ -1,4 +1,4 @@
-"""Writes safetensors files one tensor at a time.
+"""Reads and writes safetensors files one tensor at a time.
 
 The library's own save_file wants all tensors of a file at once and copies each to bytes; here no more than one tensor
 is in memory. The format (github.com/huggingface/safetensors, README "Format"): the header's length as 8 little-endian
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from dsrun.errors import ToolError
+from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 
 INDEX_SUFFIX = ".index.json"
@@ -52,6 +53,33 @@ class Weight:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_weights(file: Path) -> list[Weight]:
+    """The tensors of a safetensors file, each read when it is asked for. Raises UsageError for a file that is none."""
+
+    def reader(name: str) -> Callable[[], torch.Tensor]:
+        def read() -> torch.Tensor:
+            with safe_open(file, framework="pt") as opened:
+                return opened.get_tensor(name)
+
+        return read
+
+    known = {text: dtype for dtype, text in DTYPES.items()}
+    weights: list[Weight] = []
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in list(opened.keys()):
+                part = opened.get_slice(name)
+                if part.get_dtype() not in known:
+                    raise UsageError(
+                        f"{file} holds weights in {part.get_dtype()}, which cannot be exported",
+                        fix="use a copy of it in bf16, fp16 or fp32",
+                    )
+                weights.append(Weight(name, known[part.get_dtype()], tuple(part.get_shape()), reader(name)))
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    return weights
 
 
 def in_shards(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """How far this process is, for whoever has to tell of its end: optimizer steps done, None before training; the
-    step of the newest checkpoint; and the samples per forward pass, None before that is decided."""
+    """How far this process is, for whoever has to tell of its end: optimizer steps done, None before training; the step
+    of the newest checkpoint; and the samples per forward pass, None before that is decided."""
 
     step: int | None = None
     saved: int | None = None

@@ -1,18 +1,170 @@
-"""What a rank shows of itself to whoever watches it: signs of life, how far it is, and whether it was told to stop."""
+"""A rank's ties to its supervisor: heartbeat, progress, and the handler of signals that ask it to save and stop."""
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
+from dsrun.errors import UsageError
 from dsrun.runs.heartbeat import Heart
+from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system import variables
+from dsrun.train.lifecycle import failure
 from dsrun.train.lifecycle.failure import Progress
-from dsrun.train.lifecycle.preemption import PreemptionHandler, stopping_from
+
+# A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
+PATIENCE_SECONDS = 2.0
+# A scheduler may signal a whole process tree, whose launcher forwards the signal: one request, two signals.
+SAME_REQUEST_SECONDS = 1.0
+
+
+class PreemptionHandler:
+    """What this rank knows of a request to stop. The ranks agree on it in the sum that they form before every step."""
+
+    def __init__(
+        self, signals: tuple[signal.Signals, ...], file: Path | None, *, is_supervised: bool = False
+    ) -> None:
+        self.signals = signals
+        self.file = file
+        # Then a second request is for the supervisor, which ends all processes of the run.
+        self.is_supervised = is_supervised
+        self.has_begun = False
+        self.request: StopRequest | None = None
+        self._rank: int | None = None
+        self._pid = os.getpid()
+        self._first_term: float | None = None
+        self._mask: set[int] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any signal asks for it; the same on all ranks, as their environment is."""
+        return bool(self.signals)
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether this rank was asked to stop."""
+        return self.request is not None
+
+    @property
+    def stopped_before_training(self) -> bool:
+        """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
+        return self.is_on and not self.has_begun and (self.is_requested or self._file_is_there())
+
+    def listen(self, rank: int | None = None) -> None:
+        """Handle the signals from here on, as this rank; for the main thread."""
+        self._rank = rank
+        if not self.is_on:
+            return
+        self._pid = os.getpid()
+        for each in self.signals:
+            signal.signal(each, self._handle)
+        self._watch_signals()
+
+    def begin(self) -> None:
+        """Training begins: from here on a signal waits for a moment at which all ranks can save and leave."""
+        self.has_begun = True
+        if self.is_on and self.request is None and self.file is not None:
+            self.request = read_stop_file(self.file)
+
+    def _file_is_there(self) -> bool:
+        return self.file is not None and self.file.exists()
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        if os.getpid() != self._pid:
+            # A process that was forked from this one, to tokenise for example: the request is not for it.
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
+        self._note(signal.Signals(signum).name)
+        if not self.has_begun:
+            # Nothing is lost that the next start would not do again. Not a failure: the run is only interrupted.
+            raise SystemExit(0)
+
+    def _note(self, name: str) -> None:
+        # The stop file may hold an earlier request: that of the rank or the supervisor that signals this one.
+        known = read_stop_file(self.file) if self.file is not None else None
+        self.request = self.request or known or StopRequest.now(name, self._rank)
+        if self.file is not None:
+            write_stop_file(self.file, self.request)
+
+    def _watch_signals(self) -> None:
+        """Have the interpreter write the number of each signal into a pipe, at once, and a thread read it."""
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes. What is sent to one
+        # that has not forgotten the pipe yet waits until it has.
+        os.register_at_fork(
+            before=self._block_signals,
+            after_in_parent=self._unblock_signals,
+            after_in_child=self._reset_in_child,
+        )
+        threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
+
+    def _block_signals(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+
+    def _unblock_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _reset_in_child(self) -> None:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+            # Python runs its handlers between two steps of its own: one that comes just before a call that waits would
+            # have to wait with it, and the child of a pool outlive its SIGTERM by as long.
+            for signum in self.signals:
+                if signal.getsignal(signum) == self._handle:
+                    signal.signal(signum, signal.SIG_DFL)
+        self._unblock_signals()
+
+    def _watch(self, pipe: int) -> None:
+        while numbers := os.read(pipe, 64):
+            for signum in numbers:
+                if signum in self.signals:
+                    self._on_signal(signum)
+
+    def _on_signal(self, signum: int) -> None:
+        """On the watching thread: what must happen also while the main thread is in C++ code."""
+        self._note(signal.Signals(signum).name)
+        now = time.monotonic()
+        if signum == signal.SIGTERM and not self.is_supervised:
+            if self._first_term is not None and now - self._first_term > SAME_REQUEST_SECONDS:
+                # Meant in earnest. Nothing is torn: a checkpoint becomes visible only when it is whole.
+                os._exit(128 + signum)
+            self._first_term = self._first_term or now
+        if not self.has_begun:
+            threading.Thread(target=self._exit_late, name="leaving", daemon=True).start()
+
+    def _exit_late(self) -> None:
+        time.sleep(PATIENCE_SECONDS)
+        if not self.has_begun:
+            failure.interrupted()
+            os._exit(0)
+
+
+def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
+    """What the environment asks for. Raises UsageError for a name that is no signal."""
+    names = [f"SIG{name.strip()}" for name in environ.get(variables.SAVE_ON, "").split(",") if name.strip()]
+    for name in names:
+        if name not in signal.Signals.__members__:
+            raise UsageError(
+                f"{variables.SAVE_ON}: {name} is not a signal",
+                fix="name signals without SIG, such as USR1,TERM",
+            )
+    file = environ.get(variables.STOP_FILE)
+    return PreemptionHandler(
+        tuple(signal.Signals[name] for name in names),
+        Path(file) if file else None,
+        is_supervised=variables.HEARTBEAT in environ,
+    )
 
 
 @dataclass
@@ -26,7 +178,7 @@ class RankContext:
     @classmethod
     def alone(cls) -> Self:
         """Nobody watches, and nobody asks to stop."""
-        return cls(Heart(None, 0), stopping_from({}))
+        return cls(Heart(None, 0), handler_from_env({}))
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:

@@ -21,15 +21,22 @@ from dsrun.train.loop.trainer import RunTrainer
 
 SHOWN_METRICS = ("loss", "perplexity", "exact_match", "bleu", "chrf", "rougeL")
 
+REMEMBERED = 50
+# Fewer losses do not show how much they scatter.
+FEWEST = 12
+LARGEST_SCORE = 8.0
+# A loss that hardly scatters at all makes any change look large.
+SMALLEST_JUMP = 1.2
 
-class ProveEngine(TrainerCallback):
+
+class EngineCheck(TrainerCallback):
     """Before the first step: the engine and ZeRO stage are those that were asked for."""
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        engine.assert_in_charge(self.trainer.model_wrapped, self.trainer.ds_config)
+        engine.assert_engine_matches(self.trainer.model_wrapped, self.trainer.ds_config)
 
 
 class StopEarly(EarlyStoppingCallback):
@@ -106,7 +113,7 @@ class Recorder(TrainerCallback):
     ) -> None:
         if not self.trainer.is_in_train:
             return
-        self.console.say(f"step {state.global_step}  evaluation  {metric_words(metrics, 'eval_')}")
+        self.console.print(f"step {state.global_step}  evaluation  {format_metrics(metrics, 'eval_')}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar:
@@ -174,8 +181,8 @@ class Profiler(TrainerCallback):
         self.file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.file))
         key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        self.console.say(profiler.key_averages().table(sort_by=key, row_limit=12, max_name_column_width=40))
-        self.console.say(f"trace of {self.steps} steps: {self.file} (open it in ui.perfetto.dev)")
+        self.console.print(profiler.key_averages().table(sort_by=key, row_limit=12, max_name_column_width=40))
+        self.console.print(f"trace of {self.steps} steps: {self.file} (open it in ui.perfetto.dev)")
 
 
 def memory() -> dict[str, int]:
@@ -197,20 +204,12 @@ def _figure(name: str, value: float) -> str:
     return number(value) if name in ("loss", "perplexity") else f"{value:.2f}"
 
 
-def metric_words(metrics: dict[str, Any], prefix: str) -> str:
+def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
     """The metrics worth a line, in one."""
     found = [(name, metrics[prefix + name]) for name in SHOWN_METRICS if prefix + name in metrics]
     words = [f"{name.replace('_', ' ')} {_figure(name, float(value))}" for name, value in found]
     seconds = metrics.get(f"{prefix}seconds")
     return "  ".join(words) + (f"  ({duration(seconds)})" if seconds else "")
-
-
-REMEMBERED = 50
-# Fewer losses do not show how much they scatter.
-FEWEST = 12
-LARGEST_SCORE = 8.0
-# A loss that hardly scatters at all makes any change look large.
-SMALLEST_JUMP = 1.2
 
 
 def robust_z(value: float, others: Sequence[float]) -> float:
@@ -225,11 +224,11 @@ def robust_z(value: float, others: Sequence[float]) -> float:
     return 0.6745 * distance / deviation
 
 
-class SpikeWatch(TrainerCallback):
-    """Tells of logged losses that stand out. Rank 0 only."""
+class LossSpikeDetector(TrainerCallback):
+    """Reports logged losses that stand out. Rank 0 only."""
 
-    def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self.tell = tell
+    def __init__(self, on_spike: Callable[[int, str], None]) -> None:
+        self.on_spike = on_spike
         self._losses: deque[float] = deque(maxlen=REMEMBERED)
 
     def on_log(
@@ -241,5 +240,7 @@ class SpikeWatch(TrainerCallback):
         if len(self._losses) >= FEWEST:
             usual = statistics.median(self._losses)
             if loss > SMALLEST_JUMP * usual and robust_z(loss, self._losses) > LARGEST_SCORE:
-                self.tell(state.global_step, f"the loss rose to {number(loss)}, from about {number(usual)}")
+                self.on_spike(
+                    state.global_step, f"the loss rose to {number(loss)}, from about {number(usual)}"
+                )
         self._losses.append(loss)

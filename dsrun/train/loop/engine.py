@@ -1,4 +1,4 @@
-"""DeepSpeed for this run: its configuration, its compiled ops, and proof that it is really in charge."""
+"""DeepSpeed for this run: its configuration, its compiled ops, the precision, and proof that it is really in charge."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from dsrun.errors import MissingError, ToolError
+from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.packages import own_programs_first
-from dsrun.train.world import World
+from dsrun.train.distributed import World
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.shipped import from_offload
 
@@ -61,12 +62,12 @@ def hidden_size(model_config: Any) -> int | None:
 
 
 def prepare_ops(
-    config: dict[str, Any], world: World, *, say: Callable[[str], None], training: bool = True
+    config: dict[str, Any], world: World, *, notify: Callable[[str], None], training: bool = True
 ) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
-    Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever;
-    our file lock goes around it, in a folder that only dsrun builds into.
+    Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever; our
+    file lock goes around it, in a folder that only dsrun builds into.
     """
     # `dsrun train` hands its workers this PATH; those that torchrun or srun start have the shell's.
     os.environ.update(own_programs_first(os.environ))
@@ -87,7 +88,7 @@ def prepare_ops(
         lock.acquire(timeout=PATIENCE_SECONDS)
     except Timeout:
         # Not for the other ranks of this run: only rank 0's console talks, and it is one that waits, or compiles.
-        say("another run is compiling DeepSpeed's operations; waiting for it")
+        notify("another run is compiling DeepSpeed's operations; waiting for it")
         lock.acquire()
     try:
         for stale in cache.glob("**/lock"):
@@ -95,7 +96,7 @@ def prepare_ops(
         for name in names:
             builder = get_accelerator().create_op_builder(name)
             if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
-                say(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
+                notify(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
             _load_op(builder, name)
     finally:
         lock.release()
@@ -122,7 +123,7 @@ def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
     return ops
 
 
-def assert_in_charge(trained: Any, config: dict[str, Any] | None) -> None:
+def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
     """Fail unless `trained` is the engine and stage that were asked for.
 
     Setting ACCELERATE_USE_CPU, for one, makes the stock stack train without DeepSpeed and without a word.
@@ -143,14 +144,14 @@ def assert_in_charge(trained: Any, config: dict[str, Any] | None) -> None:
         )
 
 
-def pass_on_defaults(optimizer: Any) -> None:
+def copy_defaults(optimizer: Any) -> None:
     """Give DeepSpeed's optimizers the `defaults` of those that they wrap.
 
     Schedules of transformers that end at a rate of their own, as polynomial does, read the first one there.
     """
     wrapped = getattr(optimizer, "optimizer", None)
     if wrapped is not None:
-        pass_on_defaults(wrapped)
+        copy_defaults(wrapped)
         if not hasattr(optimizer, "defaults"):
             optimizer.defaults = wrapped.defaults
 
@@ -158,8 +159,8 @@ def pass_on_defaults(optimizer: Any) -> None:
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
     """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone.
 
-    ninja's build files name the headers of the environment they were written in: shared by two environments, each
-    run of the other one compiles everything again.
+    ninja's build files name the headers of the environment they were written in: shared by two environments, each run
+    of the other one compiles everything again.
     """
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:
@@ -194,3 +195,52 @@ def _load_op(builder: Any, name: str) -> None:
             fix="install a C++ compiler and ninja, or a DeepSpeed wheel with the op built in; the log has the error",
             cause="jit_build_failed",
         ) from error
+
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+
+def decide_precision(
+    given: dict[str, Any],
+    *,
+    model_type: str,
+    bf16_supported: bool,
+    device: str,
+    deepspeed: dict[str, Any] | None = None,
+    force: bool = False,
+) -> Precision:
+    """The precision asked for, else bf16 where the hardware computes in it, else fp32.
+
+    `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off
+    decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
+    """
+    wish = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
+    if wish.get("fp16"):
+        if family_of(model_type).overflows_in_fp16 and not force:
+            raise UsageError(
+                f"--fp16: {overflow_in_fp16(model_type)}",
+                fix="use --bf16, or fp32 with --bf16 false; --force trains in fp16 all the same",
+            )
+        if device == "cpu" and not force:
+            raise UsageError(
+                "--fp16: training in fp16 needs a GPU",
+                fix="use --bf16, or fp32 with --bf16 false; --force tries it where the processor computes in fp16",
+            )
+        return "fp16"
+    if wish.get("bf16"):
+        if not bf16_supported and device == "cuda" and not force:
+            raise UsageError(
+                "--bf16: this GPU does not compute in bf16 (compute capability 8.0 and above do)",
+                fix="use --fp16, or fp32 with --bf16 false",
+            )
+        return "bf16"
+    if "bf16" in wish or "fp16" in wish:
+        return "fp32"
+    return "bf16" if bf16_supported else "fp32"
+
+
+def _switches(deepspeed: dict[str, Any]) -> list[tuple[str, bool]]:
+    """The precision blocks of a DeepSpeed configuration that say true or false themselves."""
+    blocks = ((name, deepspeed.get(name)) for name in ("bf16", "fp16"))
+    values = ((name, block.get("enabled", False)) for name, block in blocks if isinstance(block, dict))
+    return [(name, value) for name, value in values if isinstance(value, bool)]

@@ -1,9 +1,9 @@
 """NaN and infinite losses and gradients: noticed in the step in which they occur, on all ranks alike.
 
 The global gradient norm tells: it is one number on all ranks, known before weights change. A loss that is not finite
-while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that
-no further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16
-since 0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
+while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that no
+further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16 since
+0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from dsrun.errors import DsrunError, ToolError
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
 SMALLEST_SCALE = 1.0
+
+MOST_IN_A_ROW = 10
+# Batches of skipped steps kept for inspection; a run that skips more than these has shown what it is like.
+MOST_SAVED = 20
+FOLDER = "nan"
 
 
 def expected_overflow(trainer: Any, optimizer: Any) -> bool:
@@ -42,12 +47,6 @@ def expected_overflow(trainer: Any, optimizer: Any) -> bool:
     return True
 
 
-MOST_IN_A_ROW = 10
-# Batches of skipped steps kept for inspection; a run that skips more than these has shown what it is like.
-MOST_SAVED = 20
-FOLDER = "nan"
-
-
 class NanLossError(DsrunError):
     """Training met a NaN or an infinity. `rollback`: the run wants to go on from the last checkpoint."""
 
@@ -63,9 +62,9 @@ class NanLossError(DsrunError):
 class NanGuard:
     """Watches every step of one rank's training.
 
-    `policy` is --on-nan: "stop", "skip" or "rollback". `pass_over` holds the steps, counted from 1, that are not to be
-    applied whatever they yield; `wish_rollback` gets a step when --on-nan rollback meets it and tells whether the run
-    may go back once more. `tell` (step, words) is told of every step that was not applied.
+    `policy` is --on-nan: "stop", "skip" or "rollback". `skipped_steps` are the steps, counted from 1, that are never
+    applied. `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once
+    more. `on_skip` (step, reason) is called for every step that is not applied.
     """
 
     def __init__(
@@ -75,17 +74,17 @@ class NanGuard:
         *,
         rank: int,
         world_size: int,
-        pass_over: Collection[int] = (),
-        wish_rollback: Callable[[int], bool] = lambda _: False,
-        tell: Callable[[int, str], None] = lambda _step, _words: None,
+        skipped_steps: Collection[int] = (),
+        record_rollback: Callable[[int], bool] = lambda _: False,
+        on_skip: Callable[[int, str], None] = lambda _step, _reason: None,
     ) -> None:
         self.policy = policy
         self.folder = folder / FOLDER
         self.rank = rank
         self.world_size = world_size
-        self.pass_over = frozenset(pass_over)
-        self.wish_rollback = wish_rollback
-        self.tell = tell
+        self.skipped_steps = frozenset(skipped_steps)
+        self.record_rollback = record_rollback
+        self.on_skip = on_skip
         self._in_a_row = 0
         self._saved = 0
         self._steps_since_log = 0
@@ -100,15 +99,15 @@ class NanGuard:
         self._losses: list[torch.Tensor] = []
         self._total_before = None if total is None else total.clone()
 
-    def see(self, loss: torch.Tensor) -> torch.Tensor:
+    def check_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """`loss` of a micro batch, such that its gradients are NaN where it is not finite itself."""
         self._losses.append(loss.detach())
-        if self.step in self.pass_over:
+        if self.step in self.skipped_steps:
             return loss * math.nan
         # Multiplying by 1 changes no bit of a healthy step.
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
-    def judge(self, trainer: Any, norm: Any) -> Any:
+    def check_norm(self, trainer: Any, norm: Any) -> Any:
         """Look at the gradient norm of a step before its weights are used; returns it.
 
         Raises NanLossError, on all ranks, where training cannot go on. Reading the norm waits for the device once a
@@ -120,29 +119,29 @@ class NanGuard:
             self._in_a_row = 0
             return norm
         bad = self._bad_losses()
-        if self.step not in self.pass_over and not bad and expected_overflow(trainer, optimizer):
+        if self.step not in self.skipped_steps and not bad and expected_overflow(trainer, optimizer):
             return norm
         self._handle(trainer, norm, bad, optimizer)
         return norm
 
     def _handle(self, trainer: Any, norm: Any, bad: dict[int, float], optimizer: Any) -> None:
-        if self.step in self.pass_over:
-            words = "its batch had led to a NaN before, and was passed over"
+        if self.step in self.skipped_steps:
+            words = "its batch led to a NaN before and was skipped"
         else:
             words = _describe(norm, bad)
             self._in_a_row += 1
             self._save()
         applied = trainer.is_deepspeed_enabled and not getattr(optimizer, "overflow", False)
-        if self.step not in self.pass_over:
+        if self.step not in self.skipped_steps:
             self._decide(words, applied=applied)
         self._drop(trainer)
-        self.tell(self.step, words)
+        self.on_skip(self.step, words)
 
     def _decide(self, words: str, *, applied: bool) -> None:
         """Raise where the step cannot be left out. All ranks know the same, so all raise or none."""
         where = f"step {self.step}: {words}; its batch is in {self.folder}"
         if self.policy == "rollback":
-            raise NanLossError(where, rollback=self.wish_rollback(self.step))
+            raise NanLossError(where, rollback=self.record_rollback(self.step))
         if self.policy == "stop":
             raise NanLossError(where)
         if applied:
@@ -151,8 +150,8 @@ class NanGuard:
             raise NanLossError(f"{where}; the {MOST_IN_A_ROW} steps before it were no better")
 
     def _drop(self, trainer: Any) -> None:
-        """Leave the step out: weights and optimizer stay, the schedule of the learning rate moves on with the count
-        of steps, and the logged loss is that of the other steps."""
+        """Leave the step out: weights and optimizer stay, the schedule of the learning rate moves on with the count of
+        steps, and the logged loss is that of the other steps."""
         self._skipped_since_log += 1
         if self._total_before is not None:
             trainer._tr_loss.copy_(self._total_before)
@@ -165,7 +164,7 @@ class NanGuard:
         if scheduler is not None:
             scheduler.step()
 
-    def mend(self, logs: dict[str, float]) -> dict[str, float]:
+    def correct_logs(self, logs: dict[str, float]) -> dict[str, float]:
         """The Trainer's log line with its loss as the mean over the steps that were applied; NaN where none was."""
         if "loss" not in logs:
             return logs
@@ -183,7 +182,7 @@ class NanGuard:
             dist.all_reduce(finite, op=dist.ReduceOp.MIN)
         if not finite:
             words = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
-            raise NanLossError(words, rollback=self.policy == "rollback" and self.wish_rollback(step))
+            raise NanLossError(words, rollback=self.policy == "rollback" and self.record_rollback(step))
 
     def _bad_losses(self) -> dict[int, float]:
         """The first loss that is not finite, by rank; called on all ranks, once the norm has shown that something is.

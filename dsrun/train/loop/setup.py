@@ -1,23 +1,94 @@
-"""What a Trainer is given beside model and data: its callbacks, in the order in which they must be told."""
+"""The Trainer's callbacks, in the order in which they must be called, and the interval of --save-every auto."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from transformers import TrainerCallback
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
 from dsrun.train import memory_fallbacks, report
-from dsrun.train.batching.samples import SampleLedger
-from dsrun.train.checkpoint.interval import AdaptiveSaveInterval
+from dsrun.train.batching.loaders import SampleLedger
 from dsrun.train.console import Console
-from dsrun.train.lifecycle.heartbeat import EventCallback, HeartbeatCallback, SaveTimer
-from dsrun.train.lifecycle.preemption_callbacks import PendingEvaluationCallback, PreemptionCallback
-from dsrun.train.loop.callbacks import LogLastStep, Profiler, ProveEngine, Recorder, SpikeWatch, StopEarly
+from dsrun.train.lifecycle.callbacks import (
+    EventCallback,
+    HeartbeatCallback,
+    PendingEvaluationCallback,
+    PreemptionCallback,
+    SaveTimer,
+)
+from dsrun.train.loop.callbacks import (
+    EngineCheck,
+    LogLastStep,
+    LossSpikeDetector,
+    Profiler,
+    Recorder,
+    StopEarly,
+)
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.plan import Plan
 from dsrun.train.records import RunRecords
+
+# The first save comes early, as nothing is known before it.
+FIRST_SAVE_SECONDS = 60.0
+# How much the interval must change before the user hears of it again.
+WORTH_A_WORD = 2.0
+
+
+class AdaptiveSaveInterval(TrainerCallback):
+    """Saves when the interval is over.
+
+    The clock of the one that `leads`, rank 0, decides: its wish travels in the sum that all ranks form before the next
+    step, so that all of them save after the same one. `interval` gives the seconds between saves from the seconds that
+    a save takes; `on_change` (step, seconds, steps, message) is called for each interval that is chosen.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        interval: Callable[[float], float],
+        on_change: Callable[[int, float, int, str], None],
+        *,
+        leads: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.trainer = trainer
+        self.interval = interval
+        self.on_change = on_change
+        self.leads = leads
+        self.clock = clock
+        self.seconds = FIRST_SAVE_SECONDS
+        self._reported = 0.0
+        self._last_save = self._last_step = 0.0
+        self._step_seconds = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._last_save = self._last_step = self.clock()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        now = self.clock()
+        self._step_seconds, self._last_step = now - self._last_step, now
+        if self.trainer.ranks_want_to_save and state.global_step < state.max_steps:
+            control.should_save = True
+        # One step ahead, as the others hear of it with the next step.
+        if self.leads:
+            self.trainer.wants_to_save = now + self._step_seconds - self._last_save >= self.seconds
+
+    def saved(self, step: int, seconds: float) -> None:
+        """A save after `step` took `seconds`."""
+        self._last_save = self._last_step = self.clock()
+        self.trainer.wants_to_save = False
+        self.seconds = self.interval(seconds)
+        steps = max(1, round(self.seconds / self._step_seconds)) if self._step_seconds else 0
+        if not self._reported or not 1 / WORTH_A_WORD <= self.seconds / self._reported <= WORTH_A_WORD:
+            self._reported = self.seconds
+            words = f"a save takes {seconds:.1f} s, so one is made every {self.seconds:.0f} s"
+            self.on_change(step, self.seconds, steps, words + (f" (about {steps:,} steps)" if steps else ""))
 
 
 def build_callbacks(
@@ -30,16 +101,16 @@ def build_callbacks(
     parameters: int,
 ) -> None:
     """Add all callbacks to the trainer of this rank."""
-    spec, life = plan.recipe.spec, trainer.life
+    spec, context = plan.recipe.spec, trainer.context
     if spec.early_stopping is not None:
         trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
-    often = save_often(trainer, plan, records, console) if spec.save_every == "auto" else None
+    often = adaptive_interval(trainer, plan, records, console) if spec.save_every == "auto" else None
     if often:
         trainer.add_callback(often)
     saved = often.saved if often else lambda _step, _seconds: None
-    trainer.on_checkpoint = SaveTimer(life, records, trainer.nan_guard, trainer.model, saved)
-    trainer.add_callback(PreemptionCallback(trainer, life.stopping))
-    trainer.add_callback(ProveEngine(trainer))
+    trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
+    trainer.add_callback(PreemptionCallback(trainer, context.stopping))
+    trainer.add_callback(EngineCheck(trainer))
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:
         _record(trainer, plan, records, console, parameters)
@@ -48,7 +119,7 @@ def build_callbacks(
     if spec.profile:
         profile = folder.path / "profile"
         trainer.add_callback(Profiler(spec.profile, profile, console, rank=plan.world.rank))
-    trainer.add_callback(HeartbeatCallback(life))
+    trainer.add_callback(HeartbeatCallback(context))
     trainer.add_callback(PendingEvaluationCallback(trainer))
 
 
@@ -57,41 +128,43 @@ def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Conso
 
     def spiked(step: int, words: str) -> None:
         records.event("spike", step=step, message=words)
-        console.say(f"note: step {step}: {words}", style="yellow")
+        console.print(f"note: step {step}: {words}", style="yellow")
 
     peak = report.peak_flops(plan.precision) if plan.world.device == "cuda" else None
     trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
     trainer.add_callback(EventCallback(records))
-    trainer.add_callback(SpikeWatch(spiked))
+    trainer.add_callback(LossSpikeDetector(spiked))
 
 
 def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Console) -> NanGuard:
     """The watch over losses and gradients that --on-nan asks for."""
     skipped = memory_fallbacks.steps_to_skip(run, plan.recipe)
 
-    def tell(step: int, words: str) -> None:
+    def on_skip(step: int, words: str) -> None:
         records.event("nan", step=step, message=words)
-        console.say(f"note: step {step} was left out: {words}", style="yellow")
+        console.print(f"note: step {step} was left out: {words}", style="yellow")
 
     return NanGuard(
         plan.recipe.spec.on_nan,
         run,
         rank=plan.world.rank,
         world_size=plan.world.size,
-        pass_over=skipped,
-        wish_rollback=memory_fallbacks.wish_to_skip(run, skipped, main=plan.world.is_main),
-        tell=tell,
+        skipped_steps=skipped,
+        record_rollback=memory_fallbacks.rollback_recorder(run, skipped, main=plan.world.is_main),
+        on_skip=on_skip,
     )
 
 
-def save_often(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
+def adaptive_interval(
+    trainer: Any, plan: Plan, records: RunRecords, console: Console
+) -> AdaptiveSaveInterval:
     """--save-every auto."""
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 
-    def tell(step: int, seconds: float, steps: int, words: str) -> None:
+    def on_change(step: int, seconds: float, steps: int, words: str) -> None:
         records.event("interval", step=step, seconds=seconds, steps=steps, message=words)
-        console.say(f"note: {words}", style="yellow")
+        console.print(f"note: {words}", style="yellow")
 
     return AdaptiveSaveInterval(
-        trainer, lambda seconds: save_interval(seconds, mtbf), tell, leads=plan.world.is_main
+        trainer, lambda seconds: save_interval(seconds, mtbf), on_change, leads=plan.world.is_main
     )

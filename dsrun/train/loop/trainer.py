@@ -13,15 +13,19 @@ import torch.distributed as dist
 import transformers.trainer
 
 from dsrun.train.batching.batches import Split
-from dsrun.train.batching.loaders import MicroBatch, TrainingLoader, start_at, training_loader
-from dsrun.train.batching.samples import DataPlace
+from dsrun.train.batching.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.checkpoint.checkpointing import Checkpointing
-from dsrun.train.checkpoint.loss_state import LossState
-from dsrun.train.lifecycle.preemption_callbacks import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.lifecycle.callbacks import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.lifecycle.rank_context import RankContext
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator
-from dsrun.train.loop.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loop.loss import (
+    LossState,
+    loss_is_native,
+    shifts_labels,
+    summed_cross_entropy,
+    target_tokens,
+)
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.reshape import trainer_hooks
 
@@ -41,12 +45,12 @@ class RunTrainer(Checkpointing):
         split: Split,
         ds_config: dict[str, Any] | None,
         eval_progress: Callable[[int, int], None],
-        life: RankContext,
+        context: RankContext,
         nan_guard: NanGuard,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.life = life
+        self.context = context
         self.nan_guard = nan_guard
         self.interrupted = False
         self.taken: list[MicroBatch] = []
@@ -68,11 +72,11 @@ class RunTrainer(Checkpointing):
         self.last_evaluation: Evaluation | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
         self.add_callback(DataPlace(self))
-        self.carried = LossState(self)
-        self.add_callback(self.carried)
+        self.loss_state = LossState(self)
+        self.add_callback(self.loss_state)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        engine.pass_on_defaults(self.optimizer if optimizer is None else optimizer)
+        engine.copy_defaults(self.optimizer if optimizer is None else optimizer)
         return super().create_scheduler(num_training_steps, optimizer)
 
     # data
@@ -90,7 +94,7 @@ class RunTrainer(Checkpointing):
         read = sum(b["attention_mask"][: len(b.ids)].sum() for b in batches)
         if not self.shifted:
             read = read + targets
-        wishes = int(self.life.stopping.asked), int(self.wants_to_save)
+        wishes = int(self.context.stopping.is_requested), int(self.wants_to_save)
         counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *wishes)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
@@ -104,18 +108,20 @@ class RunTrainer(Checkpointing):
 
     @property
     def ranks_want_to_stop(self) -> bool:
-        """Whether any rank had been told to stop when this step began; the same on all ranks."""
+        """Whether any rank had been asked to stop when this step began; the same on all ranks."""
         # Reading it waits for the GPU to begin the step, so it is only read where somebody may ask.
-        return self.life.stopping.is_on and bool(self._votes[0])
+        return self.context.stopping.is_on and bool(self._votes[0])
 
     @property
     def ranks_want_to_save(self) -> bool:
         """Whether rank 0 wished for a checkpoint when this step began (--save-every auto); the same on all ranks."""
         return bool(self._votes[1])
 
-    def any_rank_is_told(self) -> bool:
-        """Whether any rank has been told to stop by now; called on all ranks."""
-        return StopVote(self.life.stopping, world_size=self.split.world_size, device=self.args.device).now()
+    def any_rank_asked_to_stop(self) -> bool:
+        """Whether any rank has been asked to stop by now; called on all ranks."""
+        return StopVote(
+            self.context.stopping, world_size=self.split.world_size, device=self.args.device
+        ).newest()
 
     @property
     def tokens_seen(self) -> int:
@@ -124,7 +130,7 @@ class RunTrainer(Checkpointing):
 
     def _finalize_training(self, *args: Any) -> Any:
         # Steps come no more, and the best model may take long to load.
-        self.life.heart.enter("ending")
+        self.context.heart.enter("ending")
         if self.interrupted:
             # Loading the best model is for the end of the run, and there may be no time for it.
             self.args.load_best_model_at_end = False
@@ -141,7 +147,7 @@ class RunTrainer(Checkpointing):
         self._tokens_seen.fill_(before)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self.carried.note()
+        self.loss_state.note()
         super()._save_checkpoint(model, trial)
 
     def _run_epoch(self, **kwargs: Any) -> None:
@@ -172,18 +178,18 @@ class RunTrainer(Checkpointing):
             smoothing = self.args.label_smoothing_factor
             total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=smoothing)
             loss = total / num_items_in_batch
-        loss = self.nan_guard.see(loss * self.split.world_size)
+        loss = self.nan_guard.check_loss(loss * self.split.world_size)
         return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        return self.nan_guard.judge(self, super()._get_grad_norm(model, grad_norm=grad_norm))
+        return self.nan_guard.check_norm(self, super()._get_grad_norm(model, grad_norm=grad_norm))
 
     def _get_learning_rate(self) -> float:
         """The rate of the step just made."""
         return super()._get_learning_rate() if self._step_rate is None else self._step_rate
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        super().log(self.nan_guard.mend(logs), start_time)
+        super().log(self.nan_guard.correct_logs(logs), start_time)
 
     # evaluation
 
@@ -198,13 +204,13 @@ class RunTrainer(Checkpointing):
         began = time.monotonic()
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         generate = self.args.predict_with_generate
-        before = self.life.heart.phase
-        self.life.heart.enter("generating" if generate else "evaluating")
+        before = self.context.heart.phase
+        self.context.heart.enter("generating" if generate else "evaluating")
         evaluator = Evaluator(
             self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size
         )
         result = evaluator.run(rows, generate=generate, with_loss=True, progress=self._evaluated())
-        self.life.heart.enter(before)
+        self.context.heart.enter(before)
         self.last_evaluation = result
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}
         self.log(metrics)
@@ -215,12 +221,12 @@ class RunTrainer(Checkpointing):
 
     def _evaluated(self) -> Callable[[int, int], None]:
         """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is told to."""
-        vote = StopVote(self.life.stopping, world_size=self.split.world_size, device=self.args.device)
+        vote = StopVote(self.context.stopping, world_size=self.split.world_size, device=self.args.device)
 
         def after_batch(done: int, total: int) -> None:
-            self.life.heart.beat()
+            self.context.heart.beat()
             self.eval_progress(done, total)
-            if self.may_leave_evaluation and done < total and vote.told():
+            if self.may_leave_evaluation and done < total and vote.any_rank_asked():
                 raise EvaluationLeftError
 
         return after_batch

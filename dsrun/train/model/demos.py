@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dsrun.demo.build import DemoPaths, data_only, materialise
-from dsrun.demo.defaults import DEFAULTS
+from dsrun.demo.models import DEFAULTS
 from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.variables import cache_root
@@ -22,9 +22,9 @@ BATCH_FLAGS = (
 T5_PREFIX = "translate English to Romanian: "
 
 
-def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]:
-    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the model's
-    name as the user knows it."""
+def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe, str]:
+    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the model's name
+    as the user knows it."""
     spec = recipe.spec
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:
@@ -37,7 +37,7 @@ def fill_in(recipe: Recipe, *, say: Callable[[str], None]) -> tuple[Recipe, str]
     else:
         task = decide_task(load_config(spec), spec.task, spec.model)
         paths = data_only(task, cache_root() / "demo" / f"data-{task}")
-        say(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
+        notify(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
     if has_data(spec):
         return recipe, title
     return with_defaults(recipe, _data(paths, spec), "demo data"), title

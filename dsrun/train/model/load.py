@@ -20,7 +20,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import hub
-from dsrun.train.model.remote_code import OwnCode, one_at_a_time, reference_in
+from dsrun.train.model.hub import OwnCode, one_at_a_time, reference_in
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def load_config(spec: TrainSpec) -> Any:
     name = spec.config_name or spec.model
     if name is None:
         if spec.model_type not in CONFIG_MAPPING:
-            raise UsageError(f"--model-type {spec.model_type} is no architecture transformers knows")
+            raise UsageError(f"--model-type {spec.model_type} is not an architecture that transformers knows")
         config = CONFIG_MAPPING[spec.model_type]()
     else:
         with one_at_a_time(spec.trust_remote_code):
@@ -88,8 +88,8 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
     """The model with its weights: loaded, or initialised under --from-scratch.
 
     Under ZeRO-3 transformers builds it shard by shard, provided the DeepSpeed configuration is registered before.
-    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where
-    small updates are rounded away.
+    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where small
+    updates are rounded away.
     """
     _put_code_in_place(spec, config, AUTO_CLASS[task])
     options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
@@ -103,7 +103,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
             )
         except (ValueError, ImportError) as error:
             name = spec.model or config.model_type
-            refused = _refused_attention(spec.attn_implementation, name, _first_line(error))
+            refused = _refused_attention(spec.attn_implementation, name, hub.first_line(error))
             if refused:
                 raise refused from error
             raise
@@ -235,7 +235,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         return loader.from_pretrained(name, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
-        first = _first_line(error)
+        first = hub.first_line(error)
         refused = _refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
@@ -259,7 +259,3 @@ def _refused_attention(asked: str | None, name: str, first: str) -> UsageError |
         f"--attn-implementation {asked}: {name!r} cannot use it: {first.partition('. ')[0]}",
         fix="leave it out: the fastest that works is taken",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

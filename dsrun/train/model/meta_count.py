@@ -16,7 +16,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D
 
-from dsrun.train.model.remote_code import one_at_a_time
+from dsrun.train.model.hub import one_at_a_time
 
 
 def build(folder: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,9 +27,8 @@ from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
 from dsrun.train.reshape import plain
-from dsrun.train.reshape.layout import Layout, layout_of
+from dsrun.train.reshape.layout import Layout, Source, layout_of, write_schedule, write_universal
 from dsrun.train.reshape.shards import ZeroCheckpoint
-from dsrun.train.reshape.universal import Source, write_schedule, write_universal
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -72,17 +72,12 @@ def wanted(plan: Plan) -> Layout:
     return replace(layout, fp16=plan.precision == "fp16")
 
 
-def adapt_or_none(checkpoint: Path | None, layout: Layout, **options: Any) -> Adapted | None:
-    """`adapt`, where there is a checkpoint."""
-    return None if checkpoint is None else adapt(checkpoint, layout, **options)
-
-
 def adapt(
     checkpoint: Path,
     layout: Layout,
     *,
     run: Path,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
     names: Names | None = None,
     built: bool = False,
@@ -112,7 +107,7 @@ def adapt(
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
     with _one_at_a_time(run / CONVERTED, beat):
         if _note(folder) != note:
-            say(f"{checkpoint.name}: {saved.words} → {layout.words}")
+            notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
             _Conversion(
                 checkpoint=checkpoint,
                 saved=saved,
@@ -121,7 +116,7 @@ def adapt(
                 note=note,
                 names=names,
                 beat=beat,
-            ).carry_out()
+            ).run_all()
     changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
     if layout.stage in (1, 2):
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
@@ -164,7 +159,7 @@ class _Conversion:
     names: Names | None
     beat: Callable[[], None]
 
-    def carry_out(self) -> None:
+    def run_all(self) -> None:
         """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
         work = self.folder.with_name(f"{self.folder.name}.partial")
         for old in (work, self.folder):
@@ -189,7 +184,7 @@ class _Conversion:
         return plain.PlainCheckpoint(self.checkpoint, self._order())
 
     def _order(self) -> list[list[str]]:
-        return plain.need(self.names, self.checkpoint)
+        return plain.names_or_fail(self.names, self.checkpoint)
 
     def _write(self, source: Source, work: Path) -> None:
         for name in SHARED:
@@ -213,7 +208,7 @@ def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
 
 
 def _check_room(source: Source, folder: Path) -> None:
-    elements = sum(_elements(parameter.shape) for parameter in source.parameters.values())
+    elements = sum(math.prod(parameter.shape) for parameter in source.parameters.values())
     needed = 4 * elements * (1 + len(source.states))
     free = disk_free(folder)
     if free < needed:
@@ -222,13 +217,6 @@ def _check_room(source: Source, folder: Path) -> None:
             f" checkpoint, and {free / 2**30:.1f} GiB are free",
             fix="free some space, or resume with the ranks and the ZeRO stage it was saved with",
         )
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import torch
 from safetensors import safe_open
 
 from dsrun.errors import UsageError
-from dsrun.train.export.write import Weight, write_file
+from dsrun.train.export.write import Weight, read_weights, write_file
 from dsrun.train.reshape.shards import load
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ ADAM_STATES = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Held:
+class ShapeOnly:
     """The shape of a parameter whose place follows from its name."""
 
     shape: tuple[int, ...]
@@ -55,7 +56,7 @@ def trainer_order(plan: Plan) -> list[list[str]]:
     return [[n for n in trained if n in decayed], [n for n in trained if n not in decayed]]
 
 
-def need(names: Names | None, checkpoint: Path) -> list[list[str]]:
+def names_or_fail(names: Names | None, checkpoint: Path) -> list[list[str]]:
     """The names, where there is a way to know them."""
     if names is None:
         raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
@@ -63,7 +64,7 @@ def need(names: Names | None, checkpoint: Path) -> list[list[str]]:
 
 
 class PlainCheckpoint:
-    """A checkpoint of plain DDP, read parameter by parameter as `reshape_shards.ZeroCheckpoint` is."""
+    """A checkpoint of plain DDP, read parameter by parameter as `shards.ZeroCheckpoint` is."""
 
     def __init__(self, checkpoint: Path, groups: list[list[str]]) -> None:
         self.checkpoint = checkpoint
@@ -92,8 +93,8 @@ class PlainCheckpoint:
         }
 
     @property
-    def parameters(self) -> dict[str, Held]:
-        return {name: Held(tuple(self._states[i]["exp_avg"].shape)) for name, i in self._numbers.items()}
+    def parameters(self) -> dict[str, ShapeOnly]:
+        return {name: ShapeOnly(tuple(self._states[i]["exp_avg"].shape)) for name, i in self._numbers.items()}
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -140,28 +141,17 @@ def write_plain(
     trained; each rank will hold the whole optimizer in memory, so it may be in memory here as well."""
     lora = (checkpoint / ADAPTER).is_file()
     weights = [
-        Weight(in_adapter(name) if lora else name, torch.float32, tuple(p.shape), _reader(source, name))
+        Weight(in_adapter(name) if lora else name, torch.float32, tuple(p.shape), partial(source.read, name))
         for name, p in source.parameters.items()
     ]
     known = {weight.name for weight in weights} | set(source.aliases)
     for file in sorted(checkpoint.glob("*.safetensors")):
-        weights += [weight for weight in stored_weights(file) if weight.name not in known]
+        weights += [weight for weight in read_weights(file) if weight.name not in known]
     write_file(folder / (ADAPTER if lora else "model.safetensors"), weights, beat=beat)
     for name in ("config.json", "generation_config.json", "adapter_config.json"):
         if (checkpoint / name).is_file():
             shutil.copy2(checkpoint / name, folder / name)
     torch.save(_optimizer(source, groups), folder / "optimizer.pt")
-
-
-def stored_weights(file: Path) -> list[Weight]:
-    """The tensors of a safetensors file as they are."""
-    with safe_open(file, framework="pt") as weights:
-        found = []
-        for name in list(weights.keys()):
-            part = weights.get_slice(name)
-            dtype = weights.get_tensor(name).dtype
-            found.append(Weight(name, dtype, tuple(part.get_shape()), _stored(file, name)))
-    return found
 
 
 def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:
@@ -185,18 +175,6 @@ def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:
         saved.append({**base, "params": list(range(start, start + len(group)))})
         start += len(group)
     return {"state": state, "param_groups": saved}
-
-
-def _reader(source: Any, name: str) -> Callable[[], torch.Tensor]:
-    return lambda: source.read(name)
-
-
-def _stored(file: Path, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> torch.Tensor:
-        with safe_open(file, framework="pt") as weights:
-            return weights.get_tensor(name)
-
-    return read
 
 
 def _names_in(file: Path) -> list[str]:

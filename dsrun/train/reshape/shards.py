@@ -1,10 +1,10 @@
 """Reads a DeepSpeed ZeRO checkpoint parameter by parameter, whatever its stage and the number of ranks that saved it.
 
-Where ranks keep what, as DeepSpeed 0.19 writes it (runtime/zero/stage_1_and_2.py and stage3.py, state_dict):
-ZeRO-1 and 2 lay all parameters of a group end to end, in the order of `param_shapes`, and cut that vector into one
-partition per rank. (`param_slice_mappings`, from which ds_to_universal reads, is wrong under round_robin_gradients: it
-follows the order before the shuffle.) ZeRO-3 cuts every single parameter into as many
-equal pieces as there are ranks, the last one padded, and lays a rank's pieces of a (sub-)group end to end.
+Where ranks keep what, as DeepSpeed 0.19 writes it (runtime/zero/stage_1_and_2.py and stage3.py, state_dict): ZeRO-1 and
+2 lay all parameters of a group end to end, in the order of `param_shapes`, and cut that vector into one partition per
+rank. (`param_slice_mappings`, from which ds_to_universal reads, is wrong under round_robin_gradients: it follows the
+order before the shuffle.) ZeRO-3 cuts every single parameter into as many equal pieces as there are ranks, the last one
+padded, and lays a rank's pieces of a (sub-)group end to end.
 
 Files are mapped, not read, and mapped anew after a window of bytes: memory stays bounded by the window and the largest
 parameter, not by the model.

@@ -73,7 +73,7 @@ def best_checkpoint(trainer: Any, *, run: Path) -> Iterator[None]:
         yield
         return
     layout = Layout.wanted(trainer.split.world_size, trainer.ds_config)
-    start = adapt(Path(best), layout, run=run, say=logger.info, built=True)
+    start = adapt(Path(best), layout, run=run, notify=logger.info, built=True)
     engine = trainer.model_wrapped
     engine._config.load_universal_checkpoint = start.converted
     trainer.state.best_model_checkpoint = str(start.path)

@@ -20,7 +20,7 @@ import time
 # point -> module, and the function in it that is entered at that point
 POINTS = {
     "import": ("dsrun.train.worker", "_run"),
-    "rendezvous": ("dsrun.train.world", "join"),
+    "rendezvous": ("dsrun.train.distributed", "join"),
     "tokenising": ("dsrun.train.data.build", "map_rows"),
     "loading": ("dsrun.train.model.load", "build"),
     "resuming": ("transformers.trainer", "deepspeed_load_checkpoint"),

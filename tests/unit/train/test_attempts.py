@@ -11,7 +11,7 @@ from dsrun.runs.attempts import attempt, earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.train.records import step_of
-from dsrun.train.worker import _going_on, _make_room
+from dsrun.train.worker import _resumed_if_restarted, _set_aside_earlier_run
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_step_of_renamed_checkpoint(tmp_path):
 def test_resume_never_for_first_attempt_only(asked, again, tmp_path, monkeypatch):
     """A checkpoint's folder holds for later attempts too: the run may have died before it saved anything itself."""
     recipe = resolve(["--model", "demo-t5", "--resume", asked], tmp_path)
-    assert _going_on(recipe).spec.resume == asked
+    assert _resumed_if_restarted(recipe).spec.resume == asked
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
-    assert _going_on(recipe).spec.resume == again
+    assert _resumed_if_restarted(recipe).spec.resume == again
 
 
 FAMILY, JOB = {"DSRUN_RUN_ID": "us"}, {"SLURM_JOB_ID": "7"}
@@ -86,12 +86,12 @@ def test_resume_never_made_up_for_by_later_attempt(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
     run = RunFolder(tmp_path)
     asked = resolve(["--model", "demo-t5", "--resume", "never"], tmp_path)
-    assert _make_room(asked, run) is None
+    assert _set_aside_earlier_run(asked, run) is None
     checkpoint(run, 5, ["somebody"])
-    aside = _make_room(asked, run)
+    aside = _set_aside_earlier_run(asked, run)
     assert [path.name for path in aside.iterdir()] == ["checkpoint-5"]
     checkpoint(run, 3, ["us"])
-    assert _make_room(asked, run) is None
+    assert _set_aside_earlier_run(asked, run) is None
     assert [step for step, _ in run.checkpoints()] == [3]
 
 
@@ -100,5 +100,7 @@ def test_later_attempt_keeps_unsigned_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
     run = RunFolder(tmp_path)
     checkpoint(run, 4, [])
-    aside = _make_room(resolve(["--model", "demo-t5", "--resume", "never", "--force"], tmp_path), run)
+    aside = _set_aside_earlier_run(
+        resolve(["--model", "demo-t5", "--resume", "never", "--force"], tmp_path), run
+    )
     assert [path.name for path in aside.iterdir()] == ["checkpoint-4"]

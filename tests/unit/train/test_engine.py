@@ -10,16 +10,16 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.distributed import World
 from dsrun.train.loop.engine import (
-    assert_in_charge,
+    assert_engine_matches,
     configuration,
+    copy_defaults,
     extension_cache,
-    pass_on_defaults,
     prepare_ops,
     required_ops,
     stage_of,
 )
-from dsrun.train.world import World
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.shipped import from_offload
 
@@ -38,8 +38,8 @@ class DistributedDataParallel: ...
 
 
 def test_configured_engine_and_zero_stage_accepted():
-    assert_in_charge(DeepSpeedEngine(2), {"zero_optimization": {"stage": 2}})
-    assert_in_charge(DistributedDataParallel(), None)
+    assert_engine_matches(DeepSpeedEngine(2), {"zero_optimization": {"stage": 2}})
+    assert_engine_matches(DistributedDataParallel(), None)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_configured_engine_and_zero_stage_accepted():
 )
 def test_other_engine_or_zero_stage_rejected(trained, config, words):
     with pytest.raises(ToolError, match=words):
-        assert_in_charge(trained, config)
+        assert_engine_matches(trained, config)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_optimizer_defaults_passed_through_wrappers():
     """Schedules find the first rate through every wrapper."""
     inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     outer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=inner))
-    pass_on_defaults(outer)
+    copy_defaults(outer)
     assert outer.defaults is outer.optimizer.defaults is inner.defaults
 
 
@@ -141,5 +141,5 @@ def test_compiled_ops_cache_set_by_user(tmp_path):
 
 def test_torchrun_worker_finds_ninja_of_its_environment(monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
-    prepare_ops({}, World(0, 1, 0, 1, "cuda"), say=print)
+    prepare_ops({}, World(0, 1, 0, 1, "cuda"), notify=print)
     assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"

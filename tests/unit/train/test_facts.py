@@ -5,7 +5,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.checkpoint.fingerprint import lora_identity, model_identity
+from dsrun.train.checkpoint.verify import lora_identity, model_identity
 
 
 def config(**values):

@@ -11,8 +11,8 @@ from transformers import TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 
 from dsrun.runs.stop_request import StopRequest
-from dsrun.train.lifecycle.preemption import PreemptionHandler
-from dsrun.train.lifecycle.preemption_callbacks import PendingEvaluationCallback, PreemptionCallback, StopVote
+from dsrun.train.lifecycle.callbacks import PendingEvaluationCallback, PreemptionCallback, StopVote
+from dsrun.train.lifecycle.rank_context import PreemptionHandler
 
 EPOCHS = SimpleNamespace(
     eval_strategy="epoch",
@@ -32,7 +32,9 @@ def stopping(*, asked):
 def training(*, told, step=3, epoch=0.5):
     """A trainer of one rank that is told (or not) before `step` of 10, in epoch `epoch`."""
     wish = stopping(asked=told)
-    trainer = SimpleNamespace(interrupted=False, ranks_want_to_stop=told, any_rank_is_told=lambda: wish.asked)
+    trainer = SimpleNamespace(
+        interrupted=False, ranks_want_to_stop=told, any_rank_asked_to_stop=lambda: wish.is_requested
+    )
     state = SimpleNamespace(
         global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100
     )
@@ -110,6 +112,6 @@ def test_stop_vote_only_with_preemption_signal():
     """A vote is held only where a signal may ask to stop."""
     silent = PreemptionHandler((), None)
     silent.request = StopRequest("x")
-    assert not StopVote(silent, world_size=1, device=torch.device("cpu")).told()
-    assert StopVote(stopping(asked=True), world_size=1, device=torch.device("cpu")).told()
-    assert not StopVote(stopping(asked=False), world_size=1, device=torch.device("cpu")).now()
+    assert not StopVote(silent, world_size=1, device=torch.device("cpu")).any_rank_asked()
+    assert StopVote(stopping(asked=True), world_size=1, device=torch.device("cpu")).any_rank_asked()
+    assert not StopVote(stopping(asked=False), world_size=1, device=torch.device("cpu")).newest()

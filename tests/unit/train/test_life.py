@@ -9,9 +9,8 @@ import time
 from types import SimpleNamespace
 
 from dsrun.runs.heartbeat import Heart, read_beats
-from dsrun.train.lifecycle.heartbeat import PROGRESS_SECONDS, EventCallback, HeartbeatCallback
-from dsrun.train.lifecycle.preemption import stopping_from
-from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
+from dsrun.train.lifecycle.callbacks import PROGRESS_SECONDS, EventCallback, HeartbeatCallback
+from dsrun.train.lifecycle.rank_context import RankContext, handler_from_env, is_supervised
 from tests.forkserver.client import HEAVY
 
 STUCK = """
@@ -42,14 +41,14 @@ def test_stuck_rank_dumps_stacks_on_signal(tmp_path):
 
 
 def test_steps_update_heartbeat_and_progress(tmp_path):
-    life = RankContext(Heart(tmp_path, 1, answers=True), stopping_from({}))
-    beats = HeartbeatCallback(life)
+    context = RankContext(Heart(tmp_path, 1, answers=True), handler_from_env({}))
+    beats = HeartbeatCallback(context)
     beats.on_train_begin(None, SimpleNamespace(global_step=40), None)
-    assert life.progress.step == 40
+    assert context.progress.step == 40
     beats.on_step_end(None, SimpleNamespace(global_step=41), None)
     beat = read_beats(tmp_path)[1]
     assert (beat.phase, beat.step, beat.answers) == ("training", 41, True)
-    assert life.progress.step == 41
+    assert context.progress.step == 41
 
 
 def test_progress_event_once_a_minute():

@@ -22,7 +22,7 @@ from transformers import Trainer
 
 from dsrun.train.batching.batches import Split
 from dsrun.train.batching.loaders import MicroBatch, start_at, training_loader
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.request import Collator
 from dsrun.train.data.tokens.files import TokenBin
 from tests.forkserver.client import HEAVY
 from tests.processes import left_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsrun.train.loop.metrics import perplexity, text_scores
+from dsrun.train.loop.evaluation import perplexity, text_scores
 
 
 def test_text_scores_of_perfect_text():

@@ -26,8 +26,8 @@ def trainer():
 def judged(trainer, tmp_path, loss, policy="stop"):
     guard = NanGuard(policy, tmp_path, rank=0, world_size=1)
     guard.begin(7, [{"input_ids": torch.arange(3)}], torch.tensor(1.5))
-    guard.see(torch.tensor(loss))
-    return guard.judge(trainer, torch.tensor(math.inf))
+    guard.check_loss(torch.tensor(loss))
+    return guard.check_norm(trainer, torch.tensor(math.inf))
 
 
 def test_fp16_overflow_of_scaled_gradients_is_no_failure(trainer, tmp_path):

@@ -11,7 +11,7 @@ from transformers import dynamic_module_utils
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import load as models
-from dsrun.train.model.remote_code import LOCK, one_at_a_time
+from dsrun.train.model.hub import LOCK, one_at_a_time
 from tests.integration.poison import poisoned_model
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.model.precision import decide
+from dsrun.train.loop.engine import decide_precision
 
 
 def choose(given=None, *, model="llama", bf16=True, device="cuda", deepspeed=None, force=False):
-    return decide(
+    return decide_precision(
         given or {}, model_type=model, bf16_supported=bf16, device=device, deepspeed=deepspeed, force=force
     )
 

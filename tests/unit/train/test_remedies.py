@@ -30,7 +30,7 @@ def plan(micro, accumulation=1, ranks=2):
 def test_memory_fallback_shrinks_micro_batch(micro, halvings):
     """The global batch stays, and the micro batch shrinks."""
     before = plan(micro, 3)
-    after = memory_fallbacks.shrunk(before, MemoryFallback(halvings=halvings))
+    after = memory_fallbacks.with_smaller_batch(before, MemoryFallback(halvings=halvings))
     assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
     assert after.micro_batch <= max(1, micro // 2**halvings)
     assert (memory_fallbacks.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (
@@ -42,27 +42,29 @@ def test_memory_fallback_read_from_run_folder(tmp_path):
     """The fallback is read unless the user refuses it or starts anew."""
     wanted = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
-    assert memory_fallbacks.read_remedy(tmp_path, recipe()) == wanted
-    assert memory_fallbacks.read_remedy(tmp_path, recipe("--no-remedy")) == MemoryFallback()
-    assert memory_fallbacks.read_remedy(tmp_path, recipe("--resume", "never")) == MemoryFallback()
-    assert memory_fallbacks.read_remedy(tmp_path / "other", recipe()) == MemoryFallback()
+    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe()) == wanted
+    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe("--no-remedy")) == MemoryFallback()
+    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe("--resume", "never")) == MemoryFallback()
+    assert memory_fallbacks.read_memory_fallback(tmp_path / "other", recipe()) == MemoryFallback()
 
 
 def test_invalid_memory_fallback_file_rejected(tmp_path):
     (tmp_path / "remedy.json").write_text("[")
     with pytest.raises(UsageError, match=r"remedy\.json"):
-        memory_fallbacks.read_remedy(tmp_path, recipe())
+        memory_fallbacks.read_memory_fallback(tmp_path, recipe())
 
 
 def test_memory_fallback_sets_recompute_and_offload_flags():
     """Recomputation and offload become flags."""
-    changed = memory_fallbacks.remedied(
+    changed = memory_fallbacks.with_fallback(
         recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2
     )
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
     assert (
-        memory_fallbacks.remedied(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload
+        memory_fallbacks.with_fallback(
+            recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0
+        ).spec.offload
         == "none"
     )
 
@@ -70,22 +72,22 @@ def test_memory_fallback_sets_recompute_and_offload_flags():
 def test_skipped_steps_recorded_and_limited(tmp_path):
     """A step is skipped once, and not too many are."""
     known = frozenset({3})
-    wish = memory_fallbacks.wish_to_skip(tmp_path, known, main=True)
+    wish = memory_fallbacks.rollback_recorder(tmp_path, known, main=True)
     assert not wish(3)
     assert wish(8)
     assert memory_fallbacks.steps_to_skip(tmp_path, recipe()) == {3, 8}
     assert memory_fallbacks.steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
-    assert not memory_fallbacks.wish_to_skip(
+    assert not memory_fallbacks.rollback_recorder(
         tmp_path, frozenset(range(memory_fallbacks.MOST_SKIPPED_STEPS)), main=True
     )(99)
 
 
 def test_skipped_steps_not_written_by_other_ranks(tmp_path):
-    assert memory_fallbacks.wish_to_skip(tmp_path, frozenset(), main=False)(8)
+    assert memory_fallbacks.rollback_recorder(tmp_path, frozenset(), main=False)(8)
     assert not list(tmp_path.iterdir())
 
 
 def test_fresh_start_forgets_memory_fallbacks(tmp_path):
-    memory_fallbacks.wish_to_skip(tmp_path, frozenset(), main=True)(8)
-    memory_fallbacks.forget(tmp_path)
+    memory_fallbacks.rollback_recorder(tmp_path, frozenset(), main=True)(8)
+    memory_fallbacks.clear(tmp_path)
     assert not list(tmp_path.iterdir())

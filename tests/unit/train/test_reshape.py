@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 from dsrun.errors import UsageError
 from dsrun.train.reshape import elastic
 from dsrun.train.reshape.elastic import Adapted, adapt
-from dsrun.train.reshape.layout import Layout, layout_of
+from dsrun.train.reshape.layout import Layout, common_hyperparameters, layout_of
 from dsrun.train.reshape.shards import ZeroCheckpoint, load
 from dsrun.train.reshape.trainer_hooks import seed_of
-from dsrun.train.reshape.universal import common_hyperparameters
 from tests.zero_checkpoints import write_zero
 
 
@@ -130,7 +129,7 @@ def test_checkpoint_layout_of_run_and_its_checkpoint(tmp_path):
 
 def test_checkpoint_with_same_layout_not_converted(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
-    start = adapt(folder, ZERO2, run=tmp_path, say=quiet)
+    start = adapt(folder, ZERO2, run=tmp_path, notify=quiet)
     assert start == Adapted(folder, folder)
     assert start.configure({"a": 1}) == {"a": 1}
     assert not (tmp_path / ".universal").exists()
@@ -138,7 +137,7 @@ def test_checkpoint_with_same_layout_not_converted(tmp_path):
 
 def test_saved_parameter_order_kept_on_resume(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
-    start = adapt(folder, Layout(world_size=2, stage=2, round_robin=True), run=tmp_path, say=quiet)
+    start = adapt(folder, Layout(world_size=2, stage=2, round_robin=True), run=tmp_path, notify=quiet)
     assert start.path == folder
     config = {"zero_optimization": {"stage": 2, "round_robin_gradients": True}}
     assert start.configure(config)["zero_optimization"] == {"stage": 2, "round_robin_gradients": False}
@@ -151,7 +150,7 @@ def test_converted_checkpoint_reused_until_source_changes(tmp_path):
     said = []
 
     def again():
-        return adapt(folder, Layout(world_size=4, stage=2), run=tmp_path, say=said.append)
+        return adapt(folder, Layout(world_size=4, stage=2), run=tmp_path, notify=said.append)
 
     start = again()
     assert start.path == tmp_path / ".universal" / "checkpoint-5"
@@ -171,7 +170,7 @@ def test_killed_checkpoint_conversion_made_anew(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     left = tmp_path / ".universal" / "checkpoint-5.partial" / "global_step5"
     left.mkdir(parents=True)
-    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, say=quiet)
+    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, notify=quiet)
     assert (start.path / "source.json").is_file()
     assert not left.exists()
 
@@ -180,7 +179,7 @@ def test_universal_checkpoint_contents(tmp_path):
     """Whole tensors under names that ZeRO-1, 2 and 3 look for, and no hyperparameter that the groups do not share."""
     groups = tensors()
     folder = write_zero(tmp_path / "checkpoint-5", groups, stage=2, ranks=2)
-    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, say=quiet)
+    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, notify=quiet)
     tag = start.path / (start.path / "latest_universal").read_text()
     saved = torch.load(tag / "zero" / "layer.weight" / "exp_avg.pt")
     assert torch.equal(saved["param"], groups[0]["layer.weight"] + 1)
@@ -202,7 +201,9 @@ def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
     """A schedule keeps its rates where the groups stay the same."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     for own, rates in ((False, [0.02, 0.02]), (True, None)):
-        start = adapt(folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), say=quiet)
+        start = adapt(
+            folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), notify=quiet
+        )
         state = torch.load(start.path / "scheduler.pt")
         assert (state["last_epoch"], state.get("base_lrs")) == (5, rates)
 
@@ -218,7 +219,7 @@ def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
 def test_impossible_conversion_error_says_what_works(tmp_path, wanted, words):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     with pytest.raises(UsageError, match=words) as refused:
-        adapt(folder, wanted, run=tmp_path, say=quiet)
+        adapt(folder, wanted, run=tmp_path, notify=quiet)
     assert refused.value.fix
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.glob(".universal/checkpoint*"))
@@ -227,10 +228,10 @@ def test_impossible_conversion_error_says_what_works(tmp_path, wanted, words):
 def test_non_adam_states_stay_with_zero_1_and_2(tmp_path):
     """States of another optimizer than Adam stay with ZeRO-1 and 2."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2, states=("momentum",))
-    start = adapt(folder, Layout(world_size=1, stage=1), run=tmp_path, say=quiet)
+    start = adapt(folder, Layout(world_size=1, stage=1), run=tmp_path, notify=quiet)
     assert list((start.path / "global_step5" / "zero" / "bias").glob("momentum.pt"))
     with pytest.raises(UsageError, match="only Adam's"):
-        adapt(folder, Layout(world_size=1, stage=3), run=tmp_path / "other", say=quiet)
+        adapt(folder, Layout(world_size=1, stage=3), run=tmp_path / "other", notify=quiet)
 
 
 def plain_checkpoint(folder, optimizer, *, trained):
@@ -257,7 +258,7 @@ def plain_checkpoint(folder, optimizer, *, trained):
 )
 def test_conversion_from_plain_ddp_needs_adam_states(optimizer, trained, stage, tmp_path):
     """Without ZeRO, only Adam's states of all parameters can be converted."""
-    names = {"names": lambda: [["weight"], ["bias"]], "say": quiet}
+    names = {"names": lambda: [["weight"], ["bias"]], "notify": quiet}
     wanted = Layout(world_size=1, stage=stage)
     adam = plain_checkpoint(tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"])
     assert adapt(adam, wanted, run=tmp_path / "adam", **names).converted
@@ -276,7 +277,7 @@ def test_seed_of_joining_rank():
 
 def test_converted_checkpoint_discarded(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
-    adapt(folder, Layout(world_size=1, stage=2), run=tmp_path, say=quiet)
+    adapt(folder, Layout(world_size=1, stage=2), run=tmp_path, notify=quiet)
     elastic.discard(tmp_path)
     assert not (tmp_path / ".universal").exists()
     elastic.discard(tmp_path)

@@ -45,8 +45,8 @@ def checkpoint(run, step, *, complete=True, **other):
 
 
 def find(run, resume="auto", said=None, *, facts=FACTS, trust=False, force=False, again=()):
-    say = (said if said is not None else []).append
-    return find_checkpoint(resume, run, facts=facts, trust=trust, force=force, say=say, again=again)
+    notify = (said if said is not None else []).append
+    return find_checkpoint(resume, run, facts=facts, trust=trust, force=force, notify=notify, again=again)
 
 
 def test_resume_in_fresh_folder_starts_at_step_0(run):

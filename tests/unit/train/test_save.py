@@ -11,7 +11,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.train.checkpoint import save as saves
 from dsrun.train.checkpoint.save import Save, SaveFailed
-from dsrun.train.collectives import all_gather_object, all_ready, rank0_first
+from dsrun.train.distributed import all_gather_object, all_ready, rank0_first
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.train.loop.callbacks import SpikeWatch, robust_z
+from dsrun.train.loop.callbacks import LossSpikeDetector, robust_z
 
 
 def told(losses):
     found = []
-    watch = SpikeWatch(lambda step, words: found.append((step, words)))
+    watch = LossSpikeDetector(lambda step, words: found.append((step, words)))
     for step, loss in enumerate(losses, start=1):
         watch.on_log(None, SimpleNamespace(global_step=step), None, logs={"loss": loss})
     return found

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.train.argument_checks import check, in_a_line
+from dsrun.train.arguments import check_arguments, in_a_line
 
 TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
 LLAMA = LlamaConfig(
@@ -37,7 +37,7 @@ def said(tmp_path):
         arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **flags)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         lines = []
-        check(arguments, auto.from_config(config), deepspeed, say=lines.append)
+        check_arguments(arguments, auto.from_config(config), deepspeed, notify=lines.append)
         return lines
 
     return of
@@ -68,7 +68,7 @@ def test_valid_trainer_arguments_accepted(said, flags):
 
 
 def test_missing_liger_kernel_named(said, monkeypatch):
-    monkeypatch.setattr("dsrun.train.argument_checks.is_liger_kernel_available", lambda: False)
+    monkeypatch.setattr("dsrun.train.arguments.is_liger_kernel_available", lambda: False)
     with pytest.raises(MissingError, match="pip install liger-kernel"):
         said(use_liger_kernel=True)
 

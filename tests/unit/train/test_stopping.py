@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.lifecycle.preemption import stopping_from
+from dsrun.train.lifecycle.rank_context import handler_from_env
 from tests.forkserver.client import HEAVY
 
 HEAD = """
 import os, signal, sys, time
-from dsrun.train.lifecycle.preemption import stopping_from
-stopping = stopping_from(os.environ)
+from dsrun.train.lifecycle.rank_context import handler_from_env
+stopping = handler_from_env(os.environ)
 stopping.listen()
 """
 
@@ -89,7 +89,7 @@ def test_preemption_signal_in_training_is_only_noted(start):
     body = """
         stopping.begin()
         print('ready', flush=True)
-        while not stopping.asked:
+        while not stopping.is_requested:
             time.sleep(0.01)
         time.sleep(3)
         sys.exit(7)
@@ -126,7 +126,7 @@ def test_second_sigterm_exits_at_once(start):
 
 def test_simultaneous_preemption_signals_count_once(start):
     # However long this test is held up, it is one moment.
-    moment = "import dsrun.train.lifecycle.preemption as module; module.SAME_WISH_SECONDS = 600\n"
+    moment = "import dsrun.train.lifecycle.rank_context as module; module.SAME_WISH_SECONDS = 600\n"
     process = start(moment + WORKS_ON.format(first="stopping._first_term", seconds=3))
     hears(process)
     for each in (signal.SIGUSR1, signal.SIGTERM):
@@ -160,7 +160,7 @@ def test_sigterm_to_forked_child_is_not_for_parent(start, tmp_path, late):
         os.kill(child, signal.SIGTERM)
         status = os.waitpid(child, 0)[1]
         time.sleep(2.5)
-        sys.exit(os.WTERMSIG(status) if not stopping.asked else 99)
+        sys.exit(os.WTERMSIG(status) if not stopping.is_requested else 99)
     """
     process = start(body, head=(SLOW_CHILD if late else "") + HEAD)
     assert process.wait(timeout=60) == signal.SIGTERM
@@ -183,9 +183,9 @@ def test_forked_child_has_no_preemption_handlers(start):
 
 def test_preemption_off_without_signal():
     """Where no signal is named, none asks to stop."""
-    assert not stopping_from({}).is_on
+    assert not handler_from_env({}).is_on
 
 
 def test_unknown_preemption_signal_rejected():
     with pytest.raises(UsageError, match="SIGNONSENSE"):
-        stopping_from({"DSRUN_SAVE_ON": "USR1,NONSENSE"})
+        handler_from_env({"DSRUN_SAVE_ON": "USR1,NONSENSE"})

@@ -14,7 +14,7 @@ from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
 from dsrun.train.console import Console, duration, number
 from dsrun.train.lifecycle import failure
-from dsrun.train.loop.callbacks import metric_words
+from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.report import SHOWN_LENGTH, in_a_line
 
 
@@ -44,7 +44,7 @@ def test_console_lines_in_transcript(tmp_path):
     out = io.StringIO()
     console = Console(out)
     console.record_in(tmp_path / "console.log")
-    console.say("plain [bold] text with [brackets]")
+    console.print("plain [bold] text with [brackets]")
     console.notice("once")
     console.notice("once")
     console.rows([("a", "1"), ("longer", "2")])
@@ -55,7 +55,7 @@ def test_console_lines_in_transcript(tmp_path):
 def test_console_silent_on_other_ranks(tmp_path):
     console = Console(None)
     console.record_in(tmp_path / "console.log")
-    console.say("words")
+    console.print("words")
     assert not (tmp_path / "console.log").exists()
 
 
@@ -124,7 +124,7 @@ def test_metric_number_format():
         "eval_exact_match": 99.21875,
         "eval_seconds": 61.0,
     }
-    assert metric_words(metrics, "eval_") == "loss 0.001234  exact match 99.22  bleu 0.00  (1:01)"
+    assert format_metrics(metrics, "eval_") == "loss 0.001234  exact match 99.22  bleu 0.00  (1:01)"
 
 
 def test_sample_shown_as_one_line_of_bounded_length():

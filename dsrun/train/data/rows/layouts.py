@@ -1,5 +1,4 @@
-"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's
-hints.
+"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's hints.
 
 A layout brings every row into one of four normal forms:
 
@@ -19,9 +18,25 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.train.data.rows.languages import translation_keys
 
 Kind = Literal["pair", "text", "chat", "tokens"]
+
+# ISO 639-3 to 639-1, for the codes of NLLB (`ron_Latn`) over data keyed by two letters (`ro`).
+# fmt: off
+_TWO_LETTERS = {
+    "afr": "af", "amh": "am", "arb": "ar", "ara": "ar", "azj": "az", "bel": "be", "ben": "bn", "bos": "bs",
+    "bul": "bg", "cat": "ca", "ces": "cs", "cym": "cy", "dan": "da", "deu": "de", "ell": "el", "eng": "en",
+    "epo": "eo", "est": "et", "eus": "eu", "fas": "fa", "pes": "fa", "fin": "fi", "fra": "fr", "gle": "ga",
+    "glg": "gl", "guj": "gu", "hau": "ha", "heb": "he", "hin": "hi", "hrv": "hr", "hun": "hu", "hye": "hy",
+    "ibo": "ig", "ind": "id", "isl": "is", "ita": "it", "jpn": "ja", "kat": "ka", "kaz": "kk", "khm": "km",
+    "kan": "kn", "kor": "ko", "kir": "ky", "lit": "lt", "lvs": "lv", "mkd": "mk", "mal": "ml", "khk": "mn",
+    "mar": "mr", "zsm": "ms", "mya": "my", "npi": "ne", "nld": "nl", "nob": "no", "pan": "pa", "pol": "pl",
+    "por": "pt", "ron": "ro", "rus": "ru", "sin": "si", "slk": "sk", "slv": "sl", "som": "so", "als": "sq",
+    "srp": "sr", "swe": "sv", "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr",
+    "ukr": "uk", "urd": "ur", "uzn": "uz", "vie": "vi", "xho": "xh", "yor": "yo", "zho": "zh", "zul": "zu",
+    "spa": "es",
+}
+# fmt: on
 
 PAIRS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("source",), "target"),
@@ -50,9 +65,7 @@ PAIRS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("news_body",), "news_title"),
     (("review_body",), "review_title"),
 )
-"""Source columns (joined by a line break when there are several) and the target column, in order of
-preference.
-"""
+"""Source columns (joined by a line break when there are several) and the target column, in order of preference."""
 
 TEXTS = ("text", "content")
 CHATS = ("messages", "conversations")
@@ -73,8 +86,8 @@ class Hints:
 class Layout:
     """How rows are read: `columns` play the parts of the normal form, in its order.
 
-    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a
-    causal model reads them as one text.
+    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a causal
+    model reads them as one text.
     """
 
     kind: Kind
@@ -200,8 +213,7 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
         if hints.summary_column and target != hints.summary_column:
             continue
         if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
-            # A prompt is written to be continued as it stands; other pairs need something between their
-            # halves.
+            # A prompt is written to be continued as it stands; other pairs need something between their halves.
             glued = hints.task == "seq2seq" or source == ("prompt",)
             return Layout("pair", source, target, separator="" if glued else "\n")
     return None
@@ -222,3 +234,42 @@ def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns) if columns else "none"
+
+
+def translation_keys(
+    found: Sequence[str], source: str | None, target: str | None, where: str
+) -> tuple[str, str]:
+    """The keys of the source and the target text in a translation dictionary.
+
+    Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is the other
+    of exactly two keys; with neither given they are taken in order.
+
+    Raises:
+        UsageError: a language is not among the keys, or more than two leave a choice.
+    """
+    source_key = _key(found, source, "--source-lang", where, other=target) if source else None
+    target_key = _key(found, target, "--target-lang", where, other=source) if target else None
+    if source_key is None or target_key is None:
+        if len(found) != 2:
+            raise UsageError(
+                f"{where}: the translation dictionaries hold {', '.join(found) or 'nothing'}",
+                fix="--source-lang and --target-lang choose two of them",
+            )
+        first, second = found
+        source_key = source_key or (first if target_key != first else second)
+        target_key = target_key or (second if source_key != second else first)
+    if source_key == target_key:
+        raise UsageError(f"source and target language are both {source_key!r}")
+    return source_key, target_key
+
+
+def _key(found: Sequence[str], wanted: str, flag: str, where: str, *, other: str | None) -> str:
+    """The key of one language; `other` is the second language as it was given."""
+    head = wanted.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0].lower()
+    for candidate in (wanted, head, _TWO_LETTERS.get(head)):
+        if candidate in found:
+            return candidate
+    free = next((each for each in found if each != other), found[0])
+    raise UsageError(
+        f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {free}"
+    )

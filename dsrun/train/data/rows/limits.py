@@ -1,4 +1,4 @@
-"""How many tokens a sequence may have, and how many samples are used."""
+"""How many tokens a sequence may have and how many samples are used; what was cut and left out."""
 
 from __future__ import annotations
 
@@ -7,15 +7,47 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.counts import Counts
 
 DEFAULT_LENGTH = 1024
 """Cap of a source or block nobody chose, as in the Transformers example scripts."""
-
 DEFAULT_TARGET = 128
-
 # Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
 _UNLIMITED = 1_000_000
+
+
+@dataclass
+class Counts:
+    """What happened to rows: how many were read, cut, and left out, and why."""
+
+    rows: int = 0
+    cut: int = 0
+    cut_source: int = 0
+    cut_target: int = 0
+    incomplete: int = 0
+    no_loss: int = 0
+    first_incomplete: str = ""
+    first_no_loss: str = ""
+
+    def add(self, other: dict[str, Any]) -> None:
+        """Sum numbers; the first place that was seen stays."""
+        for name, value in other.items():
+            mine = getattr(self, name)
+            setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
+
+    def notices(self, split: str, limit: int) -> list[str]:
+        """What the user should know about rows that were left out."""
+        lines = []
+        if self.incomplete:
+            lines.append(
+                f"{split}: {self.incomplete:,} of {self.rows:,} rows lack a text and are left out "
+                f"(the first: {self.first_incomplete})"
+            )
+        if self.no_loss:
+            lines.append(
+                f"{split}: {self.no_loss:,} of {self.rows:,} rows have nothing to learn from within {limit:,} "
+                f"tokens and are left out (the first: {self.first_no_loss})"
+            )
+        return lines
 
 
 @dataclass(frozen=True)
@@ -29,9 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was
-    cut.
-    """
+    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
 
     cut: int
     total: int

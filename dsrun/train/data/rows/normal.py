@@ -47,9 +47,8 @@ def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | Non
 
 
 def _text(value: Any, column: str, where: str) -> str | None:
-    """Text as it stands; numbers and truth values in words; None stays None, and NaN is none either, as pandas writes
-    a missing value.
-    """
+    """Text as it stands; numbers and truth values in words; None stays None, and NaN is none either, as pandas writes a
+    missing value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, str):
@@ -118,5 +117,5 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
     if isinstance(value, str) or not all(isinstance(item, int) for item in value):
         raise UsageError(f"{where}: {column!r} is not a list of whole numbers")
     if not _LEAST_ID <= min(value) <= max(value) <= _LARGEST_ID:
-        raise UsageError(f"{where}: {column!r} holds a number that is no token id: {max(value, key=abs)}")
+        raise UsageError(f"{where}: {column!r} holds a number that is not a token id: {max(value, key=abs)}")
     return list(value)

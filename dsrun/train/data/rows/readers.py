@@ -1,8 +1,8 @@
 """Rows of local data files, one at a time, with the place each came from.
 
-dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the
-words "NA" and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a
-reason to re-read the file as something else, and do not say which line it was.
+dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the words "NA"
+and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a reason to re-read the
+file as something else, and do not say which line it was.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
+SAMPLE_ROWS = 100
+# The line ends of old Macs; Python's universal newlines know them too.
+_LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
+
 
 class Mark(NamedTuple):
     """Where reading a file goes on: lines (of Parquet and JSON documents: rows) and bytes that lie before it.
@@ -38,10 +42,6 @@ START = Mark()
 MarkedRows = Iterator[tuple[Mark, str, Row]]
 """As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
 
-SAMPLE_ROWS = 100
-
-# The line ends of old Macs; Python's universal newlines know them too.
-_LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 # The default of 128 KiB refuses long documents.
 csv.field_size_limit(1 << 30)
@@ -50,8 +50,8 @@ csv.field_size_limit(1 << 30)
 def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START) -> MarkedRows:
     """The rows of a json, csv, tsv, parquet or txt file from `start` on.
 
-    A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one
-    document, else every line that is not blank is one.
+    A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one document, else
+    every line that is not blank is one.
 
     Raises:
         UsageError: naming the file and the line where it is not what its suffix says.

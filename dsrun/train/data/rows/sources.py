@@ -148,9 +148,7 @@ def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSourc
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are
-    validation.
-    """
+    """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are validation."""
     words = set(re.split(r"[^a-z]+", name.lower()))
     return next((split for split, names in _NAMES.items() if words & set(names)), None)
 
@@ -185,7 +183,7 @@ def _saved(path: Path) -> dict[str, Source]:
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} cannot be loaded as a saved dataset: {_first_line(error)}") from error
+        raise UsageError(f"{path} cannot be loaded as a saved dataset: {hub.first_line(error)}") from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
     return _tables(loaded, str(path))
@@ -235,7 +233,7 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
 def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     from datasets.exceptions import DatasetNotFoundError
 
-    name, reason = spec.dataset, _first_line(error)
+    name, reason = spec.dataset, hub.first_line(error)
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
             raise UsageError(
@@ -288,8 +286,3 @@ def _digest(path: Path) -> str:
             file.seek(offset)
             ends.update(file.read(1 << 20))
         return ends.hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

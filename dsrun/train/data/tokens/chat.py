@@ -104,8 +104,8 @@ def encode_chat(
 ) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation and, for each, whether the assistant wrote it.
 
-    The template's own `{% generation %}` marks are used where it has them. Otherwise each assistant message
-    is what rendering one message more adds to the text.
+    The template's own `{% generation %}` marks are used where it has them. Otherwise each assistant message is what
+    rendering one message more adds to the text.
 
     Raises:
         UsageError: the template refuses the messages, or renders an earlier message anew when a later one

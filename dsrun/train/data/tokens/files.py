@@ -1,29 +1,34 @@
-"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes
-them).
-"""
+"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes them)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
+from dsrun.train.data.cache import key_of, obtain
+from dsrun.train.data.rows.sources import FileSource, Source
+from dsrun.train.data.tokens.tokenise import check_vocabulary
+
+if TYPE_CHECKING:
+    from dsrun.train.data.request import DataRequest
 
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+# Tokens read at a time: 64 MiB of uint32.
+_CHUNK = 1 << 24
 
 
 class TokenBin(Dataset):
-    """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the
-    same.
+    """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the same.
 
-    Blocks follow one another without overlap and the last may be short, so every token is in exactly one of
-    them. Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the
-    map is opened anew in each process, so that data loader workers get a path and not its content.
+    Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
+    Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is opened
+    anew in each process, so that data loader workers get a path and not its content.
 
     `start` and `stop` bound the tokens used.
     """
@@ -122,3 +127,80 @@ def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenB
 def dtype_hint(path: Path) -> str:
     """How to say what a token file holds."""
     return f"write uint16 or uint32 into {path.name}.dtype beside it if that is what it holds"
+
+
+def write_tokens(
+    documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None
+) -> int:
+    """Write runs of ids one after another as a token file, at most `limit` tokens; returns how many.
+
+    `largest_id` chooses the width: see `narrowest`.
+    """
+    dtype = DTYPES[narrowest(largest_id)]
+    written = 0
+    with path.open("wb") as file:
+        for ids in documents:
+            taken = ids if limit is None else ids[: limit - written]
+            file.write(np.ascontiguousarray(taken, dtype=dtype).tobytes())
+            written += len(taken)
+            if limit is not None and written >= limit:
+                break
+    return written
+
+
+def flat_chunks(table: Any, column: str) -> Iterator[np.ndarray]:
+    """The values of an Arrow list column as arrays without copying: one per chunk, rows joined."""
+    for chunk in table.column(column).chunks:
+        # `flatten`, unlike `values`, respects the offsets of a slice and leaves out what null rows cover.
+        yield chunk.flatten().to_numpy(zero_copy_only=False)
+
+
+def is_bin(source: Source) -> bool:
+    """Whether a source is made of token files."""
+    return isinstance(source, FileSource) and source.format == "bin"
+
+
+def open_tokens(
+    split: str, source: Source, request: DataRequest, block_size: int, notify: Callable[[str], None]
+) -> TokenBin:
+    """The blocks of a token file, which is looked through once for its largest id.
+
+    Raises:
+        UsageError: the model is no causal one, there are several files, or an id is outside the vocabulary.
+    """
+    path = source.paths[0]
+    if request.task != "causal-lm":
+        raise UsageError(
+            f"{path}: token files are for causal language models; {request.model_type} is not one"
+        )
+    if len(source.paths) > 1:
+        raise UsageError(f"{source.where}: one token file per split is read", fix="cat them into one")
+    dtype = dtype_of(path, request.vocab_size)
+    blocks = TokenBin(path, dtype, block_size)
+    stat = path.stat()
+    # Hashing the content would cost as much as looking through it.
+    key = key_of({"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns, "dtype": dtype})
+    _, meta = obtain(key, lambda _: {"largest": largest_token(path, dtype)}, notify=notify)
+    hint = f"it was read as {dtype}; {dtype_hint(path)}"
+    check_vocabulary(meta["largest"], request.vocab_size, f"{split} data ({path})", hint=hint)
+    return blocks
+
+
+def dtype_of(path: Path, vocab_size: int) -> str:
+    """The dtype of a token file: as the file `NAME.dtype` beside it says, else the narrowest that holds the vocabulary.
+
+    nanoGPT leaves the vocabulary in a pickle beside the file; a pickle is a program and is not opened.
+    """
+    beside = path.with_name(path.name + ".dtype")
+    if beside.is_file():
+        named = beside.read_text(encoding="utf-8").strip()
+        if named not in DTYPES:
+            raise UsageError(f"{beside} has the invalid dtype {named!r}; valid: {' or '.join(DTYPES)}")
+        return named
+    return narrowest(vocab_size - 1)
+
+
+def largest_token(path: Path, dtype: str) -> int:
+    """The largest id in a file, read in pieces."""
+    tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")
+    return max(int(tokens[i : i + _CHUNK].max()) for i in range(0, len(tokens), _CHUNK))

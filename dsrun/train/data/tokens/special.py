@@ -1,4 +1,4 @@
-"""What a tokenizer or a model family needs that its users tend to forget."""
+"""Padding token, languages, prefix and identity of a tokenizer."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def prefix_notice(spec: TrainSpec, model_type: str) -> str | None:
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """A digest of everything that bears on the ids: vocabulary and rules, special tokens, template,
-    languages.
-    """
+    """A digest of everything that bears on the ids: vocabulary and rules, special tokens, template, languages."""
     digest = hashlib.sha256()
     own = {
         "class": type(tokenizer).__name__,
@@ -79,3 +77,58 @@ def library_versions() -> dict[str, str]:
     import transformers
 
     return {"tokenizers": tokenizers.__version__, "transformers": transformers.__version__}
+
+
+def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
+    """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages; others are left alone.
+
+    Such a tokenizer writes a language token into every source and target; its default is English for both, which trains
+    a wrong model in silence.
+
+    Raises:
+        UsageError: no language was given, or the tokenizer does not know it.
+    """
+    if not is_multilingual(tokenizer):
+        return
+    for language, flag in ((source, "--source-lang"), (target, "--target-lang")):
+        if not language:
+            raise UsageError(
+                f"{type(tokenizer).__name__} writes a language token into every sample and needs {flag}",
+                fix=f"{flag} {_some_codes(tokenizer)[0]} (known: {', '.join(_some_codes(tokenizer)[:8])} …)",
+            )
+        if not _knows(tokenizer, language):
+            close = [code for code in _codes(tokenizer) if code[:2] == language[:2]] or _some_codes(tokenizer)
+            raise UsageError(
+                f"{flag} {language}: {type(tokenizer).__name__} does not know this language",
+                fix=f"known: {', '.join(close[:8])}",
+            )
+    tokenizer.src_lang = source
+    tokenizer.tgt_lang = target
+
+
+def is_multilingual(tokenizer: Any) -> bool:
+    """Whether source and target carry language tokens.
+
+    FSMT's tokenizer has the attributes too, but for one fixed pair that its vocabulary decides, and no codes.
+    """
+    return hasattr(type(tokenizer), "src_lang") and hasattr(tokenizer, "tgt_lang")
+
+
+def _codes(tokenizer: Any) -> list[str]:
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if codes:
+        return list(codes)
+    # NLLB keeps its codes among the special tokens only.
+    return [token for token in getattr(tokenizer, "all_special_tokens", []) if "_" in token.strip("_")]
+
+
+def _some_codes(tokenizer: Any) -> list[str]:
+    return _codes(tokenizer) or ["CODE"]
+
+
+def _knows(tokenizer: Any, language: str) -> bool:
+    codes = _codes(tokenizer)
+    if codes:
+        return language in codes
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return tokenizer.convert_tokens_to_ids(language) not in (None, unknown)

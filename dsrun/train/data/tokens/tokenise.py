@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.train.data.counts import Counts
 from dsrun.train.data.rows.layouts import Layout
+from dsrun.train.data.rows.limits import Counts
 from dsrun.train.data.rows.normal import normalise
 from dsrun.train.data.tokens.chat import encode_chat
 
@@ -60,12 +60,12 @@ def affixes_of(tokenizer: Any) -> Affixes:
 class RowEncoder:
     """A batch function for `map`: raw or normalised rows in, token ids out.
 
-    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent
-    reads progress and totals, as a worker has no other way back than its rows.
+    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent reads
+    progress and totals, as a worker has no other way back than its rows.
 
-    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in
-    which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused here,
-    for streams, which nobody can look through beforehand.
+    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in which).
+    `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused here, for streams, which
+    nobody can look through beforehand.
     """
 
     tokenizer: Any
@@ -171,8 +171,7 @@ class RowEncoder:
     def _limited(self, side: str, texts: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
         """Token ids of at most `limit`, and which texts were longer.
 
-        Only those that came out exactly full are tokenised once more, without limit, to see whether they were
-        cut.
+        Only those that came out exactly full are tokenised once more, without limit, to see whether they were cut.
         """
         ids = self.tokenizer(**{side: texts}, max_length=limit, truncation=True, **_IDS_ONLY)["input_ids"]
         full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
@@ -188,8 +187,8 @@ class RowEncoder:
     def _continuations(self, rows: list[Row]) -> list[Row]:
         """Prompt and completion as one sequence with loss on the completion and the end token.
 
-        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it
-        with the completion, the two are tokenised apart.
+        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it with the
+        completion, the two are tokenised apart.
         """
         prompts = [self.prefix + row["source"] + self.separator for row in rows]
         heads = self._plain(prompts)
@@ -258,9 +257,7 @@ class RowEncoder:
 
 
 def check_vocabulary(largest: int, vocab_size: int, where: str, *, hint: str | None = None) -> None:
-    """Refuse ids that the embedding has no row for; on a GPU they end in a device-side assert that names
-    nothing.
-    """
+    """Refuse ids that the embedding has no row for; on a GPU they end in a device-side assert that names nothing."""
     if largest >= vocab_size:
         raise UsageError(
             f"{where}: token id {largest} is outside the model's embedding of {vocab_size} rows",

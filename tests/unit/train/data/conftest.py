@@ -85,7 +85,7 @@ def prepare():
             required=frozenset(required),
             **{"model_type": "bart", "vocab_size": 1000, "max_positions": None, **own},
         )
-        return prepare_data(request, tokenizer, say=lambda _: None, progress=progress)
+        return prepare_data(request, tokenizer, notify=lambda _: None, progress=progress)
 
     return call
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.train.data.stream import Blocks
-from dsrun.train.data.tokens.binaries import dtype_of, largest_token
-from dsrun.train.data.tokens.blocks import write_tokens
-from dsrun.train.data.tokens.files import TokenBin, divide
+from dsrun.train.data.tokens.files import TokenBin, divide, dtype_of, largest_token, write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
 
@@ -117,12 +115,12 @@ def test_token_dtype_from_vocabulary_size(tmp_path):
     (tmp_path / "t.bin.dtype").write_text("uint16\n")
     assert dtype_of(path, 128_000) == "uint16"
     (tmp_path / "t.bin.dtype").write_text("int8")
-    with pytest.raises(UsageError, match="says 'int8'"):
+    with pytest.raises(UsageError, match="invalid dtype 'int8'"):
         dtype_of(path, 5)
 
 
 def test_largest_token_over_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsrun.train.data.tokens.binaries._CHUNK", 4)
+    monkeypatch.setattr("dsrun.train.data.tokens.files._CHUNK", 4)
     np.array([1, 2, 3, 4, 5, 900, 7], dtype="<u2").tofile(tmp_path / "t.bin")
     assert largest_token(tmp_path / "t.bin", "uint16") == 900
 

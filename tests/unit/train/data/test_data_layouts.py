@@ -5,8 +5,7 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.rows.languages import translation_keys
-from dsrun.train.data.rows.layouts import PAIRS, Hints, detect
+from dsrun.train.data.rows.layouts import PAIRS, Hints, detect, translation_keys
 from dsrun.train.data.rows.normal import normalise
 
 SEQ2SEQ = Hints("seq2seq")
@@ -201,7 +200,7 @@ def test_pretokenised_seq2seq_labels():
 
 @pytest.mark.parametrize("number", [2**31, -(2**70)])
 def test_token_id_beyond_any_vocabulary_rejected(number):
-    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* no token id: {number}"):
+    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* not a token id: {number}"):
         read({"input_ids": [3, number]}, CAUSAL)
 
 

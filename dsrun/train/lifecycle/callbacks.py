@@ -1,7 +1,10 @@
-"""Saving and leaving in the middle of training or of an evaluation, and going on as if nothing had been."""
+"""Callbacks around steps, evaluations and saves: preemption, heartbeat and events."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,10 +12,14 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from dsrun.train.lifecycle.preemption import PreemptionHandler
+from dsrun.train.lifecycle.rank_context import PreemptionHandler, RankContext
+from dsrun.train.loop.nan import NanGuard
+from dsrun.train.records import RunRecords, step_of
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
+
+PROGRESS_SECONDS = 60.0
 
 
 class EvaluationLeftError(Exception):
@@ -20,7 +27,7 @@ class EvaluationLeftError(Exception):
 
 
 class StopVote:
-    """Whether any rank was told to stop, asked again and again by all ranks together.
+    """Whether any rank was asked to stop; all ranks vote, again and again.
 
     On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far.
     """
@@ -31,7 +38,7 @@ class StopVote:
         self.device = device
         self._before: torch.Tensor | None = None
 
-    def told(self) -> bool:
+    def any_rank_asked(self) -> bool:
         """The answer, the same on all ranks."""
         if not self.stopping.is_on:
             return False
@@ -39,12 +46,12 @@ class StopVote:
         known, self._before = (votes if self.device.type == "cpu" else self._before), votes
         return known is not None and bool(known)
 
-    def now(self) -> bool:
+    def newest(self) -> bool:
         """The newest answer, whatever it waits for."""
         return self.stopping.is_on and bool(self._cast())
 
     def _cast(self) -> torch.Tensor:
-        votes = torch.tensor(int(self.stopping.asked), device=self.device)
+        votes = torch.tensor(int(self.stopping.is_requested), device=self.device)
         if self.world_size > 1:
             dist.all_reduce(votes)
         return votes
@@ -80,14 +87,14 @@ class PreemptionCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Told during the save: there is nothing to save after one more step that this checkpoint has not.
         if not self.trainer.interrupted and state.global_step < state.max_steps:
-            self.trainer.interrupted = self.trainer.any_rank_is_told()
+            self.trainer.interrupted = self.trainer.any_rank_asked_to_stop()
         if self.trainer.interrupted:
             control.should_training_stop = True
 
 
 class PendingEvaluationCallback(TrainerCallback):
-    """Makes the evaluation that an earlier attempt had no time for. The last callback to be added: all others are
-    ready for an evaluation then."""
+    """Makes the evaluation that an earlier attempt had no time for. The last callback to be added: all others are ready
+    for an evaluation then."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -110,3 +117,76 @@ def _evaluates_after_epoch(args: Any, state: Any) -> bool:
         and float(state.epoch).is_integer()
         and args.eval_delay <= state.epoch
     )
+
+
+class HeartbeatCallback(TrainerCallback):
+    """A sign of life at every optimizer step, and how many steps are done."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.context.progress.step = state.global_step
+        self.context.heart.enter("training")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.context.progress.step = state.global_step
+        self.context.heart.step(state.global_step)
+
+
+class EventCallback(TrainerCallback):
+    """The events of training that are no save. Rank 0 only."""
+
+    def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.records = records
+        self.clock = clock
+        self._reported = clock()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.records.training(state.global_step)
+        self._reported = self.clock()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # How far a run was that was killed without a word.
+        if self.clock() - self._reported >= PROGRESS_SECONDS:
+            self._reported = self.clock()
+            self.records.event("progress", step=state.global_step)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any
+    ) -> None:
+        self.records.evaluated(state.global_step, metrics)
+
+
+class SaveTimer:
+    """What goes with a save, on all ranks: no NaN is saved, the heart says so, the ledger has it.
+
+    `saved` (step, seconds) is called with the time that training waited.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        records: RunRecords,
+        guard: NanGuard,
+        model: Any,
+        saved: Callable[[int, float], None] = lambda _step, _seconds: None,
+    ) -> None:
+        self.context = context
+        self.records = records
+        self.guard = guard
+        self.model = model
+        self.saved = saved
+
+    def __call__(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
+        """`begin` before anything is written, `visible` when the checkpoint is complete, `end` when training goes
+        on."""
+        step = step_of(folder)
+        if phase == "begin":
+            self.context.heart.enter("saving")
+            self.guard.check_weights(self.model, step)
+        self.records.checkpoint(phase, folder, seconds, details)
+        if phase == "end":
+            self.context.progress.saved = step
+            self.context.heart.enter("training")
+            self.saved(step, seconds)

@@ -1,0 +1,156 @@
+"""This worker's place among the others: device, backend, process group, and the collectives around saves and resumes.
+
+The collectives let all ranks learn of one rank's failure, and none wait for it: all ranks call them at the same point,
+on the thread that trains.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dsrun.errors import DsrunError, ToolError
+
+Device = Literal["cuda", "cpu"]
+
+# DeepSpeed lowered torch's 30 minutes to 10; a rank that saves a large checkpoint can need longer than that.
+DEFAULT_TIMEOUT_MINUTES = 30
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """Rank and sizes of this worker, all counted in processes."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: Device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """How the header names the devices: `8 GPUs`, `2 CPU ranks`."""
+        kind = "GPU" if self.device == "cuda" else "CPU rank"
+        return f"{kind}s" if self.size > 1 else kind
+
+
+def world_from_env(*, use_cpu: bool) -> World:
+    """Read this worker's place from the variables torchrun sets; no communication."""
+    size = int(os.environ["WORLD_SIZE"])
+    return World(
+        rank=int(os.environ["RANK"]),
+        size=size,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+        device="cuda" if torch.cuda.is_available() and not use_cpu else "cpu",
+    )
+
+
+def init_process_group(world: World, *, deepspeed: bool) -> None:
+    """Set up the process group: NCCL on GPUs, gloo on CPUs.
+
+    Under DeepSpeed this must happen before the model is built, or zero.Init sees a world of one process and the
+    engine's batch assertion fails. Calling it again is harmless.
+    """
+    timeout = datetime.timedelta(minutes=float(os.environ.get("DEEPSPEED_TIMEOUT", DEFAULT_TIMEOUT_MINUTES)))
+    backend = "nccl" if world.device == "cuda" else "gloo"
+    if world.device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    if deepspeed:
+        import deepspeed as ds
+
+        ds.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
+    elif not dist.is_initialized():
+        device = torch.device("cuda", world.local_rank) if world.device == "cuda" else None
+        dist.init_process_group(backend, timeout=timeout, device_id=device)
+
+
+def destroy_process_group() -> None:
+    """End the process group, so that NCCL does not warn about leaked resources."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def bf16_supported(device: Device, cpu_bf16: bool) -> bool:
+    """Whether bf16 is computed in hardware here; emulation (CUDA below 8.0) does not count."""
+    if device == "cpu":
+        return cpu_bf16
+    return torch.cuda.get_device_capability()[0] >= 8
+
+
+def my_rank() -> int:
+    """This process's rank; 0 where there is no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def ranks() -> int:
+    """How many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def all_gather_object(mine: T) -> list[T]:
+    """What every rank says, by rank. Values travel as pickles, so keep them small."""
+    if ranks() == 1:
+        return [mine]
+    gathered: list[Any] = [None] * ranks()
+    dist.all_gather_object(gathered, mine)
+    return gathered
+
+
+def rank0_first(work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, which alone does it. A DsrunError or OSError it raises is raised on all ranks."""
+    answer: list[Any] = [None, None]
+    if my_rank() == 0:
+        try:
+            answer[0] = work()
+        except (DsrunError, OSError) as error:
+            answer[1] = error
+    if ranks() > 1:
+        dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def rank0_shares(work: Callable[[], list[T]]) -> T:
+    """This rank's entry of the list, one entry per rank, that `work` returns on rank 0. Errors as in `rank0_first`."""
+    shares: list[T] = []
+    rank0_first(lambda: shares.extend(work()))
+    if ranks() == 1:
+        return shares[0]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, shares if my_rank() == 0 else None, src=0)
+    return mine[0]
+
+
+def assert_same_on_all_ranks(what: str, mine: str) -> None:
+    """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
+    gathered = all_gather_object(mine)
+    other = next((rank for rank, words in enumerate(gathered) if words != gathered[0]), None)
+    if other is not None:
+        raise ToolError(
+            f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}",
+            fix="the same command again: a node saw the run folder as it had been a moment before",
+        )
+
+
+def all_ready(ready: bool) -> bool:
+    """Whether every rank is; one number, cheap enough for every step."""
+    if ranks() == 1:
+        return ready
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+    vote = torch.tensor(int(ready), device=device)
+    dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+    return bool(vote)
