@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
 from dsrun.model_families import FAMILIES, family_of, model_type_from_name
-from dsrun.train.loop.engine import decide
+from dsrun.train.loop.engine import decide_precision
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec
@@ -40,7 +40,7 @@ def test_family_that_overflows_is_refused_fp16_everywhere(kind):
     with pytest.raises(UsageError, match="overflow in fp16"):
         default_precision("fp16", model, cluster(WITHOUT_BF16))
     with pytest.raises(UsageError, match="overflow in fp16"):
-        decide({"fp16": True}, model_type=kind, bf16_supported=False, device="cuda")
+        decide_precision({"fp16": True}, model_type=kind, bf16_supported=False, device="cuda")
 
 
 @pytest.mark.parametrize("kind", ["llama", "bart", "a_family_of_tomorrow"])
@@ -48,7 +48,7 @@ def test_other_families_may_train_in_fp16(kind):
     assert not any("overflow" in line for line in generator_notice(kind))
     assert "t5_fp16" not in linter_codes(kind)
     assert default_precision("auto", SimpleNamespace(family=kind), cluster(WITHOUT_BF16)) == "fp16"
-    assert decide({"fp16": True}, model_type=kind, bf16_supported=False, device="cuda") == "fp16"
+    assert decide_precision({"fp16": True}, model_type=kind, bf16_supported=False, device="cuda") == "fp16"
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,15 @@
-"""Every option of a SLURM job, declared once: the rest is derived from the declarations."""
+"""Every option of a SLURM job, declared once: the rest is derived from the declarations.
+
+`sbatch` is the long option of sbatch that gets the value as it stands, `short` sbatch's own letter.
+"""
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any
 
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    sbatch: str | None = None,
-    aliases: tuple[str, ...] = (),
-    short: str | None = None,
-    metavar: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    least: int | None = None,
-) -> Any:
-    """Declare one option.
-
-    `sbatch` is the long option of sbatch that gets the value as it stands, `short` sbatch's own letter. `aliases` are
-    further names on the command line and in run.yaml. `least` bounds a number, included.
-    """
-    meta = {"help": help, "sbatch": sbatch, "aliases": aliases, "short": short}
-    more = {"metavar": metavar, "choices": choices, "least": least}
-    return field(default=default, metadata=meta | more)
+from dsrun.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

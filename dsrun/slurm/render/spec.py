@@ -63,7 +63,7 @@ def check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
     stands."""
     for name, each in options().items():
         value, place = getattr(spec, name), where.get(name, flag_of(name))
-        if each.metadata["sbatch"] and isinstance(value, str):
+        if each.metadata.get("sbatch") and isinstance(value, str):
             directive_value(value, place)
             check_notation(name, value, place)
     for name, message, fix in chain(_resources(spec), _time(spec), _environment(spec), _container(spec)):
@@ -81,7 +81,9 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
             f"{where}: {entry!r} is not key=value with a long option's name",
             fix='such as --sbatch "switches=1"',
         )
-    known = {each.metadata["sbatch"]: name for name, each in options().items() if each.metadata["sbatch"]}
+    known = {
+        each.metadata.get("sbatch"): name for name, each in options().items() if each.metadata.get("sbatch")
+    }
     if key in known:
         raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
     if key in RESERVED_OPTIONS:

@@ -62,7 +62,7 @@ def test_newest_complete_checkpoint_takes_one_look_a_file(run, looks):
 @pytest.mark.parametrize(("node", "newest"), [(0, 15), (1, None), (1023, None)])
 def test_only_first_node_looks_for_checkpoints(node, newest, run, looks):
     ledger = RunEventWriter(run, lambda line: None)
-    supervision = SimpleNamespace(_job=SimpleNamespace(external=False, node_rank=node), _ledger=ledger)
+    supervision = SimpleNamespace(_job=SimpleNamespace(external=False, node_rank=node), _event_writer=ledger)
     assert _Supervision._newest(supervision) == newest
     assert len(looks) == (FILES if newest else 0)
 
