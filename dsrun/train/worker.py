@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
     except UsageError as error:
         # Who is rank 0 is not known, so every process says it.
-        _console(0).notify(f"error: {error}", style="red")
+        _console(0).print(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
     context = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
