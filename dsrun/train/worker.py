@@ -166,7 +166,7 @@ def next_log(folder: RunFolder, worker: Worker) -> Path:
     node = worker.rank // worker.local_world_size if worker.world_size > MANY_RANKS else None
     attempts = (folder.log(worker.rank, attempt, node=node) for attempt in itertools.count())
     log = next(log for log in attempts if not log.exists())
-    log.parent.mkdir(exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     return log
 
 
