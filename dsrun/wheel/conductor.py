@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 BEGIN = "!begin"
 END = "!end"
+_LOOK_S = 0.1
 
 
 class _Conductor:
@@ -90,8 +91,14 @@ def main(plan: Path) -> int:
     conductor = _Conductor()
     signal.signal(signal.SIGTERM, conductor.end_all)
     with ThreadPoolExecutor(given["width"]) as pool:
-        done = list(pool.map(conductor.run, given["builds"]))
-    return 1 if conductor.failed or len(done) != len(given["builds"]) else 0
+        running = [pool.submit(conductor.run, build) for build in given["builds"]]
+        # The handler runs in this thread, which a signal that the kernel gives to another one does not wake up: as when
+        # it comes while the process is stopped.
+        while wait(running, timeout=_LOOK_S).not_done:
+            pass
+        for each in running:
+            each.result()
+    return int(conductor.failed)
 
 
 if __name__ == "__main__":
