@@ -31,14 +31,17 @@ STEPS = 60
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker begins with its share of the tests that wait for minutes.
+    """Each worker begins with its share of the tests that wait for minutes, the first one with the demo's trainings.
 
-    `--dist worksteal` gives each of them as many tests, in this order.
+    `--dist worksteal` gives each of them as many tests, in this order, and moves the last ones of a worker to one that
+    has nothing left: tests of one file may run in several workers, and come back to one that left the file before. So a
+    fixture that makes a folder has the scope of the session.
     """
+    trained = [item for item in items if item.path.name == "test_training.py"]
     slow = [item for item in items if item.path.name == "test_interruptions.py"]
-    rest = [item for item in items if item not in slow]
+    rest = [item for item in items if item not in trained and item not in slow]
     total, workers = len(items), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items.clear()
+    items[:] = trained
     for worker in range(workers):
         items += slow[worker::workers]
         share = max(0, total * (worker + 1) // workers - len(items))

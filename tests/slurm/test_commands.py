@@ -14,7 +14,7 @@ from tests.slurm.jobs import Job, Person
 PLAIN = ["--gpus-per-node", "0"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def from_run_file(ada, tiny):
     """`dsrun render-slurm | sbatch` in a folder with a run.yaml."""
     cwd = ada.folder("with a run file")

@@ -38,7 +38,7 @@ sys.exit(follow_job(number))
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def grace(accounting):
     """A user of the cluster with accounting."""
     return Person(accounting, "ada", accounting.root / "home" / "ada")

@@ -46,7 +46,7 @@ def results(folder: Path) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in folder.glob("rank-*.json")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def odd(ada):
     """A job whose name, folder, script, environment and arguments hold blanks, quotes and more: its facts by rank."""
     folder = ada.folder('it\'s a "folder" of $HOME')

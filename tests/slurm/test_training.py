@@ -22,7 +22,7 @@ SHAPES = {
 """Nodes, ranks on each, ZeRO stage. A model from scratch begins with other weights under ZeRO-3 than under ZeRO-2."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demos(ada):
     """The demo, trained on each number of nodes, one after another; the jobs' default folder holds each run."""
     runs = {}
