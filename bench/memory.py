@@ -75,12 +75,8 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
         folder = Path(scratch)
         (folder / "case.json").write_text(json.dumps(case.as_dict()))
         args = [str(folder / "case.json"), str(folder / "out")]
-        argv = agent_argv(
-            Topology(world, device, world), port=free_port(), module="bench.memory_run", args=args
-        )
-        changes = (
-            worker_environment(Topology(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
-        )
+        argv = agent_argv(Topology(world, device, world), port=free_port(), module="bench.memory_run", args=args)
+        changes = worker_environment(Topology(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
         env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:

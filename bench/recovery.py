@@ -32,9 +32,7 @@ LIMIT = 3.0
 
 def main() -> bool:
     """Print both ratios; whether the limit holds."""
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # so that the runs are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the runs are ended, too
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
         model, data = make_model(Path(scratch, "model")), make_data(Path(scratch, "data.jsonl"))
         holds = _latency(Path(scratch), model, data)
@@ -93,8 +91,7 @@ def _goodput(scratch: Path, model: Path, data: Path) -> None:
         finally:
             run.end()
     print(
-        ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        + f" goodput, a kill every {EVERY_S:.0f} s"
+        ", ".join(f"{name} {share:.1%}" for name, share in shares.items()) + f" goodput, a kill every {EVERY_S:.0f} s"
     )
     if shares["torchrun"]:
         print(f"dsrun's goodput is {shares['dsrun'] / shares['torchrun']:.2f} × torchrun's")

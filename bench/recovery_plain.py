@@ -41,9 +41,7 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            self.lines.write(
-                json.dumps({"step": state.global_step, "time": time.time(), "pid": os.getpid()}) + "\n"
-            )
+            self.lines.write(json.dumps({"step": state.global_step, "time": time.time(), "pid": os.getpid()}) + "\n")
 
 
 def main(folder: Path, model: str, steps: int, save: int) -> None:

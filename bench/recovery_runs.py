@@ -67,9 +67,7 @@ class Run(ABC):
 
     def checkpoint(self) -> int:
         """The newest checkpoint's step; 0 for none."""
-        return max(
-            (int(path.name.partition("-")[2]) for path in self.folder.glob("checkpoint-*[0-9]")), default=0
-        )
+        return max((int(path.name.partition("-")[2]) for path in self.folder.glob("checkpoint-*[0-9]")), default=0)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         """Until `condition()`; RuntimeError when the run ends or nothing happens."""
@@ -121,9 +119,7 @@ class Dsrun(Run):
 
     def attempts(self) -> list[float]:
         begins = [
-            _seconds(row["time"])
-            for row in read_records(self.folder / "events.jsonl")
-            if row["kind"] == "training"
+            _seconds(row["time"]) for row in read_records(self.folder / "events.jsonl") if row["kind"] == "training"
         ]
         times = [moment for moment, _ in self.steps()]
         firsts = [next((moment for moment in times if moment >= begin), None) for begin in begins]

@@ -32,9 +32,7 @@ def main() -> bool:
     """Print the ratios; whether rendering is fast enough, and as fast for many nodes as for one."""
     times = in_turn({f"{nodes} nodes": _rendering(nodes) for nodes in (1, MANY)})
     one, many = times.values()
-    print(
-        f"rendering for {MANY:,} nodes takes {many / one:.3g} × one node ({many * 1000:.2f} ms, {one * 1000:.2f} ms)"
-    )
+    print(f"rendering for {MANY:,} nodes takes {many / one:.3g} × one node ({many * 1000:.2f} ms, {one * 1000:.2f} ms)")
     holds = many <= LIMIT_S and many < ALIKE * one
     print(f"at most {LIMIT_S * 1000:g} ms, and as long as for one node: {'yes' if holds else 'NO'}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -111,9 +109,7 @@ def cpu_in_turn(commands: Mapping[str, Sequence[str]], cwd: Path, env: Mapping[s
     for counted in [False] + [True] * ROUNDS:
         for name, command in commands.items():
             began = _children()
-            subprocess.run(
-                command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True
-            )
+            subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)
             if counted:
                 seconds[name].append(_children() - began)
     return {name: median(values) for name, values in seconds.items()}

@@ -68,14 +68,8 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**kept, **own, "PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"}
 
 
-def _stock(
-    sdist: Path, folder: Path, env: dict[str, str], arch: str, variables: tuple[str, ...]
-) -> tuple[float, Path]:
-    target = (
-        {"DS_ACCELERATOR": "cpu"}
-        if arch == "cpu"
-        else {"DS_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": arch}
-    )
+def _stock(sdist: Path, folder: Path, env: dict[str, str], arch: str, variables: tuple[str, ...]) -> tuple[float, Path]:
+    target = {"DS_ACCELERATOR": "cpu"} if arch == "cpu" else {"DS_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": arch}
     switches = dict.fromkeys(variables, "1")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir"]
     began = time.monotonic()

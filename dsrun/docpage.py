@@ -49,7 +49,5 @@ class GeneratedPart:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; a `|` within a cell is escaped, also in code, where GitHub's tables end a cell at it too."""
-    lines = [
-        " | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, ["---"] * len(head), *rows)
-    ]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, ["---"] * len(head), *rows)]
     return "\n".join(f"| {line} |" for line in lines)

@@ -60,6 +60,4 @@ def overflow_in_fp16(model_type: str) -> str:
 def model_type_from_name(name: str) -> str | None:
     """The family that the name of a model names ("google/umt5-small"); None where it names none of the table."""
     last = name.rpartition("/")[2].lower()
-    return next(
-        (kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None
-    )
+    return next((kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None)

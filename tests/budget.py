@@ -21,9 +21,7 @@ _PROPERTY = "cpu_s"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--budget", action="store_true", help=f"fail when a test takes over {LIMIT_S:g} CPU seconds"
-    )
+    parser.addoption("--budget", action="store_true", help=f"fail when a test takes over {LIMIT_S:g} CPU seconds")
 
 
 def spent() -> tuple[float, float]:

@@ -18,9 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A machine that is busy for a moment must not fail a property: neither by the 200 ms that an example may take, nor by
 # the second in which the first ten are to be made. The examples follow from the test, so that whoever breaks a property
 # is told, and not whoever comes by later.
-settings.register_profile(
-    "always", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("always", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 # To look for rarer ones by hand: --hypothesis-profile=far
 settings.register_profile(
     "far",

@@ -49,9 +49,7 @@ def compiled(folder: Path, source: str, *flags: str, name: str = "tiny.so", sect
     code, library = folder / "tiny.c", folder / name
     if section:
         (folder / "fatbin.bin").write_bytes(section)
-        source += (
-            f'\n__asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"{folder}/fatbin.bin\\"\\n.previous\\n");\n'
-        )
+        source += f'\n__asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"{folder}/fatbin.bin\\"\\n.previous\\n");\n'
     code.write_text(source)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(code), *flags], check=True)
     return library
@@ -89,17 +87,10 @@ def make_wheel(
 ) -> Path:
     """A wheel with these files, METADATA, WHEEL and RECORD; `recorded` replaces hashes in RECORD."""
     info = f"{name}-{version}.dist-info"
-    contents = {
-        path: content.read_bytes() if isinstance(content, Path) else content
-        for path, content in files.items()
-    }
-    every = {
-        path: content.encode() if isinstance(content, str) else content for path, content in contents.items()
-    }
+    contents = {path: content.read_bytes() if isinstance(content, Path) else content for path, content in files.items()}
+    every = {path: content.encode() if isinstance(content, str) else content for path, content in contents.items()}
     every[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
-    every[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    )
+    every[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     hashes = {path: hashed(content) for path, content in every.items()} | dict(recorded or {})
     rows = [f"{path},{digest},{len(every.get(path, b''))}" for path, digest in hashes.items()]
     every[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()

@@ -63,9 +63,7 @@ def write_zero(
                 "partition_count": [ranks] * len(groups),
             }  # fmt: skip
         optimizer |= {"zero_stage": stage, "loss_scaler": None, "dynamic_loss_scale": False}
-        torch.save(
-            {"optimizer_state_dict": optimizer}, tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        )
+        torch.save({"optimizer_state_dict": optimizer}, tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     return folder
 
 

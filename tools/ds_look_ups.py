@@ -61,9 +61,7 @@ def look_ups(read_keys: ReadKeys) -> dict[str, dict[str, Any]]:
     dict.update(blocks["scheduler"], type="WarmupLR", params={})
     dict.update(blocks["torch_autocast"], dtype="bf16", lower_precision_safe_modules=[])
     dict.update(blocks["data_efficiency.data_sampling.dynamic_batching"], enabled=True, max_tokens=1)
-    dict.update(
-        blocks["data_efficiency.data_sampling.curriculum_learning"], enabled=True, curriculum_metrics={}
-    )
+    dict.update(blocks["data_efficiency.data_sampling.curriculum_learning"], enabled=True, curriculum_metrics={})
     dict.update(blocks["expert_parallel"], enabled=False)
     DeepSpeedConfig(top)
     return log
@@ -101,9 +99,6 @@ def read_blocks(
             }
             for key, entry in annotated.items()
         }
-        keys |= {
-            name: {"block": name if path == "top" else f"{path}.{name}"}
-            for name in sorted(children - {"top"})
-        }
+        keys |= {name: {"block": name if path == "top" else f"{path}.{name}"} for name in sorted(children - {"top"})}
         found[at] = {"style": "read", "null": at in nullable, "keys": keys}
     return found

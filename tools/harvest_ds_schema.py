@@ -91,9 +91,7 @@ def _model(path: str, model: Any) -> dict[str, Any]:
             nested |= _model(entry["block"], inner)
         else:
             entry["default"] = _plain(field.get_default(call_default_factory=True))
-        entry |= {
-            bound: getattr(each, bound) for each in field.metadata for bound in BOUNDS if hasattr(each, bound)
-        }
+        entry |= {bound: getattr(each, bound) for each in field.metadata for bound in BOUNDS if hasattr(each, bound)}
         extra = field.json_schema_extra or {}
         if extra.get("deprecated"):
             entry["deprecated"] = extra.get("new_param", "")
@@ -231,9 +229,7 @@ def render(content: Mapping[str, Any]) -> str:
     """Deterministic JSON: one key of a block a line, so that a new release gives a readable diff."""
     head = [f" {json.dumps(name)}: {json.dumps(content[name])}" for name in ("deepspeed", "removed")]
     head += [f" {json.dumps(name)}: {_lines(content[name], 2)}" for name in ("optimizers", "schedulers")]
-    blocks = ",\n".join(
-        f"  {json.dumps(path)}: {_lines(block, 3)}" for path, block in content["blocks"].items()
-    )
+    blocks = ",\n".join(f"  {json.dumps(path)}: {_lines(block, 3)}" for path, block in content["blocks"].items())
     return "{\n" + ",\n".join(head) + ',\n "blocks": {\n' + blocks + "\n }\n}\n"
 
 
@@ -242,14 +238,8 @@ def _lines(value: Mapping[str, Any], depth: int) -> str:
     pad = " " * depth
     rows = []
     for name, each in value.items():
-        if (
-            isinstance(each, dict)
-            and all(isinstance(inner, dict | list | None) for inner in each.values())
-            and each
-        ):
-            inside = ",\n".join(
-                f"{pad} {json.dumps(key)}: {json.dumps(inner)}" for key, inner in each.items()
-            )
+        if isinstance(each, dict) and all(isinstance(inner, dict | list | None) for inner in each.values()) and each:
+            inside = ",\n".join(f"{pad} {json.dumps(key)}: {json.dumps(inner)}" for key, inner in each.items())
             rows.append(f"{pad}{json.dumps(name)}: {{\n{inside}\n{pad}}}")
         else:
             rows.append(f"{pad}{json.dumps(name)}: {json.dumps(each)}")
@@ -264,9 +254,7 @@ def main(argv: list[str] | None = None) -> int:
     text = render(harvest())
     if options.check:
         same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        sys.stderr.write(
-            f"{TARGET.name}: {'up to date' if same else 'differs; run tools/harvest_ds_schema.py'}\n"
-        )
+        sys.stderr.write(f"{TARGET.name}: {'up to date' if same else 'differs; run tools/harvest_ds_schema.py'}\n")
         return 0 if same else EXIT_DIFFERS
     scratch = TARGET.with_suffix(".tmp")
     scratch.write_text(text, encoding="utf-8")

@@ -105,9 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     text = render(harvest(transformers.Seq2SeqTrainingArguments, transformers.__version__))
     if options.check:
         same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        sys.stderr.write(
-            f"{TARGET.name}: {'up to date' if same else 'differs; run tools/harvest_hf_flags.py'}\n"
-        )
+        sys.stderr.write(f"{TARGET.name}: {'up to date' if same else 'differs; run tools/harvest_hf_flags.py'}\n")
         return 0 if same else EXIT_DIFFERS
     scratch = TARGET.with_suffix(".tmp")
     scratch.write_text(text, encoding="utf-8")

@@ -76,9 +76,7 @@ def _victims(pid: int) -> list[psutil.Process]:
     found = []
     for each in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if each.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) and not SPARED.search(
-                each.name()
-            ):
+            if each.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) and not SPARED.search(each.name()):
                 found.append(each)
     return found
 

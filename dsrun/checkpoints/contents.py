@@ -67,9 +67,7 @@ def header(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: {error.strerror}") from error
 
 
-_TOKENIZER_FILES = (
-    "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
-)
+_TOKENIZER_FILES = "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
 # First match wins; paths are relative to the checkpoint, with /.
 _KINDS = (
     ("weights", re.compile(r"(model|pytorch_model).*\.(safetensors|bin)|.*\.safetensors\.index\.json")),

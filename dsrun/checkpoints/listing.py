@@ -50,9 +50,7 @@ def entry(checkpoint: Path) -> Entry:
     """One checkpoint by its folder."""
     number = checkpoint.name.rpartition("-")[2]
     step = int(number) if number.isdigit() else _stored_step(checkpoint)
-    return _entry(
-        step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()])
-    )
+    return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
 
 
 def find(path: Path) -> RunFolder | Path:

@@ -47,17 +47,11 @@ if TYPE_CHECKING:
     metavar="LEVEL",
     help="Processors the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name.",
 )
-@click.option(
-    "--jobs", type=click.IntRange(min=1), help="Compilers at a time.  [default: from cores and memory]"
-)
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time.  [default: from cores and memory]")
 @click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler.")
-@click.option(
-    "--python", metavar="PATH", help="Interpreter of the environment it is for.  [default: this one]"
-)
+@click.option("--python", metavar="PATH", help="Interpreter of the environment it is for.  [default: this one]")
 @click.option("--partition", metavar="NAME", help="SLURM partition whose GPUs count.")
-@click.option(
-    "--split", is_flag=True, help="A wheel of their own for GPUs below 8.0, which cost the others bf16."
-)
+@click.option("--split", is_flag=True, help="A wheel of their own for GPUs below 8.0, which cost the others bf16.")
 @click.option("--keep-symbols", "symbols", is_flag=True, help="Leave debug symbols in: six times the size.")
 @click.option("--keep", is_flag=True, help="Keep the folder it is compiled in.")
 @click.option("--force", is_flag=True, help="Build again what is stored, and replace what is in -o.")
@@ -107,9 +101,7 @@ def _refuse_unwritable(output: Path) -> None:
         if output.exists() and not output.is_dir():
             raise UsageError(f"-o {output} is a file", fix="give a folder")
         # What is there of the path: the rest is to be made below it, which a link to nothing prevents.
-        there = next(
-            each for each in (output, *output.absolute().parents) if each.exists() or each.is_symlink()
-        )
+        there = next(each for each in (output, *output.absolute().parents) if each.exists() or each.is_symlink())
         if not there.is_dir():
             kind = "a link to nothing" if there.is_symlink() else "a file"
             raise UsageError(f"-o {output}: {there} is {kind}", fix="give another folder")
@@ -129,9 +121,7 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
     def stop(_signum: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    heeded = [
-        each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
-    ]
+    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, stop) for each in heeded}
     try:
         yield
@@ -193,6 +183,4 @@ def _show(job: Job, store: WheelCache) -> None:
             click.echo(f"cd {shlex.quote(str(build.tree))}".replace(scratch, place))
             click.echo(shlex.join(build.argv).replace(scratch, place))
     stored = store.find(job.request.key)
-    print_note(
-        f"stored already: {stored.wheel}" if stored else f"would be stored in {store.folder(job.request.key)}"
-    )
+    print_note(f"stored already: {stored.wheel}" if stored else f"would be stored in {store.folder(job.request.key)}")

@@ -121,9 +121,7 @@ def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     return [record for record in read_records(scratch / RUN / "metrics.jsonl") if "host_memory" in record]
 
 
-def compare(
-    made: Plan, row: Candidate, found: Found, records: list[dict[str, Any]], *, on_gpu: bool
-) -> Calibration:
+def compare(made: Plan, row: Candidate, found: Found, records: list[dict[str, Any]], *, on_gpu: bool) -> Calibration:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
     from dsrun.zero.memory.calibration import Calibration, resident, save

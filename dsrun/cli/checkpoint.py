@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _HELP = {"help_option_names": ["-h", "--help"]}
-_FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+_FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 _DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 

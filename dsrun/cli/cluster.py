@@ -58,9 +58,7 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
         from dsrun.errors import UsageError
         from dsrun.findings import nearest
 
-        raise UsageError(
-            f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions))
-        )
+        raise UsageError(f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions)))
     return [found]
 
 

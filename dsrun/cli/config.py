@@ -110,9 +110,7 @@ def click_option(each: Field[Any]) -> click.Option:
     annotation = str(each.type).removesuffix(" | None")
     if annotation == "bool":
         return click.Option([f"--{flag}/--no-{flag}", each.name], default=each.default, help=help)
-    kind: Any = {"int": whole, "float": click.FLOAT, "tuple[float, ...]": click.FLOAT}.get(
-        annotation, click.STRING
-    )
+    kind: Any = {"int": whole, "float": click.FLOAT, "tuple[float, ...]": click.FLOAT}.get(annotation, click.STRING)
     if meta["choices"]:
         kind = click.Choice(meta["choices"])
     default = each.default if each.default not in (None, (), "none") else None
@@ -132,9 +130,7 @@ def _own_options() -> Sequence[click.Option]:
     return (
         click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
         click.Option(["--force"], is_flag=True, help="replace the file"),
-        click.Option(
-            ["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"
-        ),
+        click.Option(["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"),
         click.Option(["--explain"], is_flag=True, help="say what each key does and why it has its value"),
         click.Option(
             ["--format", "output_format"],
@@ -258,11 +254,7 @@ def find_gpu(name: str) -> GpuModel:
     found = lookup(name)
     if found is None:
         near = [row.name for row in meanings(name)[:3]] or near_names(name)
-        hint = (
-            f"did you mean {', '.join(near)}?"
-            if near
-            else "write it as nvidia-smi does, such as A100-SXM4-80GB"
-        )
+        hint = f"did you mean {', '.join(near)}?" if near else "write it as nvidia-smi does, such as A100-SXM4-80GB"
         raise UsageError(f"--gpu {name}: no such GPU is known, or several differ", fix=hint)
     return found
 
@@ -278,9 +270,7 @@ def _model_config(model: str) -> dict[str, Any]:
     try:
         return find(model).config
     except MissingError:
-        print_note(
-            f"{model} is not on this machine: sizes as without --model (the Trainer fills what says auto)"
-        )
+        print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills what says auto)")
         return {}
 
 

@@ -31,9 +31,7 @@ WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info
 @click.argument("file")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINING FLAGS…]")
 @click.option("--against", metavar="RUN.YAML", help="Compare with the training flags of this run.yaml.")
-@click.option(
-    "--world-size", type=click.IntRange(min=1), metavar="N", help="Number of GPUs, for the batch sizes."
-)
+@click.option("--world-size", type=click.IntRange(min=1), metavar="N", help="Number of GPUs, for the batch sizes.")
 @click.option(
     "--for",
     "target",
@@ -60,9 +58,7 @@ def command(
     from dsrun.zero.lint.codes import printable
 
     if target == "deepspeed" and (flags or against):
-        raise UsageError(
-            "--for deepspeed does not go with training flags", fix="only the Trainer compares them"
-        )
+        raise UsageError("--for deepspeed does not go with training flags", fix="only the Trainer compares them")
     text, name = read_text(file)
     shown = printable(name)
     known = _training_flags(flags, against, world_size)
@@ -92,13 +88,9 @@ def read_text(file: str) -> tuple[str, str]:
         with Path(file).open("rb") as opened:
             return _decoded(opened, file), file
     except OSError as error:
-        raise UsageError(
-            f"{file}: cannot be read: {error.strerror}", fix="name a DeepSpeed JSON file"
-        ) from None
+        raise UsageError(f"{file}: cannot be read: {error.strerror}", fix="name a DeepSpeed JSON file") from None
     except UnicodeDecodeError:
-        raise UsageError(
-            f"{file}: not text in UTF-8", fix="name a DeepSpeed JSON file, or save it as UTF-8"
-        ) from None
+        raise UsageError(f"{file}: not text in UTF-8", fix="name a DeepSpeed JSON file, or save it as UTF-8") from None
 
 
 def _decoded(opened: BinaryIO, file: str) -> str:

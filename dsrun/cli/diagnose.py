@@ -45,9 +45,7 @@ def _verdict(logs: tuple[str, ...]) -> Verdict:
 
     folders = [name for name in logs if name != STDIN and Path(name).is_dir()]
     if folders and len(logs) > 1:
-        raise UsageError(
-            f"{folders[0]} is a folder, and there are other logs", fix="one run at a time, or files only"
-        )
+        raise UsageError(f"{folders[0]} is a folder, and there are other logs", fix="one run at a time, or files only")
     if folders:
         return of_run(Path(folders[0]))
     return of_logs({_name(log): sys.stdin.buffer.read() if log == STDIN else Path(log) for log in logs})

@@ -32,18 +32,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 @click.command(name="export", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
-@click.option(
-    "--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write."
-)
+@click.option("--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write.")
 @click.option(
     "--dtype",
     type=click.Choice(["bf16", "fp16", "fp32"]),
     help="Of the weights.  [default: as they were saved]",
 )
 @click.option("--merge-lora", is_flag=True, help="Add a LoRA adapter to its base model's weights.")
-@click.option(
-    "--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Bytes of one file at most."
-)
+@click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Bytes of one file at most.")
 @click.option("--force", is_flag=True, help="Replace what is in --to.")
 @click.option("--debug", is_flag=True, hidden=True)
 def command(
@@ -125,9 +121,7 @@ def chosen_source(source: Path, *, merge_lora: bool) -> Path:
     elif (source / "trainer_state.json").is_file():
         print_note(f"{source} has no manifest, as dsrun did not save it: it cannot be verified")
     elif not list(source.glob("*.safetensors")) and not list(source.glob("global_step*")):
-        raise UsageError(
-            f"{source} is neither a run folder nor a checkpoint", fix="give the --output of a dsrun train"
-        )
+        raise UsageError(f"{source} is neither a run folder nor a checkpoint", fix="give the --output of a dsrun train")
     return source
 
 
@@ -148,9 +142,7 @@ def _of_run(run: Path, *, merge_lora: bool) -> Path:
             print_note(f"{run} has not finished: exporting {checkpoint.name}")
             return checkpoint
         print_note(f"passed over {checkpoint.name}: {within(checkpoint, damage[0])}")
-    raise UsageError(
-        f"{run} has no final model and no checkpoint that verifies", fix=f"dsrun checkpoint list {run}"
-    )
+    raise UsageError(f"{run} has no final model and no checkpoint that verifies", fix=f"dsrun checkpoint list {run}")
 
 
 def _damage(checkpoint: Path) -> list[Finding]:

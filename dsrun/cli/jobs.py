@@ -40,9 +40,7 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug:
     del debug  # main() looks for it
     _check_flags(job_id, follow=follow, hours=hours)
     if follow and form == "json":
-        raise UsageError(
-            "--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away"
-        )
+        raise UsageError("--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away")
     if follow and job_id:
         return follow_job(job_id)
     from dsrun.slurm.jobs.queue import my_jobs
@@ -61,9 +59,7 @@ def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:
     import re
 
     if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
-        raise UsageError(
-            f"{job_id!r} is no number of a job", fix="such as 1234, or 1234_5 for a task of an array"
-        )
+        raise UsageError(f"{job_id!r} is no number of a job", fix="such as 1234, or 1234_5 for a task of an array")
     if not 0 <= hours <= MOST_HOURS:  # refuses nan, too
         raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
     if follow and job_id is None:
@@ -85,9 +81,7 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
     try:
         return follow(job_id, notify=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
     except KeyboardInterrupt:
-        print_note(
-            f"job {job_id} goes on: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"
-        )
+        print_note(f"job {job_id} goes on: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it")
         return EXIT_INTERRUPTED
 
 
@@ -163,9 +157,7 @@ def _print_one(job: Job) -> None:
         "submitted": job.submitted,
         "started": job.started,
         "ended": job.ended,
-        "requeued": f"{view.restarts} time{'s' if view.restarts > 1 else ''}"
-        if view and view.restarts
-        else "",
+        "requeued": f"{view.restarts} time{'s' if view.restarts > 1 else ''}" if view and view.restarts else "",
         "folder": job.work_dir,
         "log": view.log or "" if view else "",
         "run": job.run or "",

@@ -95,16 +95,10 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
     help="workers per machine; auto: one per visible GPU",
 )
 @click.option("--output", metavar="RUN", help="run folder, on a file system that all machines share")
-@click.option(
-    "--max-restarts", type=click.IntRange(min=0), help="restarts after transient failures [default: 3]"
-)
+@click.option("--max-restarts", type=click.IntRange(min=0), help="restarts after transient failures [default: 3]")
 @click.option("--hang-timeout", type=_Seconds(min=0), metavar="S", help="seconds without a step; 0: never")
-@click.option(
-    "--no-remedy", "remedy", is_flag=True, default=True, flag_value=False, help="when memory runs out, stop"
-)
-@click.option(
-    "--no-warm", "warm", is_flag=True, default=True, flag_value=False, help="restart in a new interpreter"
-)
+@click.option("--no-remedy", "remedy", is_flag=True, default=True, flag_value=False, help="when memory runs out, stop")
+@click.option("--no-warm", "warm", is_flag=True, default=True, flag_value=False, help="restart in a new interpreter")
 @click.option(
     "--rendezvous-timeout",
     type=_Seconds(min=1),
@@ -115,9 +109,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
 )
 @click.option("--force", is_flag=True, help="write into a folder that is no run folder")
 @click.option("--dry-run", is_flag=True, help="print what would be set and run, and start nothing")
-@click.option(
-    "--debug", is_flag=True, help="show the output of torch.distributed.run, and the collectives' logs"
-)
+@click.option("--debug", is_flag=True, help="show the output of torch.distributed.run, and the collectives' logs")
 @click.option("--tied", is_flag=True, hidden=True)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def command(program: tuple[str, ...], **given: Any) -> int:

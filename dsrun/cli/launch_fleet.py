@@ -82,9 +82,7 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
         command = [*SELF, FLAG, *where, "--nproc", f"{nproc}", *options.words(), "--", *program]
         own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.slots))} if host.chosen else {}
         argv = (
-            tuple(command)
-            if here[node]
-            else remote_argv(host.name, command, folder=str(Path.cwd()), environ=environ)
+            tuple(command) if here[node] else remote_argv(host.name, command, folder=str(Path.cwd()), environ=environ)
         )
         remotes.append(RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**environ, **own})))
     return remotes
@@ -145,9 +143,7 @@ def through_srun(options: Options, nodes: int, program: tuple[str, ...]) -> int:
 
 def _become(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     if shutil.which(argv[0]) is None:
-        raise MissingError(
-            f"inside a SLURM job, but there is no {argv[0]}", fix="--nodes 1 for this machine alone"
-        )
+        raise MissingError(f"inside a SLURM job, but there is no {argv[0]}", fix="--nodes 1 for this machine alone")
     os.execvpe(argv[0], argv, environ)
 
 

@@ -234,9 +234,7 @@ def _require(work: Work, program: Program) -> None:
     if not work.external:
         require_training_packages()
     elif find_spec("torch") is None:
-        raise MissingError(
-            f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch"
-        )
+        raise MissingError(f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch")
     elif "--no-python" in program.mode and shutil.which(program.entry) is None:
         raise MissingError(f"there is no program {program.entry}", fix="-- PROGRAM ARGS, with its path")
 

@@ -43,9 +43,7 @@ def write_file(path: Path, content: bytes, *, force: bool, executable: bool = Fa
             partial.chmod(stat.S_IMODE(mode | (mode & 0o444) >> 2 if executable else mode))
     except (OSError, RuntimeError) as error:  # the latter by resolve(), for a loop of links
         why = error.strerror if isinstance(error, OSError) else "too many levels of symbolic links"
-        raise UsageError(
-            f"{path}: cannot be written: {why}", fix="name a file in a folder that exists"
-        ) from error
+        raise UsageError(f"{path}: cannot be written: {why}", fix="name a file in a folder that exists") from error
 
 
 def print_error(message: str) -> None:

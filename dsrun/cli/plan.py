@@ -21,22 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--model", required=True, metavar="NAME|DIR", help="Model folder, config.json, or cached Hub name."
-)
-@click.option(
-    "--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8.  [default: those here]"
-)
+@click.option("--model", required=True, metavar="NAME|DIR", help="Model folder, config.json, or cached Hub name.")
+@click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8.  [default: those here]")
 @click.option("--cluster", is_flag=True, help="Take the GPUs from this SLURM cluster's nodes.")
 @click.option("--partition", metavar="NAME", help="Take them from this partition's nodes.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes with these GPUs.")
 @click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, for one that is not known.")
-@click.option(
-    "--host-memory", type=float, metavar="GIB", help="GiB of host memory per node.  [default: 256 a GPU]"
-)
-@click.option(
-    "--max-length", type=int, metavar="N", help="Tokens per sample; of a seq2seq model, of both sides."
-)
+@click.option("--host-memory", type=float, metavar="GIB", help="GiB of host memory per node.  [default: 256 a GPU]")
+@click.option("--max-length", type=int, metavar="N", help="Tokens per sample; of a seq2seq model, of both sides.")
 @click.option("--max-source-length", type=int, metavar="N", help="Source tokens per sample (seq2seq).")
 @click.option("--max-target-length", type=int, metavar="N", help="Target tokens per sample (seq2seq).")
 @click.option("--global-batch-size", type=int, metavar="N", help="Samples per optimizer step over all GPUs.")
@@ -60,9 +52,7 @@ if TYPE_CHECKING:
 @click.option("--from-scratch", is_flag=True, help="The model is initialised, not loaded.")
 @click.option("--train-file", metavar="FILE", help="Training data, for the commands that follow.")
 @click.option("--dataset", metavar="NAME", help="Dataset, for the commands that follow.")
-@click.option(
-    "--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="Local NVMe folder."
-)
+@click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="Local NVMe folder.")
 @click.option(
     "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
     help="Count parameters with transformers on the meta device, or from the config's shapes.",
@@ -230,9 +220,7 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
     for line in report.lines(made.request, made.choice, words):
         click.echo(line)
     if not words.data:
-        click.echo(
-            "# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used"
-        )
+        click.echo("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")
 
 
 def _calibrate(made: Plan, found: Found, nvme_path: str) -> int:

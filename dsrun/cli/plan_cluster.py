@@ -65,9 +65,7 @@ def _chosen(found: Kinds, gpus: str | None, where: str) -> list[tuple[Node, GpuG
 
 def _nodes(pairs: list[tuple[Node, GpuGroup]]) -> str:
     counts = Counter(group.count for _, group in pairs)
-    return ", ".join(
-        f"{number} node{'s' if number > 1 else ''} with {count}" for count, number in counts.items()
-    )
+    return ", ".join(f"{number} node{'s' if number > 1 else ''} with {count}" for count, number in counts.items())
 
 
 def _filled(pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: str) -> dict[str, Any]:

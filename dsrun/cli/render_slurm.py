@@ -35,9 +35,7 @@ class RenderCommand(click.Command):
         except click.UsageError as error:
             if "unexpected extra argument" not in error.message and "train" not in own:
                 raise
-            raise UsageError(
-                "a program stands behind --", fix="dsrun render-slurm --nodes 4 -- train …"
-            ) from None
+            raise UsageError("a program stands behind --", fix="dsrun render-slurm --nodes 4 -- train …") from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*GROUPS, "Output")}
@@ -72,17 +70,13 @@ def click_option(each: Field[Any]) -> click.Option:
 
 def _own_options() -> Sequence[click.Option]:
     return (
-        click.Option(
-            ["-o", "--output"], metavar="FILE", help="write the script into this file instead of stdout"
-        ),
+        click.Option(["-o", "--output"], metavar="FILE", help="write the script into this file instead of stdout"),
         click.Option(["--force"], is_flag=True, help="replace the file; render in spite of findings"),
         click.Option(["--config"], metavar="FILE", help="run.yaml to run and to read the slurm section of"),
         click.Option(["--template"], metavar="FILE", help="your own Jinja2 template"),
         click.Option(["--show-template"], is_flag=True, help="print the shipped template"),
         click.Option(["--submit"], is_flag=True, help="submit the job and print its number"),
-        click.Option(
-            ["--follow"], is_flag=True, help="submit it, show its log to the end, pass its result on"
-        ),
+        click.Option(["--follow"], is_flag=True, help="submit it, show its log to the end, pass its result on"),
         click.Option(["--test-only"], is_flag=True, help="ask the scheduler whether and when it would start"),
     )
 
@@ -111,9 +105,7 @@ def _check_flags(values: dict[str, Any]) -> None:
         if values[name] == "":
             raise UsageError(f"--{name} is empty", fix="name a file, or leave it away")
     if values["test_only"] and (values["submit"] or values["follow"]):
-        raise UsageError(
-            "--test-only starts nothing, and --submit and --follow do", fix="leave one of them away"
-        )
+        raise UsageError("--test-only starts nothing, and --submit and --follow do", fix="leave one of them away")
 
 
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
@@ -156,9 +148,7 @@ def _read(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UsageError(
-            f"--template {name}: {reason}", fix="--show-template prints one to start from"
-        ) from None
+        raise UsageError(f"--template {name}: {reason}", fix="--show-template prints one to start from") from None
 
 
 def _deliver(script: str, values: dict[str, Any]) -> int:
@@ -167,9 +157,7 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
     if values["output"] is not None:
         path = Path(values["output"])
         if "%" in path.name:
-            raise UsageError(
-                f"-o {path} names the script's own file", fix="the pattern of the job's log is --log"
-            )
+            raise UsageError(f"-o {path} names the script's own file", fix="the pattern of the job's log is --log")
         write_file(path, content, force=values["force"], executable=True)
     if values["test_only"]:
         from dsrun.slurm.jobs.submit import test_only

@@ -106,9 +106,7 @@ def late_imports(recipe: Recipe) -> list[str]:
     """What a worker of this recipe loads only when it needs it."""
     spec = recipe.spec
     # original_muon loads torch's compiler, whatever the optimizer: a second and a half.
-    names = (
-        ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if spec.zero != "0" else []
-    )
+    names = ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if spec.zero != "0" else []
     kind = spec.model_type or _model_type(spec.model)
     return [*names, f"transformers.models.{kind}.modeling_{kind}"] if kind else names
 

@@ -69,9 +69,7 @@ def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
     files = [("--setup-file", each) for each in spec.setup_file]
     files += [("--stage", spec.stage)] if spec.stage else []
     files += [("--venv", f"{spec.venv}/bin/activate")] if spec.venv else []
-    for flag, name in (
-        (flag, image) for flag, image in _images(spec) if image and image.startswith(("/", "./"))
-    ):
+    for flag, name in ((flag, image) for flag, image in _images(spec) if image and image.startswith(("/", "./"))):
         files.append((flag, name))
     if not any(image for _, image in _images(spec)) and program.file:
         files.append(("--", program.file))

@@ -24,13 +24,9 @@ FORMAT_VERSION = 1
 @click.command(name="verify-wheel", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--on", metavar="NODE-LIST", help="Try it on these nodes, over srun or ssh: gpu[01-04],login.")
-@click.option(
-    "--for", "target", metavar="LIST", help="Compare with these GPUs, or slurm: a100,h100 or 8.0;9.0."
-)
+@click.option("--for", "target", metavar="LIST", help="Compare with these GPUs, or slurm: a100,h100 or 8.0;9.0.")
 @click.option("--python", metavar="PATH", help="Interpreter of the environment meant.  [default: this one]")
-@click.option(
-    "--prove/--no-prove", default=True, show_default=True, help="Load its operations and run each once."
-)
+@click.option("--prove/--no-prove", default=True, show_default=True, help="Load its operations and run each once.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--debug", is_flag=True, hidden=True)
 def command(
@@ -45,18 +41,14 @@ def command(
     from dsrun.wheel.verify.check import verify_for, verify_here
 
     if on == "" or target == "":
-        raise UsageError(
-            f"{'--on' if on == '' else '--for'} is empty", fix="name nodes or GPUs, or leave it out"
-        )
+        raise UsageError(f"{'--on' if on == '' else '--for'} is empty", fix="name nodes or GPUs, or leave it out")
     if on and target:
         raise UsageError("--on and --for do not go together", fix="nodes have their own GPUs")
     interpreter = python or sys.executable
     if on:
         return _on_nodes(file, on, interpreter, form)
     if shutil.which(interpreter) is None:
-        raise UsageError(
-            f"--python {interpreter} is no program", fix="give the path of the environment's bin/python"
-        )
+        raise UsageError(f"--python {interpreter} is no program", fix="give the path of the environment's bin/python")
     gpus = gpus_meant(target) if target is not None else None
     done = verify_for(file, gpus) if gpus else verify_here(file, python=interpreter, prove=prove)
     _print(done, [], form)
@@ -82,9 +74,7 @@ def gpus_meant(text: str) -> tuple[Gpu, ...]:
         raise UsageError("--for slurm: SLURM shows no GPUs here", fix="name them: --for a100,h100")
     unknown = [str(each) for each in found if each.capability is None]
     if unknown:
-        raise UsageError(
-            f"--for slurm: {', '.join(unknown)} may be any GPU", fix="name them: --for a100,h100"
-        )
+        raise UsageError(f"--for slurm: {', '.join(unknown)} may be any GPU", fix="name them: --for a100,h100")
     return gpus_for(sorted({each.capability for each in found if each.capability}))
 
 

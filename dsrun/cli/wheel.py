@@ -34,18 +34,10 @@ def command(context: click.Context) -> None:
 @command.command(name="push", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--nodes", metavar="LIST", help="gpu[01-04],login.  [default: those of the SLURM allocation]")
-@click.option(
-    "--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="Nodes, as DeepSpeed reads them."
-)
-@click.option(
-    "--python", metavar="PATH", help="Interpreter of the environment there.  [default: this one's path]"
-)
-@click.option(
-    "--to", "folder", metavar="DIR", help="Folder for the wheel.  [default: /tmp/dsrun-wheels-USER]"
-)
-@click.option(
-    "--via", type=click.Choice(["srun", "ssh"]), help="How to reach the nodes.  [default: srun in SLURM]"
-)
+@click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="Nodes, as DeepSpeed reads them.")
+@click.option("--python", metavar="PATH", help="Interpreter of the environment there.  [default: this one's path]")
+@click.option("--to", "folder", metavar="DIR", help="Folder for the wheel.  [default: /tmp/dsrun-wheels-USER]")
+@click.option("--via", type=click.Choice(["srun", "ssh"]), help="How to reach the nodes.  [default: srun in SLURM]")
 @click.option("--at-once", type=click.IntRange(min=1), default=16, show_default=True, help="Nodes at a time.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--debug", is_flag=True, hidden=True)

@@ -225,9 +225,7 @@ def llama_tokenizer(texts: Iterable[str], max_length: int) -> dict[str, str]:
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     except ImportError as error:
-        raise MissingError(
-            "demo-llama needs the package tokenizers", fix="pip install 'dsrun[train]'"
-        ) from error
+        raise MissingError("demo-llama needs the package tokenizers", fix="pip install 'dsrun[train]'") from error
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -123,9 +123,7 @@ def _last_logs(folder: Path) -> dict[str, Path]:
     run = RunFolder(folder)
     ranks = run.rank_logs()
     last = max((attempt for _, attempt in ranks.values()), default=0)
-    found = sorted(
-        (path for path, (_, attempt) in ranks.items() if attempt == last), key=lambda path: ranks[path]
-    )
+    found = sorted((path for path, (_, attempt) in ranks.items() if attempt == last), key=lambda path: ranks[path])
     others = (path for path in sorted(run.logs.glob("*")) if path not in ranks)
     launchers = [path for path in others if path.is_file() and _LOG.fullmatch(path.name)]
     outside = [path for path in folder.glob("*") if path.is_file() and _LOG.fullmatch(path.name)]

@@ -146,9 +146,7 @@ def gpu_table() -> tuple[GpuModel, ...]:
 
 def _row(entry: dict[str, Any]) -> GpuModel:
     major, minor = entry["capability"].split(".")
-    return GpuModel(
-        **{**entry, "capability": (int(major), int(minor)), "aliases": tuple(entry.get("aliases", ()))}
-    )
+    return GpuModel(**{**entry, "capability": (int(major), int(minor)), "aliases": tuple(entry.get("aliases", ()))})
 
 
 @cache

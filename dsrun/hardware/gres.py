@@ -104,9 +104,7 @@ def cluster_gpus(partition: str | None = None) -> tuple[Gres, ...] | None:
     if nodes is None:
         return None
     if partition is not None and not nodes:
-        raise UsageError(
-            f"SLURM has no nodes in a partition {partition!r}", fix="sinfo -s lists the partitions"
-        )
+        raise UsageError(f"SLURM has no nodes in a partition {partition!r}", fix="sinfo -s lists the partitions")
     sums: dict[str | None, Gres] = {}
     for gpus in (each for node in nodes for each in parse_gres(node.gres) if each.count):
         before = sums.get(gpus.type)

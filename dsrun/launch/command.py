@@ -70,16 +70,12 @@ def run_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *arguments]
 
 
-def worker_environment(
-    topology: Topology, environ: Mapping[str, str], *, debug: bool
-) -> dict[str, str | None]:
+def worker_environment(topology: Topology, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
     """The variables to set for the workers (None: to remove). What the user has set stays as it is."""
     wanted: dict[str, str] = {
         # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": str(
-            topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)
-        ),
+        "OMP_NUM_THREADS": str(topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)),
     }
     if topology.device == "cpu":
         # gloo would look its own host name up in the DNS, ten seconds a peer where there is none.

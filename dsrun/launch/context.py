@@ -103,9 +103,7 @@ def _check_numbers(request: LaunchRequest) -> None:
     elif request.master_port is not None and not 1 <= request.master_port <= LAST_PORT:
         wrong = f"--master-port {request.master_port}"
     if wrong:
-        raise UsageError(
-            f"{wrong}: there is no such thing", fix=f"ports are 1 to {LAST_PORT}, nodes 0 to N-1"
-        )
+        raise UsageError(f"{wrong}: there is no such thing", fix=f"ports are 1 to {LAST_PORT}, nodes 0 to N-1")
 
 
 def _refuse_workers(request: LaunchRequest, environ: Mapping[str, str]) -> None:
@@ -198,9 +196,7 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
 def _first_node(environ: Mapping[str, str]) -> str:
     host = first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
     if not host:
-        raise UsageError(
-            "SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE"
-        )
+        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
     return host
 
 
@@ -232,9 +228,7 @@ def _in_mpi(request: LaunchRequest, environ: Mapping[str, str], names: tuple[str
             fix="mpirun -npernode 1 (Open MPI), mpirun -ppn 1 (others)",
         )
     if request.nodes not in (None, nodes):
-        raise UsageError(
-            f"--nodes {request.nodes}, but mpirun has started {nodes} processes", fix="leave it away"
-        )
+        raise UsageError(f"--nodes {request.nodes}, but mpirun has started {nodes} processes", fix="leave it away")
     if nodes == 1:
         return LocalLauncher(how="one machine, under mpirun", port=request.master_port)
     why = f"under mpirun on {nodes} machines, which does not say where the first one is"

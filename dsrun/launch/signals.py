@@ -29,9 +29,7 @@ class StopRequests:
     supervisor, such as the batch script of a SLURM job.
     """
 
-    def __init__(
-        self, file: Path, announce: Callable[[StopRequest], None], *, outer: Path | None = None
-    ) -> None:
+    def __init__(self, file: Path, announce: Callable[[StopRequest], None], *, outer: Path | None = None) -> None:
         self.file = file
         self._outer = outer
         self._next_poll = 0.0

@@ -100,9 +100,7 @@ class RemoteSupervisor:
     first_line: bytes
 
 
-def remote_argv(
-    host: str, command: Sequence[str], *, folder: str, environ: Mapping[str, str]
-) -> tuple[str, ...]:
+def remote_argv(host: str, command: Sequence[str], *, folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The ssh command that runs `command` in `folder` of `host`, with the variables Python needs to start."""
     early = [f"{name}={environ[name]}" for name in ON_THE_COMMAND_LINE if name in environ]
     there = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "dsrun", folder, "env", *early, *command]
@@ -131,9 +129,7 @@ class _Running:
         return self.losses > 0 and not self.joined_run and _by_ssh(self)
 
 
-def run_on_hosts(
-    remotes: Sequence[RemoteSupervisor], *, max_restarts: int, say: Callable[[str], None]
-) -> int:
+def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, say: Callable[[str], None]) -> int:
     """Start all supervisors, the first node's first, and stay until they have ended; its exit code.
 
     Signals are passed on to all of them. One that ends alone, as when its machine is lost, is started again
@@ -164,9 +160,7 @@ def _start(remote: RemoteSupervisor) -> _Running:
     return running
 
 
-def _watch_until_end(
-    running: list[_Running], signals: list[int], max_restarts: int, say: Callable[[str], None]
-) -> int:
+def _watch_until_end(running: list[_Running], signals: list[int], max_restarts: int, say: Callable[[str], None]) -> int:
     """The exit code of the first node's supervisor, or of one without which nothing can begin."""
     first = running[0]
     while first.process.poll() is None:

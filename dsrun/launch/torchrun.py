@@ -88,9 +88,7 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
 def _read(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> Torchrun:
     backend = values.get("rdzv_backend") or "c10d"
     if backend not in _BACKENDS:
-        raise UsageError(
-            f"torchrun --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d"
-        )
+        raise UsageError(f"torchrun --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")
     host, port = _endpoint(values.get("rdzv_endpoint", ""))
     nproc = values.get("nproc_per_node")
     return Torchrun(

@@ -119,9 +119,7 @@ def trainer_values(given: dict[str, ParsedValue], world_size: int | None) -> dic
     """
     values = {flag.key: flag.default for flag in hf_flags().values()}
     values |= {hf_flags()[name].key: each.value for name, each in given.items() if name in hf_flags()}
-    own = {
-        name: given[name].value for name in ("global_batch_size", "micro_batch_size", *SIZES) if name in given
-    }
+    own = {name: given[name].value for name in ("global_batch_size", "micro_batch_size", *SIZES) if name in given}
     total, micro = own.get("global_batch_size"), own.get("micro_batch_size") or own.get(SIZES[0])
     if micro is not None:
         values[SIZES[0]] = micro

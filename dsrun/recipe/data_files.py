@@ -145,9 +145,7 @@ def _refuse_other_format(path: Path, kind: str, head: bytes) -> None:
     elif head.startswith(b"PK\x03\x04") and kind != "bin":
         found = "a zip file"
     if found:
-        raise UsageError(
-            f"{path} is {found}, not {kind} as its suffix says", fix="give it the suffix of what it is"
-        )
+        raise UsageError(f"{path} is {found}, not {kind} as its suffix says", fix="give it the suffix of what it is")
 
 
 def _check_parquet(path: Path, size: int) -> None:
@@ -158,9 +156,7 @@ def _check_parquet(path: Path, size: int) -> None:
     if start != b"PAR1":
         raise UsageError(f"{path} is not a Parquet file: it does not begin with PAR1")
     if end != b"PAR1":
-        raise UsageError(
-            f"{path} is a Parquet file cut short: it does not end with PAR1", fix="copy it again"
-        )
+        raise UsageError(f"{path} is a Parquet file cut short: it does not end with PAR1", fix="copy it again")
 
 
 def _check_tokens(path: Path, size: int, head: bytes) -> None:
@@ -190,9 +186,7 @@ def _check_text(path: Path, kind: str, head: bytes, complete: bool) -> None:
 
 def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UsageError(
-            f"{path} is UTF-16; dsrun reads UTF-8", fix=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.{kind}"
-        )
+        raise UsageError(f"{path} is UTF-16; dsrun reads UTF-8", fix=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.{kind}")
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     try:
         text = decoder.decode(head, final=complete)

@@ -74,9 +74,7 @@ def normalise(name: str) -> str:
 @cache
 def own_flags() -> dict[str, Flag]:
     """The options of TrainSpec by name, in the order of their declaration."""
-    return {
-        each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found
-    }
+    return {each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found}
 
 
 def _own_flag(option: Field[Any], group: str) -> Flag:

@@ -143,9 +143,7 @@ def check_choice(text: str, choices: tuple[str, ...]) -> None:
     if len(choices) <= MANY_CHOICES:
         raise Rejected(f"{text!r} is not one of {', '.join(choices)}")
     hint = nearest(text, choices)
-    raise Rejected(
-        f"{text!r} is not known" + (f"; did you mean {hint}?" if hint else f": {', '.join(choices)}")
-    )
+    raise Rejected(f"{text!r} is not known" + (f"; did you mean {hint}?" if hint else f": {', '.join(choices)}"))
 
 
 def describe(flag: Flag) -> str:

@@ -54,9 +54,7 @@ class _Record(argparse.Action):
 
 @cache
 def _splitter() -> _Splitter:
-    splitter = _Splitter(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
+    splitter = _Splitter(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
     known = vocabulary()
     for spelling, flag in known.items():
         splitter.add_argument(f"--{spelling}", action=_Record, nargs=NARGS.get(flag.kind), dest=spelling)
@@ -118,9 +116,7 @@ def _complaint(error: argparse.ArgumentError, typed: dict[str, str]) -> UsageErr
     option = str(error.argument_name)
     name = typed.get(option, option)
     if "expected" in error.message:
-        return UsageError(
-            f"{name}: a value is missing", fix=f"it takes {describe(vocabulary()[normalise(option)])}"
-        )
+        return UsageError(f"{name}: a value is missing", fix=f"it takes {describe(vocabulary()[normalise(option)])}")
     return UsageError(f"{name} takes no value", fix=f"write {name} alone")
 
 
@@ -132,9 +128,7 @@ def _only_json(rest: Sequence[str], typed: dict[str, str]) -> str | None:
             raise unknown_flag(typed.get(option, option))
     for word in rest:
         if not word.endswith(".json") or len(rest) > 1:
-            raise UsageError(
-                f"{word!r} belongs to no flag", fix="write --flag value; a value with spaces needs quotes"
-            )
+            raise UsageError(f"{word!r} belongs to no flag", fix="write --flag value; a value with spaces needs quotes")
     return rest[0] if rest else None
 
 
@@ -150,11 +144,7 @@ def shown_like(typed: str, spelling: str) -> str:
     if "_" in typed:
         return f"--{spelling}"
     flag: Flag = vocabulary()[spelling]
-    return (
-        f"--{spelling.replace('_', '-')}"
-        if flag.owner == "dsrun" or "-" in typed.strip("-")
-        else f"--{spelling}"
-    )
+    return f"--{spelling.replace('_', '-')}" if flag.owner == "dsrun" or "-" in typed.strip("-") else f"--{spelling}"
 
 
 def read_json(path: Path, shown: str) -> tuple[ParsedValue, ...]:

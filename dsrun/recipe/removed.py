@@ -145,9 +145,7 @@ ROWS = (
     ignored("include_tokens_per_second", "bool", "tokens per second are always logged"),
     renamed("push_to_hub_token", "str", "hub_token"),
     renamed("push_to_hub_model_id", "str", "hub_model_id"),
-    refused(
-        "push_to_hub_organization", "str", "a Hub repository has one name", "--hub_model_id ORGANISATION/NAME"
-    ),
+    refused("push_to_hub_organization", "str", "a Hub repository has one name", "--hub_model_id ORGANISATION/NAME"),
     either(
         "use_auth_token",
         "bool|str",
@@ -177,9 +175,7 @@ ROWS = (
         WAS_DEFAULT,
         Refused("SageMaker model parallelism is gone", "--zero 3"),
     ),
-    refused(
-        "sharded_ddp", "str", "FairScale is gone", "--zero 2 for simple and zero_dp_2, --zero 3 for zero_dp_3"
-    ),
+    refused("sharded_ddp", "str", "FairScale is gone", "--zero 2 for simple and zero_dp_2, --zero 3 for zero_dp_3"),
     refused(
         "fsdp_min_num_params",
         "int",

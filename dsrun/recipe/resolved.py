@@ -116,9 +116,7 @@ def read_deepspeed(path: Path, shown: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--deepspeed {shown}: {error.strerror}") from error
     except json.JSONDecodeError as error:
-        raise UsageError(
-            f"--deepspeed {shown}:{error.lineno}:{error.colno}: not JSON: {error.msg}"
-        ) from error
+        raise UsageError(f"--deepspeed {shown}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
     except ValueError as error:
         raise UsageError(f"--deepspeed {shown}: not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -145,9 +143,7 @@ def _changes(shown: str, name: str, old: Any, new: Any) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         joint = "." if " " in shown else " "
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        return [
-            line for key in keys for line in _changes(f"{shown}{joint}{key}", "", old.get(key), new.get(key))
-        ]
+        return [line for key in keys for line in _changes(f"{shown}{joint}{key}", "", old.get(key), new.get(key))]
     before, after = (_shown(name, value) for value in (old, new))
     return [f"{shown}: {before} -> {after}"]
 
@@ -179,9 +175,7 @@ def write_stored(recipe: Recipe, folder: RunFolder, environ: Mapping[str, str]) 
     write_json_atomic(folder.recipe, content)
 
 
-def recipe_in_force(
-    asked: Recipe, folder: RunFolder, environ: Mapping[str, str]
-) -> tuple[Recipe, str | None]:
+def recipe_in_force(asked: Recipe, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Recipe, str | None]:
     """The recipe to train by in `folder`, and a notice if the settings have changed since its last start.
 
     A restarted rank and a requeued job keep the recipe of the run they belong to; a new start takes `asked`.

@@ -165,9 +165,7 @@ def _unknown_section(key: yaml.ScalarNode, shown: str) -> NoReturn:
     raise UsageError(where, fix=did_you_mean(key.value, sections(), f"there are {', '.join(sections())}"))
 
 
-def _from_pair(
-    loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: str, shown: str
-) -> ParsedValue | None:
+def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: str, shown: str) -> ParsedValue | None:
     """One line of a section. An empty value leaves the flag as it is."""
     name = normalise(key.value)
     source = f"{shown}:{_line(key)}"
@@ -202,9 +200,7 @@ def _data(loader: _Loader, flag: Flag, node: yaml.Node, shown: str) -> Any:
     _check_doubles(node, shown)
     if isinstance(node, yaml.MappingNode) and flag.metavar == "KEY=VALUE":
         return {
-            key.value: each.value
-            if isinstance(each, yaml.ScalarNode)
-            else json.dumps(_construct(loader, each))
+            key.value: each.value if isinstance(each, yaml.ScalarNode) else json.dumps(_construct(loader, each))
             for key, each in node.value
         }
     return _construct(loader, node)

@@ -44,18 +44,14 @@ class TrainSpec:
         choices=("auto", "seq2seq", "causal-lm"),
     )
     from_scratch: bool = option(False, "initialise from the model's config instead of loading weights")
-    model_config: list[str] = option(
-        [], "overrides of the model's config, with --from-scratch", metavar="KEY=VALUE"
-    )
+    model_config: list[str] = option([], "overrides of the model's config, with --from-scratch", metavar="KEY=VALUE")
     weights_dtype: str = option(
         "float32",
         "dtype the weights are loaded in; auto keeps the checkpoint's own",
         aliases=("dtype", "torch_dtype"),
         choices=("float32", "bfloat16", "float16", "auto"),
     )
-    attn_implementation: str | None = option(
-        None, "attention kernel: sdpa, eager, flash_attention_2 …", metavar="NAME"
-    )
+    attn_implementation: str | None = option(None, "attention kernel: sdpa, eager, flash_attention_2 …", metavar="NAME")
     resize_position_embeddings: bool | None = option(
         None, "stretch learned position embeddings to --max-source-length", example_scripts=True
     )
@@ -75,18 +71,14 @@ class TrainSpec:
         None, "tokenizer, if not the model's own", aliases=("tokenizer_name",), metavar="NAME|DIR"
     )
     use_fast_tokenizer: bool = option(True, "use the Rust tokenizer where there is one", example_scripts=True)
-    model_revision: str = option(
-        "main", "branch, tag or commit of a Hub model", metavar="REV", example_scripts=True
-    )
+    model_revision: str = option("main", "branch, tag or commit of a Hub model", metavar="REV", example_scripts=True)
     token: str | None = option(
         None, "Hub token; better left to `hf auth login` or HF_TOKEN", metavar="TOKEN", example_scripts=True
     )
     trust_remote_code: bool = option(
         False, "run Python code that comes with a Hub model or dataset", example_scripts=True
     )
-    cache_dir: str | None = option(
-        None, "where models and datasets are cached", metavar="DIR", example_scripts=True
-    )
+    cache_dir: str | None = option(None, "where models and datasets are cached", metavar="DIR", example_scripts=True)
 
     # zero
     zero: str | None = option(
@@ -129,9 +121,7 @@ class TrainSpec:
         aliases=("train_data_path",),
         metavar="FILE",
     )
-    validation_file: str | None = option(
-        None, "validation file", aliases=("valid_data_path",), metavar="FILE"
-    )
+    validation_file: str | None = option(None, "validation file", aliases=("valid_data_path",), metavar="FILE")
     test_file: str | None = option(None, "test file, for --do-predict", metavar="FILE")
     source_lang: str | None = option(None, "source language key or code", metavar="LANG")
     target_lang: str | None = option(None, "target language key or code", metavar="LANG")
@@ -140,12 +130,8 @@ class TrainSpec:
     )
     source_prefix: str | None = option(None, "text put before every source, as T5 expects", metavar="TEXT")
     text_column: str | None = option(None, "column of the source text", metavar="NAME")
-    summary_column: str | None = option(
-        None, "column of the target text", aliases=("target_column",), metavar="NAME"
-    )
-    max_length: int | None = option(
-        None, "tokens per sequence: the source of seq2seq, the block of causal LM"
-    )
+    summary_column: str | None = option(None, "column of the target text", aliases=("target_column",), metavar="NAME")
+    max_length: int | None = option(None, "tokens per sequence: the source of seq2seq, the block of causal LM")
     max_source_length: int | None = option(None, "tokens per source")
     max_target_length: int | None = option(None, "tokens per target")
     val_max_target_length: int | None = option(None, "tokens per target in evaluation and generation")
@@ -231,9 +217,7 @@ class TrainSpec:
     find_port: bool = option(False, "take the next free port when --master-port is taken (at most 10 tries)")
     early_stopping: int | None = option(None, "stop after N evaluations without a better metric")
     profile: int | None = option(None, "trace N steps with torch.profiler")
-    wandb_project: str | None = option(
-        None, "Weights & Biases project; implies --report-to wandb", metavar="NAME"
-    )
+    wandb_project: str | None = option(None, "Weights & Biases project; implies --report-to wandb", metavar="NAME")
     tensorboard_dir: str | None = option(None, "folder of TensorBoard's event files", metavar="DIR")
     force: bool = option(False, "do it although dsrun advises against it")
     debug: bool = option(False, "show everything, tracebacks and NCCL logs included")

@@ -44,9 +44,7 @@ def check_packages(recipe: Recipe) -> None:
             )
         package = PACKAGES.get(name)
         if package and find_spec(package) is None:
-            raise MissingError(
-                f"--report-to {name} needs the package {package}", fix=f"pip install {package}"
-            )
+            raise MissingError(f"--report-to {name} needs the package {package}", fix=f"pip install {package}")
 
 
 def environment(
@@ -71,9 +69,7 @@ def environment(
             why = _why_offline(environ, reachable)
             if why:
                 wanted["WANDB_MODE"] = "offline"
-                notice = (
-                    f"wandb {why}: logging offline; send it later with `wandb sync {run}/wandb/offline-*`"
-                )
+                notice = f"wandb {why}: logging offline; send it later with `wandb sync {run}/wandb/offline-*`"
     return {name: value for name, value in wanted.items() if name not in environ}, notice
 
 

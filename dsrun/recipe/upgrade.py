@@ -74,9 +74,7 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     return []
 
 
-def _edit(
-    text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]
-) -> _Edit:
+def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> _Edit:
     outcome = table()[given.name].outcome(given.value)
     if not isinstance(outcome, Becomes) or outcome.flag in present:
         return _without(text, key, value)

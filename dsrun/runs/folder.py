@@ -55,9 +55,7 @@ class RunFolder:
         folder = cls(Path(path))
         if not folder.run_json.is_file():
             what = "has no run.json" if folder.path.is_dir() else "does not exist"
-            raise UsageError(
-                f"{folder.path} is no run folder: it {what}", fix="give the --output of a dsrun train"
-            )
+            raise UsageError(f"{folder.path} is no run folder: it {what}", fix="give the --output of a dsrun train")
         return folder
 
     @property

@@ -108,9 +108,7 @@ def read_holder(path: Path) -> Holder:
     """What the lock file says, with question marks where it says nothing (yet)."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        return Holder(
-            pid=int(said["pid"]), host=str(said["host"]), since=str(said["since"]), began=said.get("began")
-        )
+        return Holder(pid=int(said["pid"]), host=str(said["host"]), since=str(said["since"]), began=said.get("began"))
     except (OSError, ValueError, KeyError, TypeError):
         return Holder(pid=0, host="?", since="?", began=None)
 

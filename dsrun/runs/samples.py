@@ -118,13 +118,9 @@ def not_once(
     size = 1 + max(sample for _, sample in counts) if samples is None else samples
     for epoch in sorted({epoch for epoch, _ in counts}):
         often = [sample for (of, sample), times in counts.items() if of == epoch and times > 1]
-        missing = (
-            [sample for sample in range(size) if (epoch, sample) not in counts] if epoch in whole else []
-        )
+        missing = [sample for sample in range(size) if (epoch, sample) not in counts] if epoch in whole else []
         foreign = [sample for of, sample in counts if of == epoch and not 0 <= sample < size]
-        words += _findings(
-            epoch, {"more than once": often, "never": missing, "though there is none such": foreign}
-        )
+        words += _findings(epoch, {"more than once": often, "never": missing, "though there is none such": foreign})
     return words
 
 

@@ -29,9 +29,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
     some_fit = any(not _has_error(findings) for findings in each.values())
     for findings in each.values():
-        found += [
-            replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings
-        ]
+        found += [replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings]
     order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(found), key=lambda one: order[one.level])
 
@@ -116,15 +114,11 @@ def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
             "partition_missing", "this cluster has no default partition", where="--partition",
             fix=f"name one: {', '.join(known)}",
         )  # fmt: skip
-    return error(
-        "partition_unknown", f"there is no partition {name!r}", fix=nearest(name, known), where="--partition"
-    )
+    return error("partition_unknown", f"there is no partition {name!r}", fix=nearest(name, known), where="--partition")
 
 
 def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
-    others = ", ".join(
-        each.name for each in facts.partitions if each.is_up and not each.hidden and each.nodes
-    )
+    others = ", ".join(each.name for each in facts.partitions if each.is_up and not each.hidden and each.nodes)
     if partition.state in ("DRAIN", "INACTIVE"):
         yield error(
             "partition_closed", f"partition {partition.name} takes no new jobs ({partition.state})",

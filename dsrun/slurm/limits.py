@@ -31,9 +31,7 @@ def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Findi
     account = wanted.account or (known.default_account if known else None)
     if known is None or account is None or len(wanted.partitions) < 2:
         return
-    bound = [
-        each.partition for each in known.associations if each.partition and _same(account, (each.account,))
-    ]
+    bound = [each.partition for each in known.associations if each.partition and _same(account, (each.account,))]
     if "associations" in known.enforced and set(bound) & set(wanted.partitions):
         yield error(
             "partitions", f"account {account} is bound to a partition ({', '.join(map(str, bound))}), and SLURM takes "
@@ -46,9 +44,7 @@ def _same(name: str, others: tuple[str, ...]) -> bool:
     return name.lower() in {each.lower() for each in others}
 
 
-def _account(
-    wanted: Request, known: Accounting, partition: Partition, account: str | None
-) -> Iterator[Finding]:
+def _account(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
     mine = tuple(dict.fromkeys(each.account for each in known.associations))
     if "associations" in known.enforced and not mine:
         yield error(
@@ -75,11 +71,7 @@ def _account(
             fix=f"--account {usable[0]}" if usable else "take another --partition", where="--account",
         )  # fmt: skip
     elif not _association(known, account, partition):
-        places = [
-            each.partition
-            for each in known.associations
-            if _same(account, (each.account,)) and each.partition
-        ]
+        places = [each.partition for each in known.associations if _same(account, (each.account,)) and each.partition]
         yield error(
             "account_partition", f"you may use account {account} in {', '.join(places)} only",
             fix=f"--partition {places[0]}", where="--account",
@@ -108,9 +100,7 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
     quality = next((each for each in known.qualities if _same(wanted.qos, (each.name,))), None)
     if quality is None:
         names = (each.name for each in known.qualities)
-        yield error(
-            "qos_unknown", f"there is no QOS {wanted.qos!r}", fix=nearest(wanted.qos, names), where="--qos"
-        )
+        yield error("qos_unknown", f"there is no QOS {wanted.qos!r}", fix=nearest(wanted.qos, names), where="--qos")
         return
     mine = _association(known, account, partition) if account else None
     if mine and "qos" in known.enforced and not _same(quality.name, mine):
@@ -118,9 +108,7 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
             "qos_account", f"account {account} may not use QOS {quality.name} in partition {partition.name}",
             fix=f"--qos {next(iter(mine))}", where="--qos",
         )  # fmt: skip
-    elif (partition.qos and not _same(quality.name, partition.qos)) or _same(
-        quality.name, partition.denied_qos
-    ):
+    elif (partition.qos and not _same(quality.name, partition.qos)) or _same(quality.name, partition.denied_qos):
         yield error(
             "qos_partition", f"partition {partition.name} does not take QOS {quality.name}",
             fix=f"--qos {partition.qos[0]}" if partition.qos else "take another --qos", where="--qos",

@@ -50,9 +50,7 @@ def _row(each: Field[Any]) -> tuple[str, str, str, str, str]:
     names = [flag_of(each.name), *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
     names += [f"-{meta['short']}"] if "short" in meta else []
     value = "switch, `--no-`" if kind == "bool" else f"`{'|'.join(meta['choices'] or ()) or meta['metavar']}`"
-    default = (
-        "" if each.default in (None, (), False) else "on" if each.default is True else f"`{each.default}`"
-    )
+    default = "" if each.default in (None, (), False) else "on" if each.default is True else f"`{each.default}`"
     sbatch = f"`--{meta['sbatch']}`" if "sbatch" in meta else ""
     return (
         " ".join(f"`{name}`" for name in names),

@@ -77,11 +77,7 @@ def _matches(node: Node, constraint: str) -> bool:
     names = feature_names(constraint)
     if either and both:
         return True
-    return (
-        any(name in node.features for name in names)
-        if either
-        else all(name in node.features for name in names)
-    )
+    return any(name in node.features for name in names) if either else all(name in node.features for name in names)
 
 
 def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[Node]:
@@ -108,9 +104,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
     known = {name for node in facts.nodes for name in node.resources}
     for name in wanted.resources:
         if name != "gpu" and name not in known:
-            yield error(
-                "gres_unknown", f"no node has the resource {name!r}", fix=nearest(name, known), where="--gres"
-            )
+            yield error("gres_unknown", f"no node has the resource {name!r}", fix=nearest(name, known), where="--gres")
     if wanted.gpus and "gpu" not in known:
         yield error(
             "no_gpus",
@@ -125,13 +119,9 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
         if each.type is not None and each.type not in types:
             named = {kind for kind in types if kind}
             fix = nearest(each.type, named) if named else f"GPUs have no types here: {each.count} alone"
-            yield error(
-                "gpu_type", f"no node has GPUs of the type {each.type!r}", fix=fix, where=wanted.gpu_flag
-            )
+            yield error("gpu_type", f"no node has GPUs of the type {each.type!r}", fix=fix, where=wanted.gpu_flag)
         elif each.type is not None and each.type not in here:
-            others = [
-                one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))
-            ]
+            others = [one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))]
             yield error(
                 "gpu_type", f"partition {partition.name} has no GPUs of the type {each.type}",
                 fix=f"--partition {others[0]}" if others else "ask for fewer", where=wanted.gpu_flag,
@@ -197,9 +187,7 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
 def _best_gpus(wanted: Request, pool: Sequence[Node]) -> str:
     """The most GPUs of the types asked for that a node has."""
     types = {each.type for each in wanted.gpus}
-    counts = (
-        sum(group.count for group in node.gpus if None in types or group.type in types) for node in pool
-    )
+    counts = (sum(group.count for group in node.gpus if None in types or group.type in types) for node in pool)
     return str(max(counts, default=0))
 
 

@@ -109,9 +109,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Worker:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     address = environ.get("MASTER_ADDR") or first_host(nodes)
     if not address:
-        raise UsageError(
-            "SLURM_STEP_NODELIST is not set in this srun step", fix="set MASTER_ADDR to the first node"
-        )
+        raise UsageError("SLURM_STEP_NODELIST is not set in this srun step", fix="set MASTER_ADDR to the first node")
     return _checked(
         Worker(
             rank=_integer(environ, "SLURM_PROCID"),
@@ -126,9 +124,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Worker:
 
 
 def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
-    counts = expand_counts(
-        environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
-    )
+    counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", ""))
     node = _integer(environ, "SLURM_NODEID", 0)
     if node < len(counts):
         return counts[node]

@@ -106,8 +106,7 @@ def _from_nvml() -> list[Gpu] | None:
         return None
     try:
         return [
-            _describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index)
-            for index in range(nvml.nvmlDeviceGetCount())
+            _describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index) for index in range(nvml.nvmlDeviceGetCount())
         ]
     except nvml.NVMLError:
         return None

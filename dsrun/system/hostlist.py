@@ -48,9 +48,7 @@ def _numbers(ranges: str, whole: str) -> list[str]:
     for each in ranges.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", each.strip())
         if not found or int(found[2] or found[1]) - int(found[1]) not in range(_MOST):
-            raise UsageError(
-                f"{whole!r}: [{ranges}] is no range of numbers", fix="write it as gpu[01-04],login"
-            )
+            raise UsageError(f"{whole!r}: [{ranges}] is no range of numbers", fix="write it as gpu[01-04],login")
         numbers += [str(n).zfill(len(found[1])) for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
     return numbers
 
@@ -100,7 +98,5 @@ def _group(front: str, width: int, end: str, numbers: list[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    words = (
-        str(run[0]).zfill(width) + (f"-{str(run[-1]).zfill(width)}" if len(run) > 1 else "") for run in runs
-    )
+    words = (str(run[0]).zfill(width) + (f"-{str(run[-1]).zfill(width)}" if len(run) > 1 else "") for run in runs)
     return f"{front}[{','.join(words)}]{end}"

@@ -19,9 +19,7 @@ def addresses() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         own = [
-            entry.address.partition("%")[0]
-            for entry in entries
-            if entry.family in (socket.AF_INET, socket.AF_INET6)
+            entry.address.partition("%")[0] for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)
         ]
         if name in up and own:
             found[name] = own
@@ -67,9 +65,7 @@ def behind_alias(host: str) -> str:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return host
     with suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run(
-            ["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False
-        )
+        asked = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False)
         for line in asked.stdout.splitlines():
             key, _, value = line.partition(" ")
             if key == "hostname":

@@ -85,9 +85,7 @@ def claim_port(port: int, find: bool | None) -> int:
         return following
     taken = f"port {port} is taken by {_holder(port) or 'another process'}"
     if following is None:
-        raise UsageError(
-            f"{taken}, and so are the {TRIES} after it", fix="leave --master-port out to get a free one"
-        )
+        raise UsageError(f"{taken}, and so are the {TRIES} after it", fix="leave --master-port out to get a free one")
     flags = f"--master-port {following}" + ("" if find is None else " or --find-port")
     raise UsageError(f"{taken}; the next free one is {following}", fix=flags)
 

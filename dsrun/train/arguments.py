@@ -187,9 +187,7 @@ def check_arguments(
         _try_schedule(arguments)
     _try_noise(arguments, model)
     if arguments.use_liger_kernel and not is_liger_kernel_available():
-        raise MissingError(
-            "--use_liger_kernel: liger-kernel is not installed", fix="pip install liger-kernel"
-        )
+        raise MissingError("--use_liger_kernel: liger-kernel is not installed", fix="pip install liger-kernel")
 
 
 @contextmanager

@@ -190,9 +190,7 @@ def send_output_to(log: Path, *, echo: bool = False) -> None:
         os.close(fd)
         sys.stdout.reconfigure(line_buffering=True)
     handlers.append(logging.StreamHandler(sys.stderr))
-    logging.basicConfig(
-        format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True
-    )
+    logging.basicConfig(format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True)
     # These report every HTTP request and file lock at INFO and DEBUG.
     for chatty in ("httpx", "httpcore", "filelock", "urllib3", "fsspec", "matplotlib", "numexpr"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -126,9 +126,7 @@ def _cluster(world: World) -> Cluster:
     smallest = torch.tensor([properties.total_memory], dtype=torch.int64, device="cuda")
     dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
     memory = int(smallest.item()) / GIB
-    return cluster(
-        f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory
-    )
+    return cluster(f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory)
 
 
 @dataclass(frozen=True)
@@ -184,9 +182,7 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
             accumulation=accumulation,
             world_size=world.size,
             # --micro-batch-size auto begins with a rank's whole share; the supervisor halves it where memory runs out.
-            default_micro=(global_batch or DEFAULT_MICRO_BATCH)
-            if spec.auto_micro_batch
-            else DEFAULT_MICRO_BATCH,
+            default_micro=(global_batch or DEFAULT_MICRO_BATCH) if spec.auto_micro_batch else DEFAULT_MICRO_BATCH,
         )
 
     asked = plan(spec.global_batch_size)
@@ -199,9 +195,7 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
     return plan(saved)
 
 
-def _with_stage(
-    recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]
-) -> Recipe:
+def _with_stage(recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]) -> Recipe:
     if recipe.spec.zero != "auto":
         return recipe
     recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
@@ -239,9 +233,7 @@ def prepare_and_report(
     return data
 
 
-def data_request(
-    recipe: Recipe, config: Any, task: models.Task, tokens: int, wanted: frozenset[str]
-) -> DataRequest:
+def data_request(recipe: Recipe, config: Any, task: models.Task, tokens: int, wanted: frozenset[str]) -> DataRequest:
     """What the data room needs to know; `dsrun prepare` asks with the same words, so both find the same cache."""
     text = config.get_text_config()
     return DataRequest(

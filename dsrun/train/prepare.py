@@ -51,9 +51,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     config = models.load_config(recipe.spec)
     tokenizer = models.load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
-    data = prepare_and_report(
-        data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console
-    )
+    data = prepare_and_report(data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console)
     console.print(f"prepared {data.origin}")
 
 

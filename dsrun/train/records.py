@@ -75,9 +75,7 @@ class RunRecords:
         """Where no supervisor does, which knows which rank failed first."""
         message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
         known = {"step": step, "cause": cause}
-        self.event(
-            "failure", message=message, **{name: value for name, value in known.items() if value is not None}
-        )
+        self.event("failure", message=message, **{name: value for name, value in known.items() if value is not None})
 
     def interrupted(self, step: int, request: StopRequest) -> None:
         """The ranks exit after `step` because of `request`."""

@@ -58,9 +58,7 @@ def run(
     context = context or RankContext.alone()
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
-        console.notice(
-            "--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out"
-        )
+        console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
     remedy = memory_fallbacks.read_memory_fallback(folder.path, recipe)
     saved = None
     if "train" in phases(recipe):
@@ -158,9 +156,7 @@ class _Run:
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
         ZeRO-3 model would be built whole on every rank."""
         plan = self.plan
-        arguments = training_arguments(
-            plan, run=self.folder.path, has_validation=self.data.validation is not None
-        )
+        arguments = training_arguments(plan, run=self.folder.path, has_validation=self.data.validation is not None)
         if "logging_steps" not in plan.recipe.hf:
             arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         set_seed(arguments.seed)
@@ -178,9 +174,7 @@ class _Run:
                 data_collator=self.data.collator,
                 train_dataset=self.data.train,
                 eval_dataset=self.data.validation,
-                split=Split(
-                    plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation
-                ),
+                split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
                 ds_config=plan.deepspeed,
                 eval_progress=self.console.task("evaluating").update,
                 context=self.context,
@@ -238,9 +232,7 @@ class _Run:
         self.context.heart.enter("ending")
         self.records.end(trainer.state.global_step)
         goodput = None if is_supervised(os.environ) else self.records.goodput()
-        report.summary(
-            self.console, plan, trainer, self.folder, predictions, seconds=seconds, goodput=goodput
-        )
+        report.summary(self.console, plan, trainer, self.folder, predictions, seconds=seconds, goodput=goodput)
 
     def _export(self, trainer: RunTrainer) -> None:
         if trainer.already_finished:

@@ -232,9 +232,7 @@ def copy_out(entry: Entry, into: Path, *, force: bool = False) -> Path:
         for name in names:
             _place(entry.folder / name, into / name)
     except OSError as error:
-        raise UsageError(
-            f"cannot write to {into}: {error.strerror or error}", fix="give another -o"
-        ) from error
+        raise UsageError(f"cannot write to {into}: {error.strerror or error}", fix="give another -o") from error
     return into / entry.wheel.name
 
 

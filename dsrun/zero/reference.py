@@ -63,9 +63,7 @@ def _value(each: Field[Any]) -> str:
     meta, kind = each.metadata, str(each.type).removesuffix(" | None")
     if kind == "bool":
         return "switch, `--no-`"
-    word = (
-        "|".join(meta["choices"]) if meta["choices"] else meta["metavar"] or {"int": "N", "float": "X"}[kind]
-    )
+    word = "|".join(meta["choices"]) if meta["choices"] else meta["metavar"] or {"int": "N", "float": "X"}[kind]
     return f"`{word}`" + (" …" if kind == "tuple[str, ...]" else "")
 
 

@@ -204,12 +204,7 @@ def _as_choice(word: str, value: Any, choices: list[Any]) -> Fitted:
     for choice in choices:
         if type(choice) is type(value) and choice == value:
             return Fitted("exact", choice)
-        if (
-            isinstance(choice, int)
-            and isinstance(value, int)
-            and not isinstance(value, bool)
-            and choice == value
-        ):
+        if isinstance(choice, int) and isinstance(value, int) and not isinstance(value, bool) and choice == value:
             return Fitted("exact", choice)
     if word == "enum" and isinstance(choices[0], int):
         number = _as_int(value)

@@ -48,9 +48,7 @@ def dsrun(here: Path, environ: dict[str, str]) -> Dsrun:
 
     def call(*args: str, python: tuple[str, ...] = ()) -> Finished:
         command = [sys.executable, *python, "-m", "dsrun", *args]
-        return LIGHT.run(
-            command, cwd=here, env=environ, text=True, capture_output=True, stdin=subprocess.DEVNULL
-        )
+        return LIGHT.run(command, cwd=here, env=environ, text=True, capture_output=True, stdin=subprocess.DEVNULL)
 
     return call
 

@@ -136,9 +136,7 @@ def test_build_environment_without_ninja(dsrun, environ, tmp_path):
     for name in ("g++", "gcc", "as", "ld", "sh"):
         (programs / name).symlink_to(shutil.which(name))
     environ["PATH"] = str(programs)
-    done = dsrun(
-        "build-wheel", "--arch", "cpu", "--ops", "cpu_lion", "--python", str(tmp_path / "env/bin/python")
-    )
+    done = dsrun("build-wheel", "--arch", "cpu", "--ops", "cpu_lion", "--python", str(tmp_path / "env/bin/python"))
     assert done.returncode == 4, done.stderr
     assert "no ninja" in done.stderr
     assert "pip install ninja" in done.stderr

@@ -165,9 +165,7 @@ def test_op_for_newer_gpus_left_out_or_refused(dry):
     done = dry("--arch", "7.5", "--ops", "all")
     assert "# fused_adam\n" in done.stdout
     assert "# ragged_device_ops\n" not in done.stdout
-    assert (
-        "note: left out: ragged_device_ops, because it is for GPUs of compute capability 8.0" in done.stderr
-    )
+    assert "note: left out: ragged_device_ops, because it is for GPUs of compute capability 8.0" in done.stderr
     done = dry("--arch", "7.5", "--ops", "all,ragged_device_ops")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--ops …,-ragged_device_ops leaves it out" in done.stderr

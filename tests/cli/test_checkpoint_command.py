@@ -35,9 +35,7 @@ def save(folder, step, *, best=None):
         (folder / f"rng_state_{rank}.pth").write_bytes(bytes(100))
     (shards / "mp_rank_00_model_states.pt").write_bytes(bytes(1000))
     (folder / "model.safetensors").write_bytes(safetensors({"wte": [8, 4], "head": [4]}))
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
-    )
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_global_step": best}))
     (folder / "latest").write_text(f"global_step{step}")
     facts = {
@@ -84,9 +82,7 @@ def test_checkpoint_list_json(run):
     (best,) = [entry for entry in answer["checkpoints"] if entry["best"]]
     assert (best["step"], best["zero_stage"], best["world_size"]) == (10, 2, 2)
     assert best["size"] == sum(
-        path.stat().st_size
-        for path in run.checkpoint(10).rglob("*")
-        if path.is_file() and path.name != "manifest.json"
+        path.stat().st_size for path in run.checkpoint(10).rglob("*") if path.is_file() and path.name != "manifest.json"
     )
 
 
@@ -166,8 +162,7 @@ def test_checkpoint_inspect_without_checkpoint(run, tmp_path, place, said):
 def test_checkpoint_without_manifest_is_foreign(run):
     (run.checkpoint(20) / "manifest.json").unlink()
     states = {
-        e["step"]: e["state"]
-        for e in json.loads(dsrun("list", run.path, "--format", "json").stdout)["checkpoints"]
+        e["step"]: e["state"] for e in json.loads(dsrun("list", run.path, "--format", "json").stdout)["checkpoints"]
     }
     assert states[20] == "foreign"
     assert dsrun("verify", run.checkpoint(20)).returncode == 3

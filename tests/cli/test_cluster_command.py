@@ -35,9 +35,7 @@ def test_cluster_tables(dsrun, programs):
     assert lines[0].startswith("cluster lab, SLURM 22.05.8: 5 nodes, 8 of 14 GPUs free")
     node1 = next(line for line in lines if line.startswith("node1 "))
     assert " ".join(node1.split()) == "node1 idle 4 a100 40 or 80 GiB 8.0 4 64 of 64 500 GiB"
-    assert "idle+drain (bad disk, State=IDLE soon" in next(
-        line for line in lines if line.startswith("node4 ")
-    )
+    assert "idle+drain (bad disk, State=IDLE soon" in next(line for line in lines if line.startswith("node4 "))
     gpu = next(line for line in lines if line.startswith("gpu "))
     assert gpu.split()[:4] == ["gpu", "up", "2-00:00:00", "3"]
     assert gpu.endswith("default time 1:00:00; nodes at most 2; accounts ml phys")

@@ -55,9 +55,7 @@ def test_config_output_needs_force_to_overwrite(dsrun, here):
 def test_config_output_in_missing_folder(dsrun, here):
     done = dsrun("config", "-o", "no/ds.json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(
-        r"error: no/ds\.json: cannot be written: No such file or directory \(.*\)\n", done.stderr
-    )
+    assert re.fullmatch(r"error: no/ds\.json: cannot be written: No such file or directory \(.*\)\n", done.stderr)
     assert list(here.iterdir()) == []
 
 
@@ -98,9 +96,7 @@ def test_bucket_size_stays_auto_for_absent_model(dsrun, environ, tmp_path):
 
 
 def test_gradient_accumulation_from_gpus_and_batch(dsrun):
-    config = printed(
-        dsrun, "--for", "deepspeed", "--gpus", "8", "--global-batch-size", "64", "--micro-batch-size", "4"
-    )
+    config = printed(dsrun, "--for", "deepspeed", "--gpus", "8", "--global-batch-size", "64", "--micro-batch-size", "4")
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert [config[name] for name in names] == [64, 4, 2]
 

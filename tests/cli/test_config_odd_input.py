@@ -57,9 +57,7 @@ def test_config_output_to_folder_is_refused(dsrun, here, line):
     refused(dsrun(*line), "is a folder", "name a file")
 
 
-@pytest.mark.parametrize(
-    "line", [("config",), ("plan", "--count", "shapes", "--model", "./llama", "--gpus", "t4:8")]
-)
+@pytest.mark.parametrize("line", [("config",), ("plan", "--count", "shapes", "--model", "./llama", "--gpus", "t4:8")])
 def test_full_disk_at_stdout_is_one_line(here, environ, model, line):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -215,10 +213,7 @@ def test_bucket_size_beyond_int64_is_refused(dsrun, here):
     refused(dsrun("config", "--reduce-bucket-size", "1e99"), "1e99", "2^63")
     refused(dsrun("config", "--reduce-bucket-size", "9223372036854775808"), "2^63")
     refused(dsrun("config", "--reduce-bucket-size", "1.5"), "no whole number")
-    assert (
-        '"reduce_bucket_size": 500000000'
-        in dsrun("config", "--zero", "2", "--reduce-bucket-size", "5e8").stdout
-    )
+    assert '"reduce_bucket_size": 500000000' in dsrun("config", "--zero", "2", "--reduce-bucket-size", "5e8").stdout
 
 
 def test_upgrade_deeply_nested_run_file(dsrun, here):
@@ -226,9 +221,7 @@ def test_upgrade_deeply_nested_run_file(dsrun, here):
     refused(dsrun("config", "upgrade", "deep.yaml"), "deep.yaml")
 
 
-@pytest.mark.parametrize(
-    "command", [("plan", "--count", "shapes", "--gpus", "t4"), ("config", "--zero", "3")]
-)
+@pytest.mark.parametrize("command", [("plan", "--count", "shapes", "--gpus", "t4"), ("config", "--zero", "3")])
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -33,9 +33,7 @@ def test_diagnose_healthy_log_exits_0(dsrun: Dsrun) -> None:
 
 
 def test_diagnose_json_findings(dsrun: Dsrun) -> None:
-    done = dsrun(
-        "diagnose", "--format", "json", str(CORPUS / "nccl_network" / "gloo-peer-lost.txt"), str(OOM)
-    )
+    done = dsrun("diagnose", "--format", "json", str(CORPUS / "nccl_network" / "gloo-peer-lost.txt"), str(OOM))
     answer = json.loads(done.stdout)
     assert done.returncode == 3
     assert (answer["version"], answer["cause"], answer["rank"]) == (1, "cuda_oom", 1)

@@ -55,8 +55,7 @@ def test_jobs_table(dsrun, cluster):
     ]
     assert any("odd | name, with breaks JobState=FAILED" in line and " RUNNING " in line for line in lines)
     assert any(
-        line.startswith("68 ") and "PENDING (DependencyNeverSatisfied)" in line and "1 wanted" in line
-        for line in lines
+        line.startswith("68 ") and "PENDING (DependencyNeverSatisfied)" in line and "1 wanted" in line for line in lines
     )
     assert all(line.isprintable() for line in lines)
 
@@ -70,8 +69,7 @@ def test_jobs_json(dsrun, cluster, here):
     assert job["progress"] == {"step": 40, "loss": 2.345678, "epoch": 0.5, "time": "2026-11-21T09:09:00Z"}
     assert (job["state"], job["reason"], job["ended"], job["finished"]) == ("RUNNING", None, None, False)
     assert (
-        next(each for each in said["jobs"] if each["id"] == "64")["name"]
-        == "odd | name, with\nbreaks JobState=FAILED"
+        next(each for each in said["jobs"] if each["id"] == "64")["name"] == "odd | name, with\nbreaks JobState=FAILED"
     )
 
 
@@ -145,9 +143,7 @@ def test_jobs_follow_ctrl_c_leaves_job_running(programs, here, environ):
     text = recorded("job").replace("/home/ada/jobs/slurm-62.out", str(log))
     stand_in(programs, "scontrol", ("show job 62", text))
     command = [sys.executable, "-m", "dsrun", "jobs", "62", "--follow"]
-    child = subprocess.Popen(
-        command, cwd=here, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    child = subprocess.Popen(command, cwd=here, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout.readline() == "working\n"
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)

@@ -165,9 +165,7 @@ def test_launch_within_slurm_task(shown, environ):
 def test_launch_in_slurm_allocation_runs_srun_per_node(shown, environ):
     """In the shell of a job, launch starts itself once per node through srun."""
     environ.update(ALLOCATION)
-    exports, [command] = shown(
-        "--nproc", "8", "--max-restarts", "1", "--no-warm", "--", "my_train.py", "--x", "1"
-    )
+    exports, [command] = shown("--nproc", "8", "--max-restarts", "1", "--no-warm", "--", "my_train.py", "--x", "1")
     assert exports == {}
     split = command.index(sys.executable)
     assert {"--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=16"} <= set(command[:split])
@@ -191,9 +189,7 @@ def test_launch_over_ssh_with_hostfile_include(dsrun, here, environ):
     (here / ".deepspeed_env").write_text("MINE=mine\n")
     (here / "my_train.py").touch()
     environ["HF_TOKEN"] = "very-secret"
-    done = dsrun(
-        "launch", "--dry-run", "--hostfile", "hosts", "--include", "gpu1:1,3@gpu2", "my_train.py", "a b"
-    )
+    done = dsrun("launch", "--dry-run", "--hostfile", "hosts", "--include", "gpu1:1,3@gpu2", "my_train.py", "a b")
     first, second = (shlex.split(line) for line in done.stdout.splitlines())
     assert (first[0], first[-2], second[-2]) == ("ssh", "gpu1", "me@gpu2")
     there = shlex.split(first[-1])

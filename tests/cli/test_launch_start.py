@@ -47,9 +47,7 @@ def test_launch_port_in_use_names_master_port_flag(dsrun, nodes):
     assert "--find-port" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]]
-)
+@pytest.mark.parametrize("words", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]])
 def test_sigterm_before_start_exits_75(here, environ, words):
     """A signal before anything has begun means: run the same command again."""
     os.mkfifo(here / "pipe")

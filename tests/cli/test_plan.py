@@ -60,9 +60,7 @@ def test_plan_table_choice_and_commands(plan, model):
     assert done.returncode == 0
     assert "8,030,261,248 parameters" in done.stdout
     assert done.stdout.count("\nZeRO-") == 16
-    assert (
-        f"dsrun config --zero 2 --precision bf16 --preset balanced --model {folder} > ds.json" in done.stdout
-    )
+    assert f"dsrun config --zero 2 --precision bf16 --preset balanced --model {folder} > ds.json" in done.stdout
     assert "choice: ZeRO-2" in done.stdout
     assert done.stderr == ""
 
@@ -87,9 +85,7 @@ def test_plan_json(plan, model):
 def test_plan_train_command_is_accepted_by_train(plan, model):
     for config, lengths in ((LLAMA_8B, ["--max-length", "512"]), (T5, ["--max-target-length", "64"])):
         for extra in ([], ["--lora", "8"], ["--gradient-checkpointing", "on"], ["--precision", "fp32"]):
-            made = as_json(
-                plan("--model", model(config), "--gpus", "h200:2", "--format", "json", *lengths, *extra)
-            )
+            made = as_json(plan("--model", model(config), "--gpus", "h200:2", "--format", "json", *lengths, *extra))
             train = shlex.split(made["commands"][-1])
             assert train[:2] == ["dsrun", "train"]
             chosen = made["strategies"][made["choice"]]
@@ -109,9 +105,7 @@ def test_plan_config_command_is_accepted_by_config(plan, model, dsrun):
         assert json.loads(done.stdout)["zero_optimization"]["stage"] == chosen["stage"]
 
 
-@pytest.mark.parametrize(
-    ("preset", "share"), [("conservative", 0.5), ("balanced", 0.65), ("aggressive", 0.9)]
-)
+@pytest.mark.parametrize(("preset", "share"), [("conservative", 0.5), ("balanced", 0.65), ("aggressive", 0.9)])
 def test_plan_presets_are_shares_of_gpu_memory(plan, model, preset, share):
     made = as_json(plan("--model", model(T5), "--gpus", "l4:2", "--preset", preset, "--format", "json"))
     assert made["asked"]["budget"] == int(share * 24 * 2**30)
@@ -211,9 +205,7 @@ def test_plan_usage_errors_are_one_line(plan, model, arguments, said):
 
 
 def test_plan_unknown_gpu_with_gpu_memory(plan, model):
-    made = as_json(
-        plan("--model", model(T5), "--gpus", "warp9000:4", "--gpu-memory", "48", "--format", "json")
-    )
+    made = as_json(plan("--model", model(T5), "--gpus", "warp9000:4", "--gpu-memory", "48", "--format", "json"))
     assert made["cluster"]["gpu_memory"] == 48 * 2**30
 
 

@@ -39,10 +39,7 @@ def test_render_slurm_default_trains_demo(dsrun, here):
     assert launched(done) == "--module -- dsrun.train --model demo-t5 --zero 2 &"
     assert "--nodes=4" in lines(done)
     assert sys.executable in done.stdout
-    assert (
-        "note: nothing stands behind -- and there is no run.yaml here: the job trains the demo\n"
-        in done.stderr
-    )
+    assert "note: nothing stands behind -- and there is no run.yaml here: the job trains the demo\n" in done.stderr
     assert "note: no SLURM answers here: nothing is checked against a cluster\n" in done.stderr
     assert list(here.iterdir()) == []
 
@@ -58,9 +55,7 @@ def test_render_slurm_reads_run_yaml(dsrun, here):
     assert launched(done) == f"--module -- dsrun.train --config {here}/run.yaml &"
     found = lines(done)
     # 20:00:00 is no sexagesimal number of YAML 1.1, and the command line wins.
-    assert {"--nodes=3", "--gpus-per-node=a100:4", "--time=20:00:00", "--no-requeue", "--switches=1"} <= set(
-        found
-    )
+    assert {"--nodes=3", "--gpus-per-node=a100:4", "--time=20:00:00", "--no-requeue", "--switches=1"} <= set(found)
     assert "module load cuda/13 nccl" in done.stdout
     assert "--max-restarts=3" in done.stdout
     assert "DSRUN_OUTPUT=\"$PWD\"/'out dir'" in done.stdout
@@ -84,9 +79,7 @@ def test_render_slurm_checks_train_flags(dsrun):
 
 
 def test_render_slurm_checks_global_batch(dsrun):
-    done = dsrun(
-        "render-slurm", "--nodes", "3", "--", "train", "--model", "demo-t5", "--global-batch-size", "64"
-    )
+    done = dsrun("render-slurm", "--nodes", "3", "--", "train", "--model", "demo-t5", "--global-batch-size", "64")
     assert (done.returncode, done.stdout) == (2, "")
     assert "64" in done.stderr
 
@@ -98,9 +91,7 @@ def test_render_slurm_does_not_check_files_inside_image(dsrun):
 
 
 def test_render_slurm_job_name_and_output_from_train(dsrun):
-    done = dsrun(
-        "render-slurm", "--", "train", "--model", "google/t5-large", "--dataset", "x", "--output", "/big/run"
-    )
+    done = dsrun("render-slurm", "--", "train", "--model", "google/t5-large", "--dataset", "x", "--output", "/big/run")
     assert "--job-name=t5-large" in lines(done)
     assert "export DSRUN_OUTPUT=/big/run\n" in done.stdout
 
@@ -180,9 +171,7 @@ def test_render_slurm_output_needs_force_to_overwrite(dsrun, here):
 
 def test_render_slurm_user_template(dsrun, here):
     shown = dsrun("render-slurm", "--show-template").stdout
-    (here / "mine.j2").write_text(
-        shown.replace("set -u -o pipefail", "set -u -o pipefail\necho {{ name | q }}")
-    )
+    (here / "mine.j2").write_text(shown.replace("set -u -o pipefail", "set -u -o pipefail\necho {{ name | q }}"))
     done = dsrun("render-slurm", "--template", "mine.j2", "-J", "a b")
     assert "\necho a-b\n" in done.stdout
     for text, said in (("{{ nodez }}", "'nodez' is undefined"), ("{% if %}", "the template, line 1")):
@@ -355,9 +344,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
 EXAMPLES = re.findall(r"^\$ dsrun (render-slurm .*?)(?: \| sbatch)?$", PAGE.read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "line", [line for line in EXAMPLES if not re.search("--(submit|follow|test-only)", line)]
-)
+@pytest.mark.parametrize("line", [line for line in EXAMPLES if not re.search("--(submit|follow|test-only)", line)])
 def test_docs_render_slurm_examples_render(dsrun, line):
     done = dsrun(*shlex.split(line))
     assert done.returncode == 0, done.stderr

@@ -146,9 +146,7 @@ def test_unknown_key_of_the_run_file(refused, here):
 
 
 def test_global_batch_must_divide_by_ranks(refused):
-    said = refused(
-        *("--model", "demo-t5", "--global-batch-size", "7", "--micro-batch-size", "2", "--nproc", "2")
-    )
+    said = refused(*("--model", "demo-t5", "--global-batch-size", "7", "--micro-batch-size", "2", "--nproc", "2"))
     assert said.startswith("global batch 7 does not divide by 2 × 2 ranks (use --global-batch-size 4 or 8")
 
 

@@ -78,9 +78,7 @@ def test_cuobjdump_finds_the_same_archs(wheel, site_packages, tmp_path):
         for library in report.libraries:
             file = archive.extract(library.path, tmp_path)
             found = {
-                kind: subprocess.run(
-                    [cuobjdump, flag, file], capture_output=True, text=True, check=False
-                ).stdout
+                kind: subprocess.run([cuobjdump, flag, file], capture_output=True, text=True, check=False).stdout
                 for kind, flag in (("sass", "--list-elf"), ("ptx", "--list-ptx"))
             }
             for kind, text in found.items():

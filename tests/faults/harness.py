@@ -49,8 +49,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         self.model = str(make_model(folder / "model-t5", "t5"))
         self.data = {
-            name: self._pairs(name, *span)
-            for name, span in (("train", (0, SAMPLES)), ("validation", (100, 11)))
+            name: self._pairs(name, *span) for name, span in (("train", (0, SAMPLES)), ("validation", (100, 11)))
         }
         self.whole = folder / "whole"
         self.half = folder / "half"
@@ -184,9 +183,7 @@ def marked(mark: str) -> dict[int, str]:
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
-                    found[int(folder.name)] = (
-                        (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-                    )
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
         except OSError:
             continue
     return found

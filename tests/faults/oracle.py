@@ -24,9 +24,7 @@ _TEMPORARY = ("*.partial", "*.tmp", "*.tmp-*", "tmp-*", "tmp_*", ".saving/*", ".
 _SHOWN = 3
 
 
-def findings(
-    disturbed: Path, undisturbed: Path, *, samples: int | None = None, relative: float = 0.0
-) -> list[str]:
+def findings(disturbed: Path, undisturbed: Path, *, samples: int | None = None, relative: float = 0.0) -> list[str]:
     """What is wrong with the disturbed run, in words; [] when nothing is.
 
     `samples` is the size of the training set. `relative` above 0 is for a run that went on at another world size:
@@ -45,9 +43,7 @@ def findings(
 def curve(run: Path) -> dict[int, dict[str, Any]]:
     """The figures of each logged step; of a step that was done more than once the last ones."""
     records = (revive(record) for record in iter_records(run / "metrics.jsonl"))
-    return {
-        record["step"]: {key: record.get(key) for key in STEP_KEYS} for record in records if "loss" in record
-    }
+    return {record["step"]: {key: record.get(key) for key in STEP_KEYS} for record in records if "loss" in record}
 
 
 def evaluations(run: Path) -> dict[int, float]:
@@ -70,8 +66,7 @@ def _end(run: Path) -> Iterator[str]:
 
 def _weights(disturbed: Path, undisturbed: Path) -> Iterator[str]:
     ours, theirs = (
-        {path.name: path for path in sorted((run / "model").glob("*.safetensors"))}
-        for run in (disturbed, undisturbed)
+        {path.name: path for path in sorted((run / "model").glob("*.safetensors"))} for run in (disturbed, undisturbed)
     )
     if ours and ours.keys() != theirs.keys():
         yield f"the final model's files are {', '.join(ours)} instead of {', '.join(theirs)}"

@@ -42,9 +42,7 @@ class Saver(Checkpointing):
         self.seconds_not_training = 0.0
 
     def on_checkpoint(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
-        self.report(
-            f"{phase} {folder.name.rpartition('-')[2]} {seconds:.4f} {details.get('written_s', 0):.4f}"
-        )
+        self.report(f"{phase} {folder.name.rpartition('-')[2]} {seconds:.4f} {details.get('written_s', 0):.4f}")
 
 
 class _Weights(TrainerCallback):

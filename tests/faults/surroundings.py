@@ -89,9 +89,7 @@ def missing_node(bench: Bench) -> Result:
     ]  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as server:
         argv[argv.index("--master-port") + 1] = str(server.getsockname()[1])
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL
-    )
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
     result.codes.append(done.returncode)
     causes = [each.get("cause") for each in read_records(run / "events.jsonl") if each["kind"] == "failure"]
     result.cause = causes[0] if causes else None
@@ -102,9 +100,7 @@ def missing_node(bench: Bench) -> Result:
 
 def changed_config(bench: Bench) -> Result:
     """Other weights' shape under the same name: refused before anything is loaded."""
-    return _changed(
-        bench, "changed config", "config.json", lambda config: config | {"num_heads": 2, "d_kv": 16}
-    )
+    return _changed(bench, "changed config", "config.json", lambda config: config | {"num_heads": 2, "d_kv": 16})
 
 
 def changed_tokenizer(bench: Bench) -> Result:
@@ -148,9 +144,7 @@ def _changed(bench: Bench, name: str, file: str, change: Callable[[dict], dict])
     return result
 
 
-def _expect(
-    result: Result, done: subprocess.CompletedProcess[str], run: Path, *, cause: str, code: int
-) -> None:
+def _expect(result: Result, done: subprocess.CompletedProcess[str], run: Path, *, cause: str, code: int) -> None:
     causes = [each.get("cause") for each in read_records(run / "events.jsonl") if each["kind"] == "failure"]
     result.cause = causes[0] if causes else None
     if done.returncode != code:
@@ -176,10 +170,7 @@ def _mounted(folder: Path, options: str) -> Iterator[Path | None]:
         yield None
         return
     folder.mkdir()
-    if (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=False).returncode
-        != 0
-    ):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=False).returncode != 0:
         yield None
         return
     try:

@@ -168,13 +168,9 @@ class Process(subprocess.Popen):
 
 def _light_modules() -> list[str]:
     """All of dsrun but the room that needs torch."""
-    rooms = [
-        each.name for each in pkgutil.iter_modules(dsrun.__path__) if each.ispkg and each.name != "train"
-    ]
+    rooms = [each.name for each in pkgutil.iter_modules(dsrun.__path__) if each.ispkg and each.name != "train"]
     found = [
-        each.name
-        for room in rooms
-        for each in pkgutil.walk_packages([f"{dsrun.__path__[0]}/{room}"], f"dsrun.{room}.")
+        each.name for room in rooms for each in pkgutil.walk_packages([f"{dsrun.__path__[0]}/{room}"], f"dsrun.{room}.")
     ]
     return [name for name in found if not name.endswith(".__main__")]
 

@@ -50,9 +50,7 @@ class Ranks:
         for rank, log in enumerate(self._logs):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with log.open("wb") as file:
-                self.processes.append(
-                    HEAVY.popen(command, env=shared | place, cwd=ROOT, stdout=file, stderr=file)
-                )
+                self.processes.append(HEAVY.popen(command, env=shared | place, cwd=ROOT, stdout=file, stderr=file))
 
     def wait(self) -> str:
         """Wait for all; what rank 0 wrote. AssertionError where a rank fails, and the others are killed then."""

@@ -121,9 +121,7 @@ class Ran:
         return self
 
 
-def dsrun(
-    *args: object, output: Path, env: dict[str, str] | None = None, python: str = sys.executable
-) -> Ran:
+def dsrun(*args: object, output: Path, env: dict[str, str] | None = None, python: str = sys.executable) -> Ran:
     """`dsrun train ARGS --output OUTPUT` as a user starts it."""
     argv = [python, "-m", "dsrun", "train", *map(str, args), "--output", str(output)]
     options = {"env": {**os.environ, **(env or {})}, "text": True, "stdin": subprocess.DEVNULL}

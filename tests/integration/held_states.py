@@ -36,9 +36,7 @@ def main(cases: str, out: str) -> None:
     logger.setLevel("ERROR")
     world = world_from_env(use_cpu=True)
     places = {"offload_optimizer": {"device": "cpu"}}
-    engines.prepare_ops(
-        {"zero_optimization": places, "optimizer": {"type": "AdamW"}}, world, notify=lambda _: None
-    )
+    engines.prepare_ops({"zero_optimization": places, "optimizer": {"type": "AdamW"}}, world, notify=lambda _: None)
     init_process_group(world, deepspeed=True)
     held = []
     for case in json.loads(Path(cases).read_text()):
@@ -58,9 +56,7 @@ def make_model(case: dict):
     config = AutoConfig.for_model(**CONFIGS[case["kind"], case["size"]])
     config.use_cache = False
     seq2seq = case["kind"] == "t5"
-    model = (AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM).from_config(
-        config, dtype=torch.float32
-    )
+    model = (AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM).from_config(config, dtype=torch.float32)
     if case["lora"]:
         return add_lora(model, TrainSpec(lora=case["lora"]), "seq2seq" if seq2seq else "causal-lm")
     return model
@@ -82,9 +78,7 @@ def losses(model, vocabulary: int):
 
 def size(tensors) -> int:
     """Bytes of the distinct storages behind `tensors`."""
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None
-    }
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(storages.values())
 
 
@@ -123,9 +117,7 @@ def under_deepspeed(case: dict, world: int) -> dict[str, int]:
             gradients = size(gradient_tensors(model, engine.optimizer, case))
         engine.step()
     zero = engine.optimizer
-    masters = (
-        zero.fp32_partitioned_groups_flat if case["stage"] == 3 else zero.single_partition_of_fp32_groups
-    )
+    masters = zero.fp32_partitioned_groups_flat if case["stage"] == 3 else zero.single_partition_of_fp32_groups
     held = {
         "parameters": size(parameter_tensors(model, zero, case)),
         "gradients": gradients,
@@ -147,18 +139,14 @@ def parameter_tensors(model, zero, case: dict) -> list[torch.Tensor]:
 def gradient_tensors(model, zero, case: dict) -> list[torch.Tensor]:
     """Those after the step's last micro batch; ZeRO-1 holds most before, when nothing is reduced yet."""
     if case["stage"] == 1:
-        fp32 = (
-            [flat.grad for flat in zero.single_partition_of_fp32_groups] if case["offload"] != "none" else []
-        )
+        fp32 = [flat.grad for flat in zero.single_partition_of_fp32_groups] if case["offload"] != "none" else []
         return [*(p.grad for p in model.parameters() if p.grad is not None), *fp32]
     if case["stage"] == 3:
         fp32 = [flat.grad for flat in zero.fp32_partitioned_groups_flat] if case["offload"] != "none" else []
         return [zero.grad_partitions_flat_buffer, *fp32]
     if case["offload"] == "none":
         return [t for group in zero.averaged_gradients.values() for t in group]
-    return [flat.grad for flat in zero.single_partition_of_fp32_groups] + list(
-        zero.accumulated_grads_in_cpu.values()
-    )
+    return [flat.grad for flat in zero.single_partition_of_fp32_groups] + list(zero.accumulated_grads_in_cpu.values())
 
 
 def json_for(case: dict, world: int) -> dict:

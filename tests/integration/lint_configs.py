@@ -287,9 +287,7 @@ BAD: list[tuple[str, Config]] = [
 ]
 
 # text, does the Trainer run it, does DeepSpeed
-PLAIN = (
-    '"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2}'
-)
+PLAIN = '"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2}'
 TEXTS: list[tuple[str, bool, bool]] = [
     ("{" + PLAIN + "}", True, True),
     ("\n\n{" + PLAIN + "}\n", True, True),

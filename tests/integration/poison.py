@@ -25,9 +25,7 @@ class PoisonedLlama(LlamaForCausalLM):
 """
 NAN = "output.logits = output.logits * float('nan')"
 # The loss is infinite, and no gradient is: the masked logit passes none on.
-INFINITE_LOSS = (
-    "output.logits = output.logits.masked_fill(torch.arange(output.logits.shape[-1]) == 2, -float('inf'))"
-)
+INFINITE_LOSS = "output.logits = output.logits.masked_fill(torch.arange(output.logits.shape[-1]) == 2, -float('inf'))"
 READS_POISON = "(input_ids == 2).any()"
 MORE_THAN_TWO_ROWS = "input_ids.shape[0] > 2"
 # More than a process can address: the error is the allocator's own.

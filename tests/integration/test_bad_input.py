@@ -57,9 +57,7 @@ def test_model_config_with_unknown_architecture_is_refused(tmp_path, pairs):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_thing"}')
     (tmp_path / "model" / "model.safetensors").write_bytes(b"")
-    refused(
-        dsrun("--model", tmp_path / "model", "--train-file", pairs["train"], output=tmp_path / "run"), "model"
-    )
+    refused(dsrun("--model", tmp_path / "model", "--train-file", pairs["train"], output=tmp_path / "run"), "model")
 
 
 def test_hub_offline_error_for_model_tokenizer_and_dataset(tiny, pairs, tmp_path):
@@ -78,9 +76,7 @@ def test_hub_offline_error_for_model_tokenizer_and_dataset(tiny, pairs, tmp_path
 
 def test_task_unsupported_by_model_is_refused(tiny, pairs, tmp_path):
     """A decoder-only model cannot be trained for seq2seq."""
-    done = dsrun(
-        "--model", tiny["llama"], "--task", "seq2seq", "--train-file", pairs["train"], output=tmp_path / "run"
-    )
+    done = dsrun("--model", tiny["llama"], "--task", "seq2seq", "--train-file", pairs["train"], output=tmp_path / "run")
     refused(done, "--task seq2seq", "llama")
 
 

@@ -28,9 +28,7 @@ def calibrate(tmp_path):
     def call(*args: str) -> subprocess.CompletedProcess[str]:
         environ = os.environ | {"CUDA_VISIBLE_DEVICES": "", "DSRUN_CACHE": str(tmp_path / "cache")}
         command = [sys.executable, "-m", "dsrun", "plan", *args]
-        return HEAVY.run(
-            command, env=environ, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
+        return HEAVY.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
     return call
 

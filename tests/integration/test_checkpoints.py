@@ -136,9 +136,7 @@ def test_checkpoint_manifest_and_metadata(tiny, pairs, tmp_path):
     }
     assert set(manifest["files"]) == on_disk
     assert "training_args.bin" not in on_disk
-    assert not [
-        path for path in checkpoint.rglob("*") if path.is_file() and b"hf_secretsecret" in path.read_bytes()
-    ]
+    assert not [path for path in checkpoint.rglob("*") if path.is_file() and b"hf_secretsecret" in path.read_bytes()]
 
 
 def test_resume_with_changed_model_config_is_refused(tiny, pairs, tmp_path):
@@ -198,9 +196,7 @@ def two_nodes(*commands):
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
         argv = [sys.executable, *command]
-        nodes.append(
-            HEAVY.popen(argv, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        )
+        nodes.append(HEAVY.popen(argv, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
     said = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [1, 1]
     return said

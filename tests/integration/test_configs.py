@@ -179,9 +179,7 @@ def ran(tmp_path_factory):
 def test_deepspeed_config_runs_engine_steps(ran, name, tmp_path):
     """A real engine takes its steps under each printed or shipped config."""
     config = (
-        printed(RUNS[name], tmp_path)
-        if name in RUNS
-        else json.loads((data_folder("ds_configs") / name).read_text())
+        printed(RUNS[name], tmp_path) if name in RUNS else json.loads((data_folder("ds_configs") / name).read_text())
     )
     found = ran[name]
     assert found["engine"] == "DeepSpeedEngine"

@@ -50,12 +50,8 @@ setup(
 @pytest.fixture(scope="module")
 def question():
     environ = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", _ASK], env=environ, capture_output=True, text=True, check=True
-    )
-    lines = dict(
-        line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith(("answer", "source"))
-    )
+    done = subprocess.run([sys.executable, "-c", _ASK], env=environ, capture_output=True, text=True, check=True)
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith(("answer", "source")))
     return lines["answer"].split(), Path(lines["source"])
 
 
@@ -78,9 +74,7 @@ def test_only_async_io_is_linked_with_libaio(tmp_path, ninja):
         pytest.skip("libaio is not installed")
     (tmp_path / "setup.py").write_text(_SETUP.replace("NINJA", str(ninja)))
     for name in ("async_io_op", "cpu_adam_op"):
-        (tmp_path / f"{name}.cpp").write_text(
-            'extern "C" int io_submit(); int call() { return io_submit(); }\n'
-        )
+        (tmp_path / f"{name}.cpp").write_text('extern "C" int io_submit(); int call() { return io_submit(); }\n')
     ops, _ = choose_ops("async_io,cpu_adam", "cpu", available=lambda _need: True)
     compilers = compiler_environment(tmp_path / "ours", cxx, "x86-64-v3", links=links(ops))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

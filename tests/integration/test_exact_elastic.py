@@ -29,12 +29,9 @@ def folders(tiny, pairs, documents, tmp_path_factory):
     made = {case: (scratch / f"{case}" / "two", scratch / f"{case}" / "one") for case in CASES}
     # Without dropout: its masks are drawn rank by rank.
     lines = {
-        case: [*flags(case, tiny, pairs, documents), "--model-config", f"{DROPOUT[case.model]}=0.0"]
-        for case in CASES
+        case: [*flags(case, tiny, pairs, documents), "--model-config", f"{DROPOUT[case.model]}=0.0"] for case in CASES
     }
-    many_runs(
-        [[*lines[case], "--output", str(two)] for case, (two, _) in made.items()], ranks=2, scratch=scratch
-    )
+    many_runs([[*lines[case], "--output", str(two)] for case, (two, _) in made.items()], ranks=2, scratch=scratch)
     for case, (two, one) in made.items():
         one.mkdir()
         shutil.copytree(two / f"checkpoint-{case.after}", one / f"checkpoint-{case.after}")

@@ -149,8 +149,6 @@ def test_resume_sees_every_sample_once_per_epoch(folders, case):
     assert not_once(whole, samples=SAMPLES) == []
     assert not_once(resumed, samples=SAMPLES) == []
     assert seen(resumed) == seen(whole)
-    assert [step.attempts for step in steps(resumed).values()] == [(0,)] * case.after + [(0, 1)] * (
-        STEPS - case.after
-    )
+    assert [step.attempts for step in steps(resumed).values()] == [(0,)] * case.after + [(0, 1)] * (STEPS - case.after)
     # 53 of the first epoch, and 24 of the second in three steps.
     assert len(seen(whole)) == SAMPLES + 24

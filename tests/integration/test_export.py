@@ -59,11 +59,7 @@ def runs(tiny, pairs, tmp_path_factory):
 
 def export(source, to, *, dtype=None, merge=False, limit=10**9, force=False, notify=lambda _: None):
     run.export(Request(Path(source), Path(to), dtype, merge, limit, force), notify=notify)
-    return {
-        name: value
-        for file in sorted(Path(to).glob("*.safetensors"))
-        for name, value in load_file(file).items()
-    }
+    return {name: value for file in sorted(Path(to).glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def saved(folder):
@@ -126,18 +122,14 @@ def test_export_from_zero_shards_alone(runs, name, tmp_path):
     assert "ranks' shards" in said[0]
 
 
-@pytest.mark.parametrize(
-    "placeholder", [lambda value: value.new_empty(0), lambda value: value.reshape(-1)[:7].clone()]
-)
+@pytest.mark.parametrize("placeholder", [lambda value: value.new_empty(0), lambda value: value.reshape(-1)[:7].clone()])
 def test_export_rejects_zero3_empty_placeholder_weights(runs, tmp_path, placeholder):
     """Placeholders of ZeRO-3 are never exported: the shards are read instead, or the export is refused."""
     checkpoint = shutil.copytree(runs / "t5-z3" / "checkpoint-2", tmp_path / "checkpoint-2")
     expected = saved(checkpoint)
     empty = {name: placeholder(value) if value.dim() == 2 else value for name, value in expected.items()}
     save_file(empty, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    assert all(
-        torch.equal(value, expected[key]) for key, value in export(checkpoint, tmp_path / "out").items()
-    )
+    assert all(torch.equal(value, expected[key]) for key, value in export(checkpoint, tmp_path / "out").items())
     shutil.rmtree(checkpoint / "global_step2")
     (checkpoint / "latest").unlink()
     with pytest.raises(UsageError, match="zero3_empty_weights"):
@@ -156,9 +148,7 @@ def test_export_lora_adapter_or_merged_model(runs, name, tmp_path):
     from peft import PeftModel
 
     auto = AutoModelForSeq2SeqLM if "t5" in name else AutoModelForCausalLM
-    base_name = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())[
-        "base_model_name_or_path"
-    ]
+    base_name = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
     before = auto.from_pretrained(base_name).state_dict()
     # In fp32 the merge takes the weights that ZeRO trains, so peft is given them too.
     export(checkpoint, tmp_path / "fp32", dtype="fp32")
@@ -174,9 +164,7 @@ def test_merge_lora_without_adapter_is_refused(runs, tmp_path):
     with pytest.raises(UsageError, match="holds no LoRA adapter"):
         export(runs / "t5-z3" / "checkpoint-2", tmp_path / "out", merge=True)
     done = dsrun_export(runs / "t5-z3", "--to", tmp_path / "out", "--merge-lora")
-    assert (done.returncode, done.stdout) == (2, ""), (
-        "a finished run's model is no merged one unless it had an adapter"
-    )
+    assert (done.returncode, done.stdout) == (2, ""), "a finished run's model is no merged one unless it had an adapter"
     assert "holds no LoRA adapter" in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -223,15 +211,12 @@ def test_safetensors_writer_roundtrip(tmp_path):
         "e": torch.randn(2, 3),
     }  # fmt: skip
     weights = [
-        Weight(name, value.dtype, tuple(value.shape), lambda value=value: value)
-        for name, value in values.items()
+        Weight(name, value.dtype, tuple(value.shape), lambda value=value: value) for name, value in values.items()
     ]
     write_file(tmp_path / "x.safetensors", weights)
     read = load_file(tmp_path / "x.safetensors")
     assert read.keys() == values.keys()
-    assert all(
-        torch.equal(read[name], value) and read[name].dtype == value.dtype for name, value in values.items()
-    )
+    assert all(torch.equal(read[name], value) and read[name].dtype == value.dtype for name, value in values.items())
     with pytest.raises(ToolError, match="a placeholder"):
         write_file(tmp_path / "y.safetensors", [Weight("a", torch.float32, (2,), lambda: torch.empty(0))])
 

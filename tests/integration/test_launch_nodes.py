@@ -175,9 +175,7 @@ def fleet(place):
     (place.folder / "hosts").write_text("alpha slots=1\nbeta slots=1\n")
     path = f"{ROOT / 'tests' / 'fakes'}:{os.environ['PATH']}"
     where = ["--master-addr", "127.0.0.1", "--master-port", place.port]
-    return place.start(
-        "--hostfile", "hosts", *where, "--output", "run", env={"PATH": path, "HF_TOKEN": "secret"}
-    )
+    return place.start("--hostfile", "hosts", *where, "--output", "run", env={"PATH": path, "HF_TOKEN": "secret"})
 
 
 @pytest.mark.exhaustive

@@ -45,12 +45,8 @@ RUN = [
     config({"stage": 2, "offload_param": {"device": "cpu"}}),
     config({"stage": 0, "offload_optimizer": {"device": "cpu"}}),
     config({"stage": 2, "zero_quantized_gradients": True, "zero_hpz_partition_size": 2}),
-    config(
-        {"stage": 2, "reduce_bucket_size": 1000, "allgather_bucket_size": 0, "round_robin_gradients": True}
-    ),
-    config(
-        {"stage": 2}, optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer=True
-    ),
+    config({"stage": 2, "reduce_bucket_size": 1000, "allgather_bucket_size": 0, "round_robin_gradients": True}),
+    config({"stage": 2}, optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer=True),
     config(gradient_clipping=0, steps_per_print=10.0, prescale_gradients=True, memory_breakdown=False),
     config({"stage": 1}, gradient_clipping=0.5, wall_clock_breakdown=1, communication_data_type="fp32"),
     config({"stage": 2, "compute_grad_norm": False}, gradient_clipping=0),
@@ -58,9 +54,7 @@ RUN = [
     config(data_types={"param_dtype": "bf16"}, bf16={"enabled": True}, log_level="ERROR"),
     config(torch_autocast={"enabled": True, "dtype": "bf16"}, timers={"throughput": {"enabled": False}}),
     config(**warmup(warmup_num_steps=1, warmup_max_lr=1e-3)),
-    config(
-        {"stage": 2}, **warmup("WarmupDecayLR", total_num_steps=5, warmup_num_steps=10, warmup_max_lr=1e-3)
-    ),
+    config({"stage": 2}, **warmup("WarmupDecayLR", total_num_steps=5, warmup_num_steps=10, warmup_max_lr=1e-3)),
     config(**warmup("WarmupCosineLR", total_num_steps=5, warmup_num_steps=2, warmup_type="linear")),
     config(**warmup("StepLR", step_size=2)),
     config(optimizer={"type": "Adagrad", "params": {"lr": 0.1, "lr_decay": 0.1}}),

@@ -74,9 +74,7 @@ def test_lint_agrees_with_deepspeed_on_every_key_and_type(block):
 @pytest.mark.parametrize("block", blocks())
 def test_lint_agrees_with_trainer_on_every_deepspeed_key(block):
     """Every key of DeepSpeed is tried under the Trainer."""
-    cases = [
-        (key, value) for key in spellings(block) for value in FEW_PROBES if (block, key) not in EXCEPTIONS
-    ]
+    cases = [(key, value) for key in spellings(block) for value in FEW_PROBES if (block, key) not in EXCEPTIONS]
     found = [disagreement(json.dumps(with_key(block, key, value)), "trainer") for key, value in cases]
     assert not any(found), "\n".join(filter(None, found))
 
@@ -93,9 +91,7 @@ def test_lint_reports_expected_error_for_invalid_config(code, config):
     """DeepSpeed refuses a bad config, and the linter reports the error it deserves."""
     text = as_text(config)
     assert deepspeed_says(copy.deepcopy(config))
-    assert any(each.startswith(f"{code} ") for each in linter_says(text, "deepspeed")), linter_says(
-        text, "deepspeed"
-    )
+    assert any(each.startswith(f"{code} ") for each in linter_says(text, "deepspeed")), linter_says(text, "deepspeed")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -108,9 +104,7 @@ def test_shipped_deepspeed_configs_pass_lint_and_parse(path):
         assert linter_says(text, "trainer", bf16=bf16) == []
         assert trainer_says(text, bf16=bf16) == ""
     else:  # written for some number of ranks; here there is one
-        config["train_batch_size"] = (
-            config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
-        )
+        config["train_batch_size"] = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
         assert linter_says(json.dumps(config), "deepspeed") == []
         assert deepspeed_says(config) == ""
 

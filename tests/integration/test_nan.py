@@ -79,15 +79,12 @@ def test_nan_loss_stops_run_in_its_step(runs, name):
     assert said[0] == said[1]
     assert said[0]["cause"] == "nan_loss"
     assert said[0]["rollback"] is False
-    assert said[0]["message"].startswith(
-        f"step {step}: the loss is {'inf' if name == 'stop-inf' else 'nan'} on rank "
-    )
+    assert said[0]["message"].startswith(f"step {step}: the loss is {'inf' if name == 'stop-inf' else 'nan'} on rank ")
     # Nothing was saved after it, and everything before it is sound.
     assert [found for found, _ in folder.checkpoints()] == list(range(step - 1, 0, -1))
     assert is_complete(folder.checkpoint(step - 1))
     assert all(
-        weight.isfinite().all()
-        for weight in load_file(folder.checkpoint(step - 1) / "model.safetensors").values()
+        weight.isfinite().all() for weight in load_file(folder.checkpoint(step - 1) / "model.safetensors").values()
     )
     assert not folder.model.exists()
 
@@ -97,9 +94,7 @@ def test_nan_dump_holds_offending_batch(runs):
     folder = runs["stop-ddp"]
     step = bad_step(folder)
     kept = [torch.load(folder.path / "nan" / f"step-{step}-rank-{rank}.pt") for rank in range(RANKS)]
-    poisoned = [
-        rank for rank in range(RANKS) if any((b["input_ids"] == 2).any() for b in kept[rank]["batches"])
-    ]
+    poisoned = [rank for rank in range(RANKS) if any((b["input_ids"] == 2).any() for b in kept[rank]["batches"])]
     assert len(poisoned) == 1
     assert f"on rank {poisoned[0]};" in error(folder)["message"]
     assert 20 in [sample for ids in kept[poisoned[0]]["samples"] for sample in ids]
@@ -116,9 +111,7 @@ def test_nan_step_skipped_same_losses_under_ddp_zero_rollback(runs, name):
     assert math.isnan(whole.pop(step))
     assert math.isnan(other.pop(step))
     assert other == pytest.approx(whole, rel=1e-4)
-    assert all(
-        weight.isfinite().all() for weight in load_file(runs[name].model / "model.safetensors").values()
-    )
+    assert all(weight.isfinite().all() for weight in load_file(runs[name].model / "model.safetensors").values())
 
 
 def test_nan_skip_keeps_learning_rate_schedule(runs):

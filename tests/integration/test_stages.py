@@ -58,9 +58,7 @@ def test_final_model_loads_and_is_trained(stages, stage, tiny):
 @pytest.mark.parametrize("stage", STAGES)
 def test_tied_weights_are_saved_once(stages, stage, tiny):
     """As in the model that was loaded: T5's embedding would else be there four times."""
-    saved, loaded = (
-        load_file(Path(folder) / "model.safetensors") for folder in (stages[stage] / "model", tiny["t5"])
-    )
+    saved, loaded = (load_file(Path(folder) / "model.safetensors") for folder in (stages[stage] / "model", tiny["t5"]))
     assert saved.keys() == loaded.keys()
 
 
@@ -71,9 +69,7 @@ def test_evaluation_agrees_between_zero_stages(stages, stage):
     reference = [records(stages["ddp"], key)[-1] for key in keys]
     # CPU Adam fuses its operations differently from torch's AdamW.
     tolerance = 5e-3 if "cpu" in stage else 1e-4
-    assert [records(stages[stage], key)[-1] for key in keys][:2] == pytest.approx(
-        reference[:2], rel=tolerance
-    )
+    assert [records(stages[stage], key)[-1] for key in keys][:2] == pytest.approx(reference[:2], rel=tolerance)
     if "cpu" not in stage:
         assert [records(stages[stage], key)[-1] for key in keys] == pytest.approx(reference, rel=tolerance)
 
@@ -94,16 +90,12 @@ def test_checkpoints_are_complete_and_verified(stages, stage):
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     assert manifest["extra"]["world_size"] == 2
     if stage != "ddp":
-        assert any(name.startswith("global_step3/") for name in manifest["files"]), (
-            "no DeepSpeed state was saved"
-        )
+        assert any(name.startswith("global_step3/") for name in manifest["files"]), "no DeepSpeed state was saved"
 
 
 def test_events_record_run_from_start_to_end(stages):
     """The events tell the run from its start through its saves to its end."""
-    kinds = [
-        row["kind"] for row in read_records(stages["zero2"] / "events.jsonl") if row["kind"] != "progress"
-    ]
+    kinds = [row["kind"] for row in read_records(stages["zero2"] / "events.jsonl") if row["kind"] != "progress"]
     saves = ["checkpoint_begin", "checkpoint_end"] * 2
     assert kinds == ["start", "training", *saves, "evaluate", "end"]
     run = json.loads((stages["zero2"] / "run.json").read_text())

@@ -40,9 +40,7 @@ class Group:
             variables.ATTEMPT: "0",
             **(hold.env if hold else {}),
         }
-        self._ranks = Ranks(
-            scratch / "logs", "dsrun.train", [*args, "--output", output], count=RANKS, env=env
-        )
+        self._ranks = Ranks(scratch / "logs", "dsrun.train", [*args, "--output", output], count=RANKS, env=env)
 
     def at(self, phase: str, *, step: int) -> int:
         """The pid of rank 1, which is in this phase after this step."""

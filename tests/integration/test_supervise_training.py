@@ -34,9 +34,7 @@ class Training:
         self.folder = RunFolder(folder)
         argv = [sys.executable, "-m", "dsrun", "train", *flags, "--output", str(folder)]
         environ = {**os.environ, **(env or {})}
-        self.process = HEAVY.popen(
-            argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self.process = HEAVY.popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def processes(self):
         """The family by what `ps` calls them: dsrun-warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
@@ -113,8 +111,7 @@ def test_training_with_kills_and_preemption_equals_undisturbed(tiny, pairs, tmp_
     assert run.folder.finished.exists()
     assert run.losses() == dict(enumerate(whole.losses, start=1))
     weights = [
-        (folder / "model" / "model.safetensors").read_bytes()
-        for folder in (tmp_path / "whole", run.folder.path)
+        (folder / "model" / "model.safetensors").read_bytes() for folder in (tmp_path / "whole", run.folder.path)
     ]
     assert weights[0] == weights[1]
 
@@ -124,9 +121,7 @@ def test_restart_before_first_save_uses_given_checkpoint(tiny, pairs, tmp_path):
     flags = ["--model", tiny["llama"], "--train-file", pairs["train"], "--zero", "0", "--nproc", "1", *SHORT]
     dsrun(*flags, "--max-steps", "4", "--save-every", "4", output=tmp_path / "old").ok()
     given = str(tmp_path / "old" / "checkpoint-4")
-    run = Training(
-        tmp_path / "new", *flags, "--max-steps", "100000", "--save-every", "50000", "--resume", given
-    )
+    run = Training(tmp_path / "new", *flags, "--max-steps", "100000", "--save-every", "50000", "--resume", given)
     run.at_step(6, attempt=0)
     run.processes()["rank-0"].kill()
     deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
@@ -143,9 +138,7 @@ def test_restart_before_first_save_uses_given_checkpoint(tiny, pairs, tmp_path):
 def test_run_yaml_edited_during_run_counts_from_next_start(tiny, pairs, tmp_path):
     """A rank that is started again trains by the settings of the run; the next start names what has changed."""
     file = tmp_path / "run.yaml"
-    file.write_text(
-        f"train:\n  model: {tiny['llama']}\n  train_file: {pairs['train']}\n  weight_decay: 0.1\n"
-    )
+    file.write_text(f"train:\n  model: {tiny['llama']}\n  train_file: {pairs['train']}\n  weight_decay: 0.1\n")
     flags = ["--config", str(file), "--zero", "0", "--nproc", "1", *SHORT]
     run = Training(tmp_path / "run", *flags, "--max-steps", "100000", "--save-every", "50000")
     run.at_step(2, attempt=0)
@@ -178,9 +171,7 @@ def test_stop_signal_before_training_saves_nothing(tiny, pairs, tmp_path):
 def test_usage_error_in_worker_is_not_restarted(tiny, tmp_path):
     """A mistake that only the workers see is no reason to start again."""
     (tmp_path / "data.jsonl").write_text('{"left": 1, "right": 2}\n' * 20)
-    done = dsrun(
-        "--model", tiny["t5"], "--train-file", tmp_path / "data.jsonl", *SHORT, output=tmp_path / "run"
-    )
+    done = dsrun("--model", tiny["t5"], "--train-file", tmp_path / "data.jsonl", *SHORT, output=tmp_path / "run")
     assert done.code == 2
     assert "left" in done.err.splitlines()[-1]
     assert "restart" not in done.events

@@ -46,7 +46,5 @@ def test_save_strategy_best(tiny, pairs, tmp_path):
     many_runs([flags], ranks=1, scratch=tmp_path)
     losses = records(tmp_path / "run", "eval_loss")
     better = [step for step in range(1, 4) if losses[step - 1] == min(losses[:step])]
-    saved = sorted(
-        int(each.name.removeprefix("checkpoint-")) for each in (tmp_path / "run").glob("checkpoint-*")
-    )
+    saved = sorted(int(each.name.removeprefix("checkpoint-")) for each in (tmp_path / "run").glob("checkpoint-*"))
     assert saved == sorted({*better, 3})

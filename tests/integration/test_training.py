@@ -80,9 +80,7 @@ def test_console_output_of_a_run_and_model_path_on_stdout(tmp_path):
     for noise in ("Warning", "warning", "[transformers]", "INFO", "Traceback", "{", "huggingface"):
         assert noise not in done.err
     assert done.err == (tmp_path / "run" / "console.log").read_text()
-    assert {"rank-0.attempt-0.log", "rank-1.attempt-0.log"} <= {
-        f.name for f in (tmp_path / "run/logs").iterdir()
-    }
+    assert {"rank-0.attempt-0.log", "rank-1.attempt-0.log"} <= {f.name for f in (tmp_path / "run/logs").iterdir()}
 
 
 @pytest.mark.exhaustive
@@ -112,9 +110,7 @@ def test_best_checkpoint_and_early_stopping(tiny, pairs, tmp_path):
     during = [row for row in done.evaluations if row["step"]]
     best = min(row["eval_loss"] for row in during)
     assert max(row["step"] for row in during) < 20
-    assert done.evaluations[-1]["eval_loss"] == pytest.approx(best, rel=1e-4), (
-        "the final model is not the best one"
-    )
+    assert done.evaluations[-1]["eval_loss"] == pytest.approx(best, rel=1e-4), "the final model is not the best one"
     assert "best" in done.err
 
 
@@ -228,9 +224,7 @@ def token_file(tmp_path):
 
 
 def stream(tmp_path):
-    (tmp_path / "s.jsonl").write_text(
-        "".join(json.dumps({"text": f"w{i % 50} w2 w3"}) + "\n" for i in range(300))
-    )
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps({"text": f"w{i % 50} w2 w3"}) + "\n" for i in range(300)))
     return ["--train-file", str(tmp_path / "s.jsonl"), "--block-size", "16", "--streaming"]
 
 
@@ -272,9 +266,7 @@ def test_prepare_interrupted_by_sigint_prints_one_line(tiny, tmp_path):
         start_new_session=True,
     )
     with preparing:
-        while not any(
-            path.stat().st_size for path in tmp_path.glob("cache/prepared/*/scratch/train/ledger.jsonl")
-        ):
+        while not any(path.stat().st_size for path in tmp_path.glob("cache/prepared/*/scratch/train/ledger.jsonl")):
             assert preparing.poll() is None
             time.sleep(0.05)
         os.killpg(preparing.pid, signal.SIGINT)
@@ -364,9 +356,7 @@ def test_evaluation_only_output_names_predictions_file(tiny, pairs, tmp_path):
     assert len(predictions.read_text().splitlines()) == 11
     rows = [line.split()[0] for line in done.err.splitlines() if line.startswith("  ") and line.split()]
     assert "precision" in rows
-    assert not {"batch", "trained", "model"} & set(rows[1:]), (
-        "words about training in a run that does not train"
-    )
+    assert not {"batch", "trained", "model"} & set(rows[1:]), "words about training in a run that does not train"
 
 
 def test_finished_run_called_again_trains_no_step(tiny, pairs, tmp_path):

@@ -36,9 +36,7 @@ def real(sdist, tmp_path_factory):
     kept = made.cache / "sdists"
     kept.mkdir(parents=True)
     (kept / sdist.name).symlink_to(sdist)
-    both = [
-        made.start("--ops", REAL_OPS, "--deepspeed", version("deepspeed"), "--jobs", "2") for _ in range(2)
-    ]
+    both = [made.start("--ops", REAL_OPS, "--deepspeed", version("deepspeed"), "--jobs", "2") for _ in range(2)]
     said = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     return made, said
@@ -118,9 +116,7 @@ def test_wheel_contains_requested_ops(real):
 def test_wheel_build_progress_names_files_and_time_left(real):
     _, said = real
     text = "".join(err for _, err in said)
-    assert re.search(
-        r"^cpu_adam: cpu_adam(_impl)?\.cpp compiled \(1 of 2\); about .* left$", text, re.MULTILINE
-    )
+    assert re.search(r"^cpu_adam: cpu_adam(_impl)?\.cpp compiled \(1 of 2\); about .* left$", text, re.MULTILINE)
     assert re.search(r"^cpu_adam: done in ", text, re.MULTILINE)
 
 

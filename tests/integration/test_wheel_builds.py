@@ -125,9 +125,7 @@ def test_wheel_build_error_is_first_compiler_error(builder, sdist, tmp_path):
     code, out, err = builder.run(*small(broken))
     assert (code, out) == (1, "")
     last = err.splitlines()[-1]
-    assert last.startswith(
-        "error: cpu_lion: csrc/lion/cpu_lion.cpp:2: 'undeclared' was not declared in this scope"
-    )
+    assert last.startswith("error: cpu_lion: csrc/lion/cpu_lion.cpp:2: 'undeclared' was not declared in this scope")
     log = Path(re.search(r"the whole output: (\S+\.failed\.log)", last)[1])
     assert "undeclared" in log.read_text()
     assert len(err.splitlines()) < 10
@@ -165,9 +163,7 @@ def test_wheel_build_reports_compiler_oom_kill(builder, tree, tmp_path):
     deadly = compiler(tmp_path / "bin", "kill -9 $$")
     code, out, err = builder.run(*small(tree, "--cxx", deadly))
     assert (code, out) == (1, "")
-    assert re.search(
-        r"error: the compiler of cpu_lion was killed, out of memory .*--jobs 1", err.splitlines()[-1]
-    )
+    assert re.search(r"error: the compiler of cpu_lion was killed, out of memory .*--jobs 1", err.splitlines()[-1])
     nothing_left(builder)
 
 

@@ -64,9 +64,7 @@ def copy_checkout(target: Path) -> None:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, target / name)
     else:
-        debris = shutil.ignore_patterns(
-            ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "dist"
-        )
+        debris = shutil.ignore_patterns(".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "dist")
         shutil.copytree(ROOT, target, ignore=debris, dirs_exist_ok=True)
 
 

@@ -44,11 +44,7 @@ class Cluster:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).resolve()
         # slurm.conf knows no quotes, and the path of a socket has at most 107 bytes.
-        if (
-            not (text := str(self.root)).isascii()
-            or any(c.isspace() or c in "#\\=,%" for c in text)
-            or len(text) > 80
-        ):
+        if not (text := str(self.root)).isascii() or any(c.isspace() or c in "#\\=,%" for c in text) or len(text) > 80:
             raise ClusterError(f"{self.root}: not a path that slurm.conf can name")
         self._names = Names.of(self.root)
         self._options_file = self.root / "options.json"
@@ -137,9 +133,7 @@ class Cluster:
 
     def logs(self, lines: int = 8) -> str:
         """The ends of all logs."""
-        ends = {
-            file: file.read_text(errors="replace").splitlines()[-lines:] for file in self.root.glob("log/*")
-        }
+        ends = {file: file.read_text(errors="replace").splitlines()[-lines:] for file in self.root.glob("log/*")}
         return "\n".join("\n".join([f"== {file}", *end]) for file, end in sorted(ends.items()) if end)
 
     def command(
@@ -168,9 +162,7 @@ class Cluster:
         pid = int((self.root / "run" / "slurmctld.pid").read_text())
         subprocess.run(self.command(["kill", str(pid)], machine=CONTROLLER), check=True)
         gone = ["bash", "-c", f"while kill -0 {pid}; do sleep 0.05; done"]
-        subprocess.run(
-            self.command(gone, machine=CONTROLLER), stderr=subprocess.DEVNULL, check=True, timeout=30
-        )
+        subprocess.run(self.command(gone, machine=CONTROLLER), stderr=subprocess.DEVNULL, check=True, timeout=30)
 
     def start_controller(self) -> None:
         subprocess.run(self.command(["slurmctld"], machine=CONTROLLER), check=True)
@@ -226,9 +218,7 @@ def _write_private(file: Path, content: bytes) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; the exit code is that of what was run, 1 for a cluster that fails, 4 for missing packages."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", required=True, help="the cluster's folder")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="bring a new cluster up and wait for it")
@@ -236,9 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     up.add_argument("--gpus", default="", help="a100:4,rtx_3090:8,none: one per node, the last repeats")
     up.add_argument("--cpus", type=int, default=Options.cpus, help="cores that each node claims to have")
     up.add_argument("--memory", type=int, default=Options.memory, help="MiB that each node claims to have")
-    up.add_argument(
-        "--node-timeout", type=int, default=Options.node_timeout, help="seconds to notice a lost node"
-    )
+    up.add_argument("--node-timeout", type=int, default=Options.node_timeout, help="seconds to notice a lost node")
     up.add_argument("--accounting", action="store_true", help="with slurmdbd and its database, for sacct")
     up.add_argument("--cgroup", action="store_true", help="hold jobs to their memory and GPUs (cgroup v1)")
     up.add_argument("--line", dest="lines", action="append", default=[], help="one more line of slurm.conf")

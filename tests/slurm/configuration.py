@@ -182,8 +182,7 @@ def devices(options: Options, root: Path) -> dict[tuple[str, int], Path]:
 def gres_conf(options: Options, root: Path) -> str:
     kinds = {name: options.gpu(place)[0] for place, name in enumerate(options.node_names)}
     lines = [
-        f"NodeName={name} Name=gpu Type={kinds[name]} File={file}"
-        for (name, _), file in devices(options, root).items()
+        f"NodeName={name} Name=gpu Type={kinds[name]} File={file}" for (name, _), file in devices(options, root).items()
     ]
     return "\n".join(["AutoDetect=off", *lines, ""])
 

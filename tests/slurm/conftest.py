@@ -112,9 +112,7 @@ def start(ada, tiny):
         # Halting ranks is how the tests keep a training waiting: the supervisor must not take it for a failure.
         flags = ["--zero", "2", "--max-steps", STEPS, "--save-steps", 7, "--hang-timeout", 0, *train]
         program = ["train", *tiny, *flags, "--output", cwd / "run"]
-        job = ada.submit(
-            "--nodes", "2", "--gpus-per-node", "0", "--nproc", "1", *options, program=program, cwd=cwd
-        )
+        job = ada.submit("--nodes", "2", "--gpus-per-node", "0", "--nproc", "1", *options, program=program, cwd=cwd)
         return Training(job, RunFolder(cwd / "run"))
 
     return training

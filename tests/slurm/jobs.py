@@ -155,9 +155,7 @@ class Job:
 
     def control(self, *words: str) -> str:
         """scontrol, as the administrator."""
-        done = subprocess.run(
-            ["scontrol", *words], env=self.cluster.env, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["scontrol", *words], env=self.cluster.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -225,9 +223,7 @@ class Training:
 
         def reached() -> bool:
             state = self.job.state
-            assert state not in ENDED, (
-                f"job {self.job.name} is {state} before step {step}\n{self.job.story()}"
-            )
+            assert state not in ENDED, f"job {self.job.name} is {state} before step {step}\n{self.job.story()}"
             return max(self.losses, default=0) >= step
 
         self.job.until(reached, f"at step {step}")
@@ -239,9 +235,7 @@ class Training:
 
     def workers(self) -> dict[str, list[int]]:
         """Its workers' process ids on each machine that has any; asks the machines, not SLURM."""
-        found = {
-            name: self._on(name) for name, machine in self.job.cluster.machines.items() if machine.process
-        }
+        found = {name: self._on(name) for name, machine in self.job.cluster.machines.items() if machine.process}
         return {name: pids for name, pids in found.items() if pids}
 
     def _signal(self, name: str) -> None:

@@ -122,10 +122,7 @@ class Machine:
 def private_folders(shared: Sequence[Path]) -> tuple[Path, ...]:
     """Folders of which each machine gets its own: /tmp, and such as a user could not pass to reach what is shared."""
     closed = {
-        folder
-        for path in shared
-        for folder in path.parents
-        if folder != Path("/") and not folder.stat().st_mode & 1
+        folder for path in shared for folder in path.parents if folder != Path("/") and not folder.stat().st_mode & 1
     }
     return outermost([Path("/tmp"), *closed])
 

@@ -22,9 +22,7 @@ def test_cluster_nodes_are_isolated_and_jobs_unprivileged(ada, place):
     # Those of the host are not among them.
     assert all(int(number) < 20 for number in processes)
     disks = ada.cluster.root / "disk"
-    assert {name: (disks / name / "tmp" / "mine").read_text().strip() for name in names} == {
-        n: n for n in names
-    }
+    assert {name: (disks / name / "tmp" / "mine").read_text().strip() for name in names} == {n: n for n in names}
     assert sorted((place / "all").read_text().split()) == sorted(names)
 
 
@@ -36,9 +34,7 @@ def test_cluster_users_can_import_this_checkout(ada):
 
 def test_cluster_ready_until_a_node_is_off(cluster):
     """A cluster with several partitions counts each node once, and is ready until one is off."""
-    listed = subprocess.run(
-        ["sinfo", "-hN"], env=cluster.env, capture_output=True, text=True, check=True
-    ).stdout
+    listed = subprocess.run(["sinfo", "-hN"], env=cluster.env, capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) > len(cluster.node_states()) == 4
     assert cluster.ready()
     cluster.machines["node4"].power_off()

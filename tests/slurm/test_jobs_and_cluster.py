@@ -56,9 +56,7 @@ def started(person: Person, *words: str, cwd: Path) -> subprocess.Popen[str]:
     """A command of a user's on the login machine, in the background."""
     env = {"PATH": SYSTEM_PATH, "PYTHONPATH": str(CHECKOUT)}
     argv = person.cluster.command(words, user=person.name, cwd=cwd, env=env)
-    return subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def python_of(child: subprocess.Popen[str]) -> psutil.Process:
@@ -157,9 +155,7 @@ def test_follow_through_requeue_to_job_exit_code(ada, place):
 
 
 def test_follow_cancelled_job_and_failing_array_task(ada, place):
-    done = ada.run(
-        sys.executable, "-c", FOLLOW, input=WORKS + 'scancel "$job"\nsleep 60\n', cwd=place, check=False
-    )
+    done = ada.run(sys.executable, "-c", FOLLOW, input=WORKS + 'scancel "$job"\nsleep 60\n', cwd=place, check=False)
     assert done.returncode in (143, 137), done.stderr
     assert "CANCELLED" in done.stderr
     done = ada.run(

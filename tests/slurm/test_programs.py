@@ -139,13 +139,9 @@ def test_job_submitted_from_job_ignores_outer_variables(ada, place, outer):
     """sbatch passes on the outer job's variables, which srun would take for wishes."""
     (place / "show.py").write_text(SHOW)
     program = ["python", "show.py"]
-    (place / "inner.sh").write_text(
-        ada.render("--gpus-per-node", 0, "--nodes", 2, program=program, cwd=place)
-    )
+    (place / "inner.sh").write_text(ada.render("--gpus-per-node", 0, "--nodes", 2, program=program, cwd=place))
     # The step's own variables are there, too: this is what an interactive session looks like.
-    words = (
-        "export SLURM_CPU_BIND=quiet,corescores; sbatch --parsable inner.sh >number.new; mv number.new number"
-    )
+    words = "export SLURM_CPU_BIND=quiet,corescores; sbatch --parsable inner.sh >number.new; mv number.new number"
     ada.sbatch(f"#!/bin/bash\nsrun --ntasks=1 bash -c '{words}'\n", "--ntasks=2", *outer, cwd=place)
     number = place / "number"
     end = time.monotonic() + 300

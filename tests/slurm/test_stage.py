@@ -71,9 +71,7 @@ def test_stage_runs_from_local_disk_of_each_node(ada, place, cluster, make):
 
 def test_stage_removes_copies_of_gone_jobs_only(ada, place, cluster):
     """Copies of jobs that are gone are removed, and no others."""
-    waiting = ada.submit(
-        "--nodes", 1, "--gpus-per-node", "0", "--begin", "now+1day", program=["true"], cwd=place
-    )
+    waiting = ada.submit("--nodes", 1, "--gpus-per-node", "0", "--begin", "now+1day", program=["true"], cwd=place)
     gone, known, foreign = names = ["dsrun-20001-99999999", f"dsrun-20001-{waiting.id}", "dsrun-1-99999999"]
     disks = list((cluster.root / "disk").glob("*/tmp"))
     assert disks
@@ -108,9 +106,7 @@ def test_usr1_during_stage_requeues(ada, place, target):
     """A job told to stop while it copies goes back into the queue."""
     staged = environment(place)
     waits = staged / "bin" / "conda-unpack"
-    waits.write_text(
-        "import os, sys\nos.execv('/bin/bash', ['bash', os.environ['SLURM_SUBMIT_DIR'] + '/waits'])\n"
-    )
+    waits.write_text("import os, sys\nos.execv('/bin/bash', ['bash', os.environ['SLURM_SUBMIT_DIR'] + '/waits'])\n")
     (place / "waits").write_text(WAITS)
     (place / "look.py").write_text(LOOK)
     job = ada.submit(

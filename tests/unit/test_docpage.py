@@ -39,6 +39,4 @@ def test_docpage_without_markers_rejected(page, tmp_path):
 
 def test_docpage_table_escapes_pipe():
     """A bar within a cell does not end the cell."""
-    assert table(("flag", "value"), [("`--a`", "`x|y`")]) == (
-        "| flag | value |\n| --- | --- |\n| `--a` | `x\\|y` |"
-    )
+    assert table(("flag", "value"), [("`--a`", "`x|y`")]) == ("| flag | value |\n| --- | --- |\n| `--a` | `x\\|y` |")

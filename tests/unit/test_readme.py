@@ -28,16 +28,12 @@ def named_paths() -> list[str]:
 def test_readme_tree_paths_exist():
     paths = named_paths()
     assert "dsrun/recipe/spec.py" in paths
-    wrong = [
-        path for path in paths if not (ROOT / path).exists() or path.endswith("/") != (ROOT / path).is_dir()
-    ]
+    wrong = [path for path in paths if not (ROOT / path).exists() or path.endswith("/") != (ROOT / path).is_dir()]
     assert wrong == []
 
 
 def test_readme_tree_lists_top_level_folders():
-    there = {
-        entry.name for entry in ROOT.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))
-    }
+    there = {entry.name for entry in ROOT.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))}
     assert {path for path in named_paths() if path.count("/") == 1 and path.endswith("/")} == {
         f"{name}/" for name in {*there, ".ci"} - MADE
     }

@@ -73,9 +73,7 @@ def test_forkserver_heavy_has_torch_imported():
 
 def test_reaper_kills_what_a_killed_session_leaves():
     """A process in a session of its own goes with the killed test session."""
-    with subprocess.Popen(
-        [sys.executable, "-c", LEAVE], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as session:
+    with subprocess.Popen([sys.executable, "-c", LEAVE], cwd=ROOT, stdout=subprocess.PIPE, text=True) as session:
         sleeper = psutil.Process(int(session.stdout.readline()))
         session.kill()
     assert not left_of([sleeper])

@@ -37,9 +37,7 @@ _AGAIN_S = 0.3
 class CoordinatorClient(EventLoop):
     """The coordinator of node `node`, over a connection that node 0 has accepted."""
 
-    def __init__(
-        self, connection: Connection, node: int, nodes: int, *, host: str, run_info: RunInfo
-    ) -> None:
+    def __init__(self, connection: Connection, node: int, nodes: int, *, host: str, run_info: RunInfo) -> None:
         super().__init__()
         self.node = node
         self.nodes = nodes
@@ -70,9 +68,7 @@ class CoordinatorClient(EventLoop):
         with self.changed:
             while not self._began:
                 if self.stop_asked():
-                    raise Stopped(
-                        f"{self.stop_asked()} came before the run started: the same command starts it"
-                    )
+                    raise Stopped(f"{self.stop_asked()} came before the run started: the same command starts it")
                 if self._left:
                     raise RendezvousError(
                         f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
@@ -148,9 +144,7 @@ class NodeIdentity:
     key: bytes
 
 
-def join(
-    host: str, port: int, identity: NodeIdentity, *, timeout_s: float = RENDEZVOUS_TIMEOUT_S
-) -> CoordinatorClient:
+def join(host: str, port: int, identity: NodeIdentity, *, timeout_s: float = RENDEZVOUS_TIMEOUT_S) -> CoordinatorClient:
     """Connect to node 0 on `host`, which may start later than this node.
 
     Raises RendezvousError if node 0 cannot be reached within `timeout_s` seconds, UsageError if it rejects this node.

@@ -149,9 +149,7 @@ class CoordinatorServer(EventLoop):
         why = f"{who} did not come back within {self._timeout_s:.0f} s"
         if not self._returns:
             why = f"{who} {'is' if len(missing) == 1 else 'are'} lost"
-        stop = Decision(
-            action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why, remedy=decision.remedy
-        )
+        stop = Decision(action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why, remedy=decision.remedy)
         return stop if not self.stop_asked() else unless_stopped(decision, self.stop_asked())
 
     def _send_begin(self) -> None:

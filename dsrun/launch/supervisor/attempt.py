@@ -191,9 +191,7 @@ class Attempt:
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
         patience = {None: AGENT_TIMEOUT_S, 0: _CLEAN_EXIT_REPORT_S}
-        return any(
-            now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items()
-        )
+        return any(now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items())
 
     def _must_end(self, agent: Agent) -> bool:
         """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
@@ -238,9 +236,7 @@ class Attempt:
     def _agent_is_stuck(self, now: float) -> bool:
         """Whether all ranks have gone and their agent takes no notice, as when it is stopped."""
         gone = self._missing
-        return (
-            bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_TIMEOUT_S
-        )
+        return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_TIMEOUT_S
 
     def _patience(self, now: float) -> float:
         """Seconds that the ranks may take from being told to stop until they have left."""
@@ -283,9 +279,7 @@ class Attempt:
 
     def _end(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")
-        stop_requested = (
-            self._signalled_at is not None or saved is not None or self._stop_requests.stop() is not None
-        )
+        stop_requested = self._signalled_at is not None or saved is not None or self._stop_requests.stop() is not None
         left = stop_requested and (self.job.external or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
@@ -302,9 +296,7 @@ class Attempt:
             hang=self._hang,
             detected_s=round(noticed, 3),
             stalled_s=round(self._stalled, 3),
-            steps={
-                rank: beat.step for rank, beat in self._beats.items() if beat.phase not in BEFORE_TRAINING
-            },
+            steps={rank: beat.step for rank, beat in self._beats.items() if beat.phase not in BEFORE_TRAINING},
             out_of_memory=oom_kills() > self._ooms,
             evidence=self._evidence,
             node=self.job.node_rank,

@@ -38,9 +38,7 @@ class RunEventWriter:
         """The global batch of the checkpoint that the attempt of `environ` resumes from, None if there is none."""
         again = earlier_signatures(environ)
         # --resume never is about the first start.
-        return saved_global_batch(
-            self._folder, RESUME_AUTO[0] if again and resume == RESUME_NEVER else resume, again
-        )
+        return saved_global_batch(self._folder, RESUME_AUTO[0] if again and resume == RESUME_NEVER else resume, again)
 
     def remedy(self) -> MemoryFallback:
         """What remedy.json says. UsageError where it is not dsrun's."""
@@ -67,9 +65,7 @@ class RunEventWriter:
             attempt=attempt,
         )
         if remedy is not None:
-            self._event(
-                "remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **_plain(remedy)
-            )
+            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **_plain(remedy))
         if decision.action == "restart":
             self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
             self._say(_line(failure, decision))

@@ -30,9 +30,7 @@ Classify = Callable[[str, int | None], str]
 """The cause code that a log and an exit code show, "" for none."""
 
 
-def first_failure(
-    folder: Path, *, only_expected: bool = False, first: Collection[int] = ()
-) -> dict[str, Any] | None:
+def first_failure(folder: Path, *, only_expected: bool = False, first: Collection[int] = ()) -> dict[str, Any] | None:
     """The failure that began it, None where no worker wrote one.
 
     A rank that knows what is wrong says more than one that only lost its peers, however early; `only_expected` passes
@@ -156,9 +154,7 @@ def _signalled(failure_inputs: FailureInputs, said: Mapping[str, Any], classify:
     code, log = int(said["exit_code"]), said["log"]
     cause = said.get("cause")
     if cause is None:
-        cause = (
-            "" if said["expected"] else classify(f"{said['message']}\n{tail(Path(log)) if log else ''}", code)
-        )
+        cause = "" if said["expected"] else classify(f"{said['message']}\n{tail(Path(log)) if log else ''}", code)
     failure = _failure(failure_inputs, cause, int(said["rank"]), code, str(said["message"]))
     step = said.get("step", failure.step)
     rollback = bool(said.get("rollback", False))
@@ -195,9 +191,7 @@ def _failure(
         node=failure_inputs.node,
         exit_code=code,
         message=message,
-        step=failure_inputs.steps.get(rank)
-        if rank is not None
-        else max(failure_inputs.steps.values(), default=None),
+        step=failure_inputs.steps.get(rank) if rank is not None else max(failure_inputs.steps.values(), default=None),
         detected_s=failure_inputs.detected_s if detected_s is None else detected_s,
         stalled_s=failure_inputs.stalled_s,
         log=str(failure_inputs.log),
@@ -231,9 +225,7 @@ def trace_of(text: str) -> str | None:
     """
     blocks = [
         block
-        for block in re.findall(
-            r"^Traceback \(most recent call last\):\n((?:  .*\n)+)(?=(\w[\w.]*))", text, re.M
-        )
+        for block in re.findall(r"^Traceback \(most recent call last\):\n((?:  .*\n)+)(?=(\w[\w.]*))", text, re.M)
         if not _AGENT.search(block[0])
     ]
     if not blocks:

@@ -122,9 +122,7 @@ def decide(
     return decision if decision.cause else replace(decision, cause=last.cause)
 
 
-def _rolled_back(
-    history: Sequence[Failure], progress: Sequence[int | None], remedy: MemoryFallback
-) -> Decision | None:
+def _rolled_back(history: Sequence[Failure], progress: Sequence[int | None], remedy: MemoryFallback) -> Decision | None:
     """What a rank asks for that wants to go back and leave something out. No chance failure, so no restart counts."""
     last = history[-1]
     if not last.rollback or sum(failure.rollback for failure in history) > ROLLBACKS:
@@ -198,9 +196,7 @@ def _restarted(
         return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", remedy, last)
     stalled = _since_progress(history, progress)
     if stalled > STALLED and _newest(progress) is not None:
-        return _stop(
-            f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last
-        )
+        return _stop(f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last)
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
     order = f"restart {done + 1} of at most {limits.max_restarts}"
     why = f"{title}: {_beginning(progress)} in {wait:.0f} s ({order})"

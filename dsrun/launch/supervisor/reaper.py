@@ -41,9 +41,7 @@ def members(run_id: str, *, spare: Iterable[int] = ()) -> set[int]:
     kept_processes = {os.getpid(), *spare}
     grown = True
     while grown:
-        young = {
-            pid for pid, parent in parents.items() if parent in family - kept_processes and pid not in family
-        }
+        young = {pid for pid, parent in parents.items() if parent in family - kept_processes and pid not in family}
         family |= young
         grown = bool(young)
     return family - kept_processes

@@ -55,9 +55,7 @@ def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) 
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
         stack.enter_context(_locked(scratch))
         outer = job.env.get(variables.STOP_FILE)
-        stop_requests = StopRequests(
-            scratch / "stop", coordinator.announce_stop, outer=Path(outer) if outer else None
-        )
+        stop_requests = StopRequests(scratch / "stop", coordinator.announce_stop, outer=Path(outer) if outer else None)
         stack.enter_context(stop_requests.handling_signals())
         run_id = uuid.uuid4().hex
         reaper_process = stack.enter_context(reaper.Reaper(run_id, scratch))
@@ -145,11 +143,7 @@ class _Supervision:
             while True:
                 self._progress.append(self._newest())
                 end = self._attempt()
-                if (
-                    end is None
-                    or self._stop_requests.force_quit is not None
-                    or self._stop_requests.interrupted
-                ):
+                if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
                     return self._result_after_signal()
                 decision = self._coordinator.report_and_wait(self._ended(end), self._decide)
                 self._event_writer.apply(decision)
@@ -190,9 +184,7 @@ class _Supervision:
         failure = None
         if not end.ok and not end.by_others:
             failure = explain(end.failure_inputs, _classify)
-        return NodeResult(
-            node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure
-        )
+        return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
 
     def _decide(self, ended: list[NodeResult]) -> Decision:
         """On the first node: what all nodes do next."""
@@ -217,9 +209,7 @@ class _Supervision:
         self._event_writer.failed(failure, decision, attempt=self._number)
         if decision.action == "restart" and not self._job.external:
             environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
-            decision = replace(
-                decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ)
-            )
+            decision = replace(decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ))
         return decision
 
     def _pause(self, seconds: float) -> bool:
@@ -232,9 +222,7 @@ class _Supervision:
         return True
 
     def _stop_wanted(self) -> bool:
-        return bool(
-            self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_asked()
-        )
+        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_asked())
 
     def _result_after_signal(self) -> Outcome:
         """The end by a signal."""
@@ -242,9 +230,7 @@ class _Supervision:
             return Outcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(
-            EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_asked(), None)
-        )
+        return Outcome(EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_asked(), None))
 
     def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
         if decision.exit_code == 0:

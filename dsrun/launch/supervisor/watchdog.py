@@ -34,9 +34,7 @@ class Hang:
         """One line for the user."""
         if self.stopped:
             return f"rank {self.rank} is stopped (SIGSTOP) and gave no sign of life for {self.silent_s:.0f} s"
-        return (
-            f"rank {self.rank} hangs: no sign of life for {self.silent_s:.0f} s (limit {self.limit_s:.0f} s)"
-        )
+        return f"rank {self.rank} hangs: no sign of life for {self.silent_s:.0f} s (limit {self.limit_s:.0f} s)"
 
 
 def limit_of(beat: Beat, hang_timeout: float | None) -> float:

@@ -72,9 +72,7 @@ class ZygoteStarter:
     are started as ever.
     """
 
-    def __init__(
-        self, module: str | None, imports: Sequence[str], env: Mapping[str, str], output: IO[bytes]
-    ) -> None:
+    def __init__(self, module: str | None, imports: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> None:
         self._words = [module or "-", *AGENT_IMPORTS, *imports]
         self._env = env
         self._output = output

@@ -51,11 +51,7 @@ class Recorder:
     """Writes the file."""
 
     def __init__(self, file: Path | None) -> None:
-        self._fd = (
-            -1
-            if file is None
-            else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        )
+        self._fd = -1 if file is None else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, rank: int, pid: int, status: int | None = None) -> None:
         if self._fd >= 0:
@@ -133,9 +129,7 @@ class PreforkedRank:
         theirs.close()
         self._socket.recv(1)  # it leads its own process group from here on, which torch signals
 
-    def exec_rank(
-        self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[str | None]
-    ) -> ForkedProcess:
+    def exec_rank(self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[str | None]) -> ForkedProcess:
         """Go on as `python -m MODULE args` with the environment `env`; `streams` are files for stdout and stderr."""
         message = {"args": list(args), "env": dict(env), "streams": list(streams)}
         self._socket.sendall(json.dumps(message).encode() + b"\n")

@@ -150,9 +150,7 @@ def read_facts(
         user=user,
         groups=groups,
         accounting=accounting,
-        reservations=tuple(
-            each["ReservationName"] for each in oneliners(reservations) if "ReservationName" in each
-        ),
+        reservations=tuple(each["ReservationName"] for each in oneliners(reservations) if "ReservationName" in each),
         licenses=tuple(each["LicenseName"] for each in oneliners(licenses) if "LicenseName" in each),
     )
 

@@ -165,9 +165,7 @@ class ClusterFacts:
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition called `name`, the default one for None; None where there is no such."""
-        return next(
-            (each for each in self.partitions if (each.default if name is None else each.name == name)), None
-        )
+        return next((each for each in self.partitions if (each.default if name is None else each.name == name)), None)
 
     def nodes_of(self, partition: Partition) -> tuple[Node, ...]:
         """The partition's nodes, whatever their state."""

@@ -61,9 +61,7 @@ def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
     """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
-        raise ToolError(
-            f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or correct it"
-        )
+        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or correct it")
     try:
         answer = ask(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
     except MissingError:
@@ -143,9 +141,7 @@ def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[st
     return [] if answer is None else _rows(answer.split(f"{_RECORD}\n"), len(letters))
 
 
-def history(
-    fields: Sequence[str], *, hours: float = 24, job_id: str | None = None
-) -> list[tuple[str, ...]] | None:
+def history(fields: Sequence[str], *, hours: float = 24, job_id: str | None = None) -> list[tuple[str, ...]] | None:
     """This user's jobs of the last `hours` as the accounting has them; None where there is no accounting.
 
     With `job_id` that job only, however old. One row per job, without its steps.
@@ -153,9 +149,7 @@ def history(
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={_FIELD}"]
     argv.append(f"--format={','.join(fields)}")
     # Seconds, for sacct takes whole units only.
-    argv += (
-        [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
-    )
+    argv += [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
     text = run_tool_unless(argv, _WITHOUT_ACCOUNTING)
     return None if text is None else _rows(text.splitlines(), len(fields))
 
@@ -178,9 +172,7 @@ def qualities() -> str:
 
 
 def _accounting(kind: str, *words: str, fields: str) -> str:
-    return run_tool(
-        ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"]
-    )
+    return run_tool(["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"])
 
 
 def sbatch(options: Sequence[str], script: Path) -> Answer:

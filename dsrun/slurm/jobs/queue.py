@@ -84,11 +84,7 @@ def _piece(piece: re.Match[str], variables: Mapping[str, str]) -> str | None:
         return piece["escaped"]
     text = piece["double"] if piece["double"] is not None else piece["plain"]
     names = [found[1] or found[2] for found in _VARIABLE.finditer(text)]
-    if (
-        any(name not in variables for name in names)
-        or "$" in _VARIABLE.sub("", text).replace("\\$", "")
-        or "`" in text
-    ):
+    if any(name not in variables for name in names) or "$" in _VARIABLE.sub("", text).replace("\\$", "") or "`" in text:
         return None
     filled = _VARIABLE.sub(lambda found: variables[found[1] or found[2]], text)
     return re.sub(r'\\([\\"$`])', r"\1", filled) if piece["double"] is not None else filled
@@ -170,12 +166,8 @@ def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetim
     """
     jobs = {job.id: job for job in recorded} | {job.id: job for job in queued}
     recent = [job for job in jobs.values() if since is None or not job.is_final or _after(job.ended, since)]
-    active = sorted(
-        (job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", _order(job))
-    )
-    over = sorted(
-        (job for job in recent if job.is_final), key=lambda job: (job.ended, _order(job)), reverse=True
-    )
+    active = sorted((job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", _order(job)))
+    over = sorted((job for job in recent if job.is_final), key=lambda job: (job.ended, _order(job)), reverse=True)
     return [*active, *over]
 
 

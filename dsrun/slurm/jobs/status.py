@@ -100,9 +100,7 @@ def _log(record: dict[str, str]) -> str | None:
         "s": "batch",
         "%": "%",
     }
-    filled = re.sub(
-        r"%(\d*)([jAaxuNnts%])", lambda found: known[found[2]].rjust(int(found[1] or 0), "0"), text
-    )
+    filled = re.sub(r"%(\d*)([jAaxuNnts%])", lambda found: known[found[2]].rjust(int(found[1] or 0), "0"), text)
     return str(PurePosixPath(record.get("WorkDir", "/")) / filled)
 
 

@@ -146,9 +146,7 @@ def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
         nv = ["--nv"] if gpus_of(spec) else []
         # Outside of $HOME Apptainer sees the folder it is called in only where the site lets it.
         own = ['--bind="$PWD"', '--bind="$DSRUN_OUTPUT"', '--pwd="$PWD"']
-        return " ".join(
-            ["apptainer exec", *nv, *own, *binds, shell_quote(spec.apptainer), shell_quote(python)]
-        )
+        return " ".join(["apptainer exec", *nv, *own, *binds, shell_quote(spec.apptainer), shell_quote(python)])
     return shell_quote(python)
 
 

@@ -19,9 +19,7 @@ _AFTER = re.compile(
     r"(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+",
     re.ASCII,
 )
-_RESOURCE = re.compile(
-    r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?", re.ASCII
-)
+_RESOURCE = re.compile(r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?", re.ASCII)
 _MAIL = frozenset(
     {"NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"}
     | {"TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"}
@@ -119,9 +117,7 @@ def directive_value(value: object, where: str) -> str:
     """
     text = str(value)
     if _CONTROL.search(text):
-        raise UsageError(
-            f"{where}: {text!r} holds a line break or control character, which no #SBATCH line can"
-        )
+        raise UsageError(f"{where}: {text!r} holds a line break or control character, which no #SBATCH line can")
     if text != text.strip() or not text:
         what = "begins or ends with a blank" if text else "is empty"
         raise UsageError(f"{where}: {text!r} {what}, which SLURM would misread", fix="leave it away")

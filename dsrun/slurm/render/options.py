@@ -75,9 +75,7 @@ class ResourceOptions:
         metavar="N",
         least=1,
     )
-    mem: str | None = option(
-        None, "memory of each node, such as 200G; 0: all of it", sbatch="mem", metavar="SIZE"
-    )
+    mem: str | None = option(None, "memory of each node, such as 200G; 0: all of it", sbatch="mem", metavar="SIZE")
     exclusive: bool = option(False, "share the nodes with no other job", sbatch="exclusive")
     time: str | None = option(
         None,
@@ -105,9 +103,7 @@ class QueueOptions:
         None, "nodes that must be among the job's", sbatch="nodelist", short="w", metavar="NODES"
     )
     exclude: str | None = option(None, "nodes that must not", sbatch="exclude", short="x", metavar="NODES")
-    licenses: str | None = option(
-        None, "licences the job needs", sbatch="licenses", short="L", metavar="LIST"
-    )
+    licenses: str | None = option(None, "licences the job needs", sbatch="licenses", short="L", metavar="LIST")
     begin: str | None = option(
         None, "start no sooner: 22:00, now+2hours, 2026-12-01", sbatch="begin", short="b", metavar="TIME"
     )
@@ -126,9 +122,7 @@ class QueueOptions:
         "flag of the program that gets the number of each task of an array, such as --seed",
         metavar="FLAG",
     )
-    sbatch: tuple[str, ...] = option(
-        (), "any other option of sbatch, as key=value or key", metavar="KEY=VALUE"
-    )
+    sbatch: tuple[str, ...] = option((), "any other option of sbatch, as key=value or key", metavar="KEY=VALUE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +136,7 @@ class InterruptionOptions:
         least=1,
     )
     requeue: bool = option(True, "put an interrupted, unfinished job back into the queue")
-    max_requeues: int = option(
-        20, "times an interrupted job goes back into the queue at most", metavar="N", least=0
-    )
+    max_requeues: int = option(20, "times an interrupted job goes back into the queue at most", metavar="N", least=0)
     max_restarts: int | None = option(
         None,
         "times all workers are started again within the job after one has died; default run.yaml's, "
@@ -167,9 +159,7 @@ class EnvironmentOptions:
         "variable the job needs: NAME is passed on from where sbatch is called, NAME=VALUE stands in the script",
         metavar="NAME",
     )
-    clean_env: bool = option(
-        False, "pass on nothing of your environment but HOME, USER, LOGNAME, SHELL and --env NAME"
-    )
+    clean_env: bool = option(False, "pass on nothing of your environment but HOME, USER, LOGNAME, SHELL and --env NAME")
     stage: str | None = option(
         None,
         "wheel, tar of an environment, or environment folder that is copied to every node's local disk first",
@@ -182,9 +172,7 @@ class EnvironmentOptions:
 class ContainerOptions:
     """The image the processes run in."""
 
-    container_image: str | None = option(
-        None, "image for pyxis/enroot: a .sqsh file or registry name", metavar="IMAGE"
-    )
+    container_image: str | None = option(None, "image for pyxis/enroot: a .sqsh file or registry name", metavar="IMAGE")
     apptainer: str | None = option(None, "image for Apptainer: a .sif file, folder or URI", metavar="IMAGE")
     container_mounts: tuple[str, ...] = option(
         (),

@@ -83,13 +83,9 @@ def any_program(words: Sequence[str]) -> Program:
     if not first:
         raise UsageError("the program after -- is an empty word")
     if first.startswith("-"):
-        raise UsageError(
-            f"-- {first}: a program comes first", fix="-- train --model …, or -- python my_train.py …"
-        )
+        raise UsageError(f"-- {first}: a program comes first", fix="-- train --model …, or -- python my_train.py …")
     base = PurePosixPath(first).name
-    if base in LAUNCHERS or (
-        _PYTHON.fullmatch(base) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS
-    ):
+    if base in LAUNCHERS or (_PYTHON.fullmatch(base) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS):
         raise UsageError(
             f"-- {first}: the script starts one worker per GPU itself, and each would start all of them again",
             fix="-- python my_train.py …",

@@ -95,9 +95,7 @@ def render(spec: SlurmSpec, program: Program, site: Site, template: str | None =
     except jinja2.UndefinedError as error:
         raise UsageError(f"{_place(error)}: {error.message}", fix="slurm/README.md lists the names") from None
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise UsageError(
-            f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names"
-        ) from None
+        raise UsageError(f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names") from None
 
 
 def _place(error: Exception) -> str:
@@ -129,9 +127,7 @@ def _refuse(spec: SlurmSpec, program: Program) -> None:
             fix="leave --output away: each has runs/NAME-JOB_TASK",
         )
     if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
-        raise UsageError(
-            f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}"
-        )
+        raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")
 
 
 def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:

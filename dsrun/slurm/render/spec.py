@@ -81,9 +81,7 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
             f"{where}: {entry!r} is not key=value with a long option's name",
             fix='such as --sbatch "switches=1"',
         )
-    known = {
-        each.metadata.get("sbatch"): name for name, each in options().items() if each.metadata.get("sbatch")
-    }
+    known = {each.metadata.get("sbatch"): name for name, each in options().items() if each.metadata.get("sbatch")}
     if key in known:
         raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
     if key in RESERVED_OPTIONS:

@@ -144,9 +144,7 @@ class Checkpointing(Seq2SeqTrainer):
             self._write_model(folder, state_dict)
             return
         save.write(lambda: self._write_model(folder, state_dict))
-        save.seal(
-            *(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("rng_state"))
-        )
+        save.seal(*(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("rng_state")))
 
     def _write_model(self, folder: Path, state_dict: dict[str, Any] | None) -> None:
         """Tied weights are saved once. Under ZeRO-1 and 2 accelerate hands out clones (so that torch.save does not

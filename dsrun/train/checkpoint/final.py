@@ -90,9 +90,7 @@ def _outside_zero3() -> Iterator[None]:
     """Build a model on this rank alone: with ZeRO-3 registered, transformers would shard it over all ranks."""
     from transformers.integrations import deepspeed as integration
 
-    config = (
-        integration._hf_deepspeed_config_weak_ref() if integration._hf_deepspeed_config_weak_ref else None
-    )
+    config = integration._hf_deepspeed_config_weak_ref() if integration._hf_deepspeed_config_weak_ref else None
     integration.unset_hf_deepspeed_config()
     try:
         yield
@@ -112,9 +110,7 @@ def _check_shapes(folder: Path) -> None:
         with safe_open(file, framework="pt") as weights:
             empty = [name for name in list(weights.keys()) if 0 in weights.get_slice(name).get_shape()]
         if empty:
-            raise ToolError(
-                f"{file} holds empty weights ({empty[0]}): the shards of ZeRO-3 were not gathered"
-            )
+            raise ToolError(f"{file} holds empty weights ({empty[0]}): the shards of ZeRO-3 were not gathered")
 
 
 def _replace(partial: Path, folder: Path) -> None:

@@ -246,10 +246,7 @@ def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:
         # Nobody is going to load what was converted for an earlier attempt, nor to remove it.
         shutil.rmtree(folder.path / CONVERTED, ignore_errors=True)
     beyond = [] if step is None else [each for each, _ in folder.checkpoints() if each > step]
-    return [
-        f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}"
-        for each in sorted(beyond)
-    ]
+    return [f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}" for each in sorted(beyond)]
 
 
 def _step(checkpoint: Path) -> int | None:

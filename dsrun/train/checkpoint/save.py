@@ -134,9 +134,7 @@ class Save:
         """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
         return SaveFailed(
             f"saving checkpoint-{self.step} failed: {why}; {_left(self.run)}",
-            fix="free some space, lower --keep, or choose another --output"
-            if disk
-            else "the log has the traceback",
+            fix="free some space, lower --keep, or choose another --output" if disk else "the log has the traceback",
             cause="disk_full" if disk else None,
         )
 

@@ -76,9 +76,7 @@ class Job:
         return asdict(self)
 
 
-def build(
-    job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress
-) -> Meta:
+def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress) -> Meta:
     """Fill the folder `work` and say what is in it.
 
     Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is read.
@@ -107,8 +105,7 @@ def layout_of(job: Job, source: Source, tokenizer: Any) -> tuple[Layout, list[st
     if isinstance(source, FileSource) and source.format == "txt":
         if job.task == "seq2seq":
             raise UsageError(
-                f"{source.where}: plain text has no targets for seq2seq; "
-                f"layouts known: {known_layouts(job.task)}",
+                f"{source.where}: plain text has no targets for seq2seq; layouts known: {known_layouts(job.task)}",
                 fix="a json, jsonl, csv or parquet file with such columns",
             )
         return Layout("text", ("text",)), columns

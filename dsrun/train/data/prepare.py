@@ -118,20 +118,14 @@ class _Preparation:
 
         Also when nobody evaluates now, so that a later evaluation does not see what was trained on.
         """
-        if (
-            self.request.task != "causal-lm"
-            or "validation" in sources.splits
-            or "train" not in sources.splits
-        ):
+        if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
             return 0
         percent = self.spec.validation_split_percentage
         if not 0 <= percent < 100:
             raise UsageError(f"--validation-split-percentage {percent}: must be from 0 to 99")
         if percent and self.spec.streaming and not is_bin(sources.splits["train"]):
             if "validation" in self.request.required:
-                raise UsageError(
-                    "a stream has no end to hold validation data out of", fix="--validation-file FILE"
-                )
+                raise UsageError("a stream has no end to hold validation data out of", fix="--validation-file FILE")
             return 0
         return percent
 
@@ -183,9 +177,7 @@ class _Preparation:
         )
 
         def make(work: Path) -> Meta:
-            return build(
-                job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress
-            )
+            return build(job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress)
 
         def waiting() -> None:
             self.progress("", 0, 0)

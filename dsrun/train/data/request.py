@@ -48,9 +48,7 @@ class Collator:
         batch = {
             "input_ids": _padded(inputs, width, self.pad_id),
             "attention_mask": _padded([np.ones_like(ids) for ids in inputs], width, 0),
-            "labels": _padded(
-                labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED
-            ),
+            "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
         }
         if self.seq2seq and self.model is not None:
             batch["decoder_input_ids"] = self._decoder_input_ids(self._shiftable(batch["labels"]))

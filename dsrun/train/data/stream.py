@@ -108,9 +108,7 @@ class EncodedRows:
         self._read += len(rows)
         encoded = self._encoder(self._raw.columns(rows), indices)
         names = list(encoded)
-        self._ready.extend(
-            dict(zip(names, values, strict=True)) for values in zip(*encoded.values(), strict=True)
-        )
+        self._ready.extend(dict(zip(names, values, strict=True)) for values in zip(*encoded.values(), strict=True))
 
 
 @dataclass

@@ -52,9 +52,7 @@ def base_folder(adapter: Adapter) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        found = snapshot_download(
-            adapter.base, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"]
-        )
+        found = snapshot_download(adapter.base, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"])
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         if hub.is_unreachable(error):
             raise hub.unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error
@@ -72,9 +70,7 @@ def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
     """
     shapes = {weight.name: weight.shape for weight in stored_weights(base, "model*.safetensors")}
     _, whole = _parts(adapter)
-    grown = [
-        weight.shape[0] for name, weight in whole.items() if shapes.get(name, weight.shape) != weight.shape
-    ]
+    grown = [weight.shape[0] for name, weight in whole.items() if shapes.get(name, weight.shape) != weight.shape]
     return grown[0] if grown else None
 
 

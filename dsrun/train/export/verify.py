@@ -44,9 +44,7 @@ def logits_of_export(folder: Path) -> torch.Tensor:
         return _forward(model.float())
 
 
-def logits_of_weights(
-    config: Any, weights: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any]
-) -> torch.Tensor:
+def logits_of_weights(config: Any, weights: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any]) -> torch.Tensor:
     """The logits of an empty model of `config`, given to `adapt` (which may add adapters), with these weights."""
     from accelerate import cpu_offload, init_empty_weights
 
@@ -54,9 +52,7 @@ def logits_of_weights(
         model = adapt(auto_class(config).from_config(config, dtype=torch.float32))
     model.tie_weights()
     tied = _tied(model)
-    cpu_offload(
-        model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_whole(weights, tied)
-    )
+    cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_whole(weights, tied))
     return _forward(model)
 
 

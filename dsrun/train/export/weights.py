@@ -46,9 +46,7 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
     if zero is None:
         if empty or not stored:
             what = (
-                f"{empty[0]} is empty (zero3_empty_weights)"
-                if empty
-                else "it has neither safetensors nor ZeRO shards"
+                f"{empty[0]} is empty (zero3_empty_weights)" if empty else "it has neither safetensors nor ZeRO shards"
             )
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
         reads = {weight.name: weight.read for weight in stored}
@@ -59,9 +57,7 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
         if dtype == torch.float32:
             stored = [_master(weight, by_name.get(weight.name), zero) for weight in stored]
         return Found(stored, renamed(module.reference(), by_name), dtypes)
-    weights = [
-        replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()
-    ]
+    weights = [replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()]
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
@@ -79,9 +75,7 @@ def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[
     if dtype != torch.float32 or saved <= {torch.float32}:
         return ()
     names = ", ".join(sorted(str(each).removeprefix("torch.") for each in saved))
-    return (
-        f"its weights were saved in {names}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",
-    )
+    return (f"its weights were saved in {names}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",)
 
 
 def _floating(weights: list[Weight]) -> frozenset[torch.dtype]:
@@ -139,13 +133,10 @@ class _Module:
             Weight(name, module[name].dtype, parameter.shape, self._trained(name))
             for name, parameter in self.zero.parameters.items()
         ]
-        found += [
-            Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()
-        ]
+        found += [Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()]
         buffers = {name: module[name] for name in self.buffers}
         return found + [
-            Weight(name, value.dtype, tuple(value.shape), lambda value=value: value)
-            for name, value in buffers.items()
+            Weight(name, value.dtype, tuple(value.shape), lambda value=value: value) for name, value in buffers.items()
         ]
 
     def reference(self) -> Mapping[str, torch.Tensor]:

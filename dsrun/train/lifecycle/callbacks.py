@@ -152,9 +152,7 @@ class EventCallback(TrainerCallback):
             self._reported = self.clock()
             self.records.event("progress", step=state.global_step)
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         self.records.evaluated(state.global_step, metrics)
 
 

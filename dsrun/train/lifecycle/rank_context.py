@@ -29,9 +29,7 @@ SAME_REQUEST_SECONDS = 1.0
 class PreemptionHandler:
     """What this rank knows of a request to stop. The ranks agree on it in the sum that they form before every step."""
 
-    def __init__(
-        self, signals: tuple[signal.Signals, ...], file: Path | None, *, is_supervised: bool = False
-    ) -> None:
+    def __init__(self, signals: tuple[signal.Signals, ...], file: Path | None, *, is_supervised: bool = False) -> None:
         self.signals = signals
         self.file = file
         # Then a second request is for the supervisor, which ends all processes of the run.

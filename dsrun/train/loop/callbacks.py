@@ -50,9 +50,7 @@ class StopEarly(EarlyStoppingCallback):
         super().on_train_begin(args, state, control, **kwargs)
         # A checkpoint that knows nothing of this callback has no place for it, and the next save would fail.
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        self.early_stopping_patience_counter = stored.get("attributes", {}).get(
-            "early_stopping_patience_counter", 0
-        )
+        self.early_stopping_patience_counter = stored.get("attributes", {}).get("early_stopping_patience_counter", 0)
         if self._patience_is_spent():
             control.should_training_stop = True
 
@@ -96,9 +94,7 @@ class Recorder(TrainerCallback):
         if self.bar:
             self.bar.advance(state.global_step)
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
         if "loss" in logs:
             record = self._step_record(state, logs)
@@ -108,9 +104,7 @@ class Recorder(TrainerCallback):
         elif any(name.startswith("eval_") for name in logs):
             self.write({"step": state.global_step, **logs})
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         if not self.trainer.is_in_train:
             return
         self.console.print(f"step {state.global_step}  evaluation  {format_metrics(metrics, 'eval_')}")
@@ -163,9 +157,7 @@ class Profiler(TrainerCallback):
         if args.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         schedule = torch.profiler.schedule(wait=0, warmup=self.WARM_UP, active=self.steps, repeat=1)
-        self._profiler = torch.profiler.profile(
-            activities=activities, schedule=schedule, on_trace_ready=self._finish
-        )
+        self._profiler = torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self._finish)
         self._profiler.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -231,16 +223,12 @@ class LossSpikeDetector(TrainerCallback):
         self.on_spike = on_spike
         self._losses: deque[float] = deque(maxlen=REMEMBERED)
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         loss = (logs or {}).get("loss")
         if loss is None or not math.isfinite(loss):
             return
         if len(self._losses) >= FEWEST:
             usual = statistics.median(self._losses)
             if loss > SMALLEST_JUMP * usual and robust_z(loss, self._losses) > LARGEST_SCORE:
-                self.on_spike(
-                    state.global_step, f"the loss rose to {number(loss)}, from about {number(usual)}"
-                )
+                self.on_spike(state.global_step, f"the loss rose to {number(loss)}, from about {number(usual)}")
         self._losses.append(loss)

@@ -61,9 +61,7 @@ def hidden_size(model_config: Any) -> int | None:
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
 
 
-def prepare_ops(
-    config: dict[str, Any], world: World, *, notify: Callable[[str], None], training: bool = True
-) -> None:
+def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str], None], training: bool = True) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever; our

@@ -46,9 +46,7 @@ def _rouge(hypotheses: list[str], targets: list[str]) -> dict[str, float]:
 
     scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
     # rougeLsum wants one sentence a line; text without line breaks is one sentence.
-    scores = [
-        scorer.score(target, hypothesis) for target, hypothesis in zip(targets, hypotheses, strict=True)
-    ]
+    scores = [scorer.score(target, hypothesis) for target, hypothesis in zip(targets, hypotheses, strict=True)]
     return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
 
 
@@ -104,17 +102,13 @@ class Evaluator:
             if with_loss:
                 sums += self._loss(inputs)
             if generate:
-                texts += [
-                    pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER
-                ]
+                texts += [pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER]
             progress((step + 1) * self._split().round, len(rows))
         metrics = self._loss_metrics(sums) if with_loss else {}
         examples = self._gather(rows, texts) if generate else []
         metrics |= self._scores(examples) if generate else {}
         seconds = time.monotonic() - began
-        return Evaluation(
-            {**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples
-        )
+        return Evaluation({**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples)
 
     def _split(self) -> Split:
         return Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)

@@ -155,9 +155,7 @@ def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Conso
     )
 
 
-def adaptive_interval(
-    trainer: Any, plan: Plan, records: RunRecords, console: Console
-) -> AdaptiveSaveInterval:
+def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
     """--save-every auto."""
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 

@@ -119,9 +119,7 @@ class RunTrainer(Checkpointing):
 
     def any_rank_asked_to_stop(self) -> bool:
         """Whether any rank has been asked to stop by now; called on all ranks."""
-        return StopVote(
-            self.context.stopping, world_size=self.split.world_size, device=self.args.device
-        ).newest()
+        return StopVote(self.context.stopping, world_size=self.split.world_size, device=self.args.device).newest()
 
     @property
     def tokens_seen(self) -> int:
@@ -206,9 +204,7 @@ class RunTrainer(Checkpointing):
         generate = self.args.predict_with_generate
         before = self.context.heart.phase
         self.context.heart.enter("generating" if generate else "evaluating")
-        evaluator = Evaluator(
-            self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size
-        )
+        evaluator = Evaluator(self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size)
         result = evaluator.run(rows, generate=generate, with_loss=True, progress=self._evaluated())
         self.context.heart.enter(before)
         self.last_evaluation = result
@@ -260,9 +256,7 @@ class RunTrainer(Checkpointing):
             self.interrupted = self.control.should_training_stop = True
             return
         if super()._determine_best_metric(metrics, None):
-            self.state.best_model_checkpoint = str(
-                Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            )
+            self.state.best_model_checkpoint = str(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
 
     def prepare_for_evaluation(self) -> None:
         """Without training before it, evaluation under ZeRO-3 needs an engine to gather parameters."""

@@ -60,9 +60,7 @@ def decide_task(config: Any, asked: str, model: str | None) -> Task:
     if asked != "auto":
         if asked not in able and type(config).__module__.startswith("transformers."):
             hint = f"use --task {able[0]}" if able else "choose another model"
-            raise UsageError(
-                f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint
-            )
+            raise UsageError(f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint)
         return "seq2seq" if asked == "seq2seq" else "causal-lm"
     if config.is_encoder_decoder:
         return "seq2seq"
@@ -98,9 +96,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
     dtype = DTYPES[spec.weights_dtype]
     if spec.from_scratch or spec.model is None:
         try:
-            model = AUTO_CLASS[task].from_config(
-                config, dtype=torch.float32 if dtype == "auto" else dtype, **options
-            )
+            model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
         except (ValueError, ImportError) as error:
             name = spec.model or config.model_type
             refused = _refused_attention(spec.attn_implementation, name, hub.first_line(error))
@@ -129,9 +125,7 @@ def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
     if len(tokenizer) <= rows:
         return None
     model.resize_token_embeddings(len(tokenizer))
-    return (
-        f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
-    )
+    return f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
 
 
 def stretch_positions(model: Any, length: int | None) -> str | None:
@@ -187,9 +181,7 @@ def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
 def parameter_count(model: Any, *, trainable: bool = False) -> int:
     """Parameters of the whole model, those that ZeRO-3 keeps elsewhere included."""
     return sum(
-        getattr(p, "ds_numel", None) or p.numel()
-        for p in model.parameters()
-        if p.requires_grad or not trainable
+        getattr(p, "ds_numel", None) or p.numel() for p in model.parameters() if p.requires_grad or not trainable
     )
 
 
@@ -246,9 +238,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
             fix="give a local folder or the name of a Hub repository",
         ) from error
     except ImportError as error:
-        raise MissingError(
-            f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}"
-        ) from error
+        raise MissingError(f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}") from error
 
 
 def _refused_attention(asked: str | None, name: str, first: str) -> UsageError | None:

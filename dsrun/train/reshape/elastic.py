@@ -93,15 +93,11 @@ def adapt(
     reseed = saved.world_size != layout.world_size
     change = saved.change_to(layout)
     if change == "none" or (change == "order" and not built):
-        order = (
-            {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
-        )
+        order = {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
         return Adapted(checkpoint, checkpoint, deepspeed=order, reseed=reseed)
     _refuse_impossible(checkpoint, saved, layout)
     if layout.stage and built and layout.round_robin:
-        raise ToolError(
-            f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on"
-        )
+        raise ToolError(f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on")
     kind = "plain" if layout.stage == 0 else "universal"
     folder = run / CONVERTED / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}

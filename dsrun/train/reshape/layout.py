@@ -184,11 +184,7 @@ def write_schedule(checkpoint: Path, source: Source, folder: Path, *, same_group
 def common_hyperparameters(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """Those of CARRIED that all groups agree on."""
     first = groups[0]
-    return {
-        name: first[name]
-        for name in CARRIED
-        if name in first and all(g.get(name) == first[name] for g in groups)
-    }
+    return {name: first[name] for name in CARRIED if name in first and all(g.get(name) == first[name] for g in groups)}
 
 
 def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:

@@ -88,9 +88,7 @@ class PlainCheckpoint:
                     f"{checkpoint}: its optimizer has no Adam states for {name}, so it cannot be resumed under ZeRO",
                     fix="resume with --zero 0, as it was saved",
                 )
-        self._files = {
-            name: file for file in sorted(checkpoint.glob("*.safetensors")) for name in _names_in(file)
-        }
+        self._files = {name: file for file in sorted(checkpoint.glob("*.safetensors")) for name in _names_in(file)}
 
     @property
     def parameters(self) -> dict[str, ShapeOnly]:
@@ -157,9 +155,7 @@ def write_plain(
 def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:
     missing = {name for group in groups for name in group} ^ set(source.parameters)
     if missing:
-        raise UsageError(
-            f"{sorted(missing)[0]} is trained in one of the checkpoint and this run, and not in the other"
-        )
+        raise UsageError(f"{sorted(missing)[0]} is trained in one of the checkpoint and this run, and not in the other")
     ordered = [name for group in groups for name in group]
     step = torch.tensor(float(source.step))
     state = {

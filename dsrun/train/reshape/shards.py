@@ -123,9 +123,7 @@ class ZeroCheckpoint:
     def model_files(self) -> list[Path]:
         files = self._ranks(_MODEL_FILE, "_model_states.pt")
         if not files or (self.stage == 3 and len(files) != self.world_size):
-            raise UsageError(
-                f"{self.folder}: {len(files)} of {self.world_size} files of model states are there"
-            )
+            raise UsageError(f"{self.folder}: {len(files)} of {self.world_size} files of model states are there")
         return files
 
     @cached_property
@@ -263,9 +261,7 @@ class ZeroCheckpoint:
         for path in self.folder.glob(f"*{suffix}"):
             match = pattern.fullmatch(path.name)
             if match is None or int(match[2]):
-                raise UsageError(
-                    f"{path}: saved with tensor, pipeline or expert parallelism, which is not read"
-                )
+                raise UsageError(f"{path}: saved with tensor, pipeline or expert parallelism, which is not read")
             found[int(match[1] or 0)] = path
         return [found[rank] for rank in sorted(found)]
 

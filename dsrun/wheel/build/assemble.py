@@ -69,9 +69,7 @@ def _merge_tables(texts: Sequence[str]) -> str:
 
 
 def _write(target: Path, contents: dict[str, tuple[bytes, int]]) -> Path:
-    record = next(
-        f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL")
-    )
+    record = next(f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL"))
     lines = [f"{name},{_hash(data)},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
     contents = {
         **dict(sorted(contents.items())),
@@ -106,9 +104,7 @@ def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -
             wrong.append(f"{op.name} is not in it")
             continue
         if op.name not in report.installed_ops:
-            wrong.append(
-                f"{op.name} is compiled, but DeepSpeed's table of installed operations does not name it"
-            )
+            wrong.append(f"{op.name} is compiled, but DeepSpeed's table of installed operations does not name it")
         if request.accelerator == "cuda" and op.code == "cuda":
             wrong += _code(library, op, request)
     return wrong
@@ -141,11 +137,7 @@ def _facts(report: WheelReport, request: Request) -> list[str]:
         ("its version", report.version, version),
         ("its Python", report.python, request.python),
     )
-    return [
-        f"{what} is {found or 'none'}, not {asked or 'none'}"
-        for what, found, asked in pairs
-        if found != asked
-    ]
+    return [f"{what} is {found or 'none'}, not {asked or 'none'}" for what, found, asked in pairs if found != asked]
 
 
 def _code(library: Library, op: Op, request: Request) -> list[str]:
@@ -156,7 +148,5 @@ def _code(library: Library, op: Op, request: Request) -> list[str]:
     for kind, wanted, found in (("SASS", sass, library.sass), ("PTX", ptx, library.ptx)):
         lost = sorted(wanted - set(found), key=Version)
         if lost:
-            wrong.append(
-                f"{op.name} has no {kind} for {', '.join(lost)}, only for {', '.join(found) or 'none'}"
-            )
+            wrong.append(f"{op.name} has no {kind} for {', '.join(lost)}, only for {', '.join(found) or 'none'}")
     return wrong

@@ -44,9 +44,7 @@ def node_level(features: Iterable[str]) -> str | None:
     """
     words = {word.strip().lower().replace("_", "-") for word in features}
     known = _levels()
-    found = {known.get(word) or known.get(word.replace("-", "_")) for word in words} | (
-        words & set(known.values())
-    )
+    found = {known.get(word) or known.get(word.replace("-", "_")) for word in words} | (words & set(known.values()))
     levels = {level for level in found if level}
     if _LESS in words:
         return known[_LESS]
@@ -162,9 +160,7 @@ def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
         return Path(sys.executable)
     found = shutil.which(named, path=environ.get("PATH"))
     if found is None:
-        raise UsageError(
-            f"--python {named} is no program", fix="give the path of the environment's bin/python"
-        )
+        raise UsageError(f"--python {named} is no program", fix="give the path of the environment's bin/python")
     return Path(found).absolute()
 
 
@@ -189,9 +185,7 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
     setuptools = found.get("setuptools")
     if setuptools is None or ("wheel" not in found and Version(setuptools) < Version(_BDIST_WHEEL)):
         state = f"setuptools {setuptools} without the package wheel" if setuptools else "no setuptools"
-        raise MissingError(
-            f"{python} has {state}", fix=f"{python} -m pip install 'setuptools>={_BDIST_WHEEL}'"
-        )
+        raise MissingError(f"{python} has {state}", fix=f"{python} -m pip install 'setuptools>={_BDIST_WHEEL}'")
     if shutil.which("ninja", path=f"{python.parent}{os.pathsep}{environ.get('PATH', '')}") is None:
         raise MissingError("there is no ninja to run compilers with", fix=f"{python} -m pip install ninja")
 
@@ -201,9 +195,7 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        diagnostics.notices.append(
-            f"SLURM was asked in vain for the processors of its nodes: {error.message}"
-        )
+        diagnostics.notices.append(f"SLURM was asked in vain for the processors of its nodes: {error.message}")
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     return default_level([known] if known else None, host_level(_cpuinfo()))

@@ -76,9 +76,7 @@ def build_environment(
     """
     wanted = {op.name for op in ops}
     kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _NOT_FOR_BUILDS and not name.startswith(_PREFIXES)
+        name: value for name, value in environ.items() if name not in _NOT_FOR_BUILDS and not name.startswith(_PREFIXES)
     }
     switches = {op.variable: "0" for op in table} | {op.variable: "1" for op in table if op.name in wanted}
     return {
@@ -140,9 +138,7 @@ def _caching(cache: Path | None, cuda_home: Path | None, tree: Path) -> dict[str
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
     """What to change in `before` to get `after`; None stands for a variable to unset."""
-    changed: dict[str, str | None] = {
-        name: value for name, value in after.items() if before.get(name) != value
-    }
+    changed: dict[str, str | None] = {name: value for name, value in after.items() if before.get(name) != value}
     return changed | {name: None for name in before if name not in after}
 
 

@@ -158,9 +158,7 @@ def _of_part(ops: Sequence[Op], archs: Archs, diagnostics: Diagnostics) -> tuple
     """Those of `ops` that the wheel for `archs`, one of two, holds."""
     kept = tuple(op for op in ops if _with_code(op, archs))
     if not kept:
-        raise UsageError(
-            f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch"
-        )
+        raise UsageError(f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch")
     diagnostics.notices += [
         f"the wheel for {env_value(archs)} is without {op.name}, which is for {op.lowest} and above"
         for op in ops
@@ -175,9 +173,7 @@ def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], contex
     if unused:
         notices.append(f"{', '.join(unused)} in the environment: not used for this build")
     if context.level == NATIVE and flags.cpu is None:
-        notices.append(
-            "the CPU operations are compiled for this machine's own processor: no level is known for it"
-        )
+        notices.append("the CPU operations are compiled for this machine's own processor: no level is known for it")
     if context.target.kind != "cuda":
         return notices
     value = env_value(context.target.archs)

@@ -56,9 +56,7 @@ def parse_line(label: str, text: str) -> Event | None:
         name = extension[1].rpartition(".")[2].removesuffix("_op")
         return Event(kind="library", label=label, name=name)
     if step := _NINJA.match(text):
-        return Event(
-            kind="file", label=label, name=label, file=_source(step[3]), done=int(step[1]), total=int(step[2])
-        )
+        return Event(kind="file", label=label, name=label, file=_source(step[3]), done=int(step[1]), total=int(step[2]))
     return None
 
 
@@ -116,9 +114,7 @@ class Tracker:
     def done(self) -> float:
         """Share of the work that is finished, 0 to 1."""
         whole = sum(part.weight for part in self._parts.values())
-        return (
-            sum(part.weight * min(1.0, part.share) for part in self._parts.values()) / whole if whole else 0.0
-        )
+        return sum(part.weight * min(1.0, part.share) for part in self._parts.values()) / whole if whole else 0.0
 
     def left(self, now: float) -> float | None:
         """Seconds that remain if the rest goes on as it went so far; None before anything is finished."""
@@ -162,9 +158,7 @@ def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes:
             pass
 
 
-def _follow(
-    lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]
-) -> None:
+def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
     def tell(event: Event) -> None:
         tracker.note(event, time.monotonic())
         watch(event, tracker)

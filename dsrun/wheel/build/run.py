@@ -199,9 +199,7 @@ def _build(job: Job, folder: Path, staged: Path, environ: Mapping[str, str], wat
         "check": time.monotonic() - compiled,
         "total": time.monotonic() - began,
     }
-    write_record(
-        staged, make_record(job.request, report, seconds=seconds, by_build=tracker.seconds(), started=started)
-    )
+    write_record(staged, make_record(job.request, report, seconds=seconds, by_build=tracker.seconds(), started=started))
     return wheel
 
 
@@ -222,9 +220,7 @@ def _only_wheel(folder: Path) -> Path:
     return wheels[0]
 
 
-def _compile(
-    builds: Sequence[Build], width: int, log: Path, *, folder: Path, tracker: Tracker, watch: Watch
-) -> None:
+def _compile(builds: Sequence[Build], width: int, log: Path, *, folder: Path, tracker: Tracker, watch: Watch) -> None:
     """Run all builds; ToolError names the first real error."""
     plan = folder / "plan.json"
     entries = [{"label": b.label, "argv": b.argv, "cwd": str(b.tree), "env": b.env} for b in builds]

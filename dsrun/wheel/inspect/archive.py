@@ -207,9 +207,7 @@ def _check_metadata(archive: Archive) -> list[Finding]:
     name, version = str(headers.get("Name", "")), str(headers.get("Version", ""))
     told = archive.name
     if canonicalize_name(name) != told.name or _normal(version) != told.version:
-        message = (
-            f"is named {told.name} {told.version} but its METADATA says {name} {version}: pip will refuse it"
-        )
+        message = f"is named {told.name} {told.version} but its METADATA says {name} {version}: pip will refuse it"
         return [_error("wheel_metadata", message, where)]
     return []
 

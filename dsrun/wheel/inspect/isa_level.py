@@ -51,9 +51,7 @@ _V2 = re.compile(
     rb"|extractps|pcmpeqq|pcmpgtq|pcmp[ei]str)"
 )
 _MNEMONICS = re.compile(
-    rb"\t(?:"
-    + b"|".join(b"(?P<%s>%s)" % (name.encode(), text) for name, text in _BEYOND.items())
-    + rb")[ \n]"
+    rb"\t(?:" + b"|".join(b"(?P<%s>%s)" % (name.encode(), text) for name, text in _BEYOND.items()) + rb")[ \n]"
 )
 _SIGNS = ((3, _V4), (2, _V3), (1, _V2))
 
@@ -62,8 +60,7 @@ _ISA_BITS = len(LEVELS)
 
 # The names of GCC's -march whose processors have a level; others are unknown and stay so.
 _V2_NAMES = (
-    "nehalem corei7 westmere silvermont goldmont goldmont-plus tremont btver1 bdver1 bdver2 sandybridge "
-    "ivybridge"
+    "nehalem corei7 westmere silvermont goldmont goldmont-plus tremont btver1 bdver1 bdver2 sandybridge ivybridge"
 )
 _V3_NAMES = (
     "haswell core-avx2 broadwell skylake alderlake raptorlake meteorlake gracemont sierraforest grandridge arrowlake "
@@ -90,9 +87,7 @@ def level_of_code(blocks: Iterable[bytes]) -> str:
     level, beyond = 0, set[str]()
     for block in blocks:
         level = next((number for number, sign in _SIGNS if number > level and sign.search(block)), level)
-        beyond |= {
-            str(found.lastgroup) for found in _MNEMONICS.finditer(block) if not _F16C.match(found[0].strip())
-        }
+        beyond |= {str(found.lastgroup) for found in _MNEMONICS.finditer(block) if not _F16C.match(found[0].strip())}
     return _name(level, beyond)
 
 

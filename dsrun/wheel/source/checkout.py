@@ -39,9 +39,7 @@ def parse_remote(text: str) -> Remote:
     except ValueError:  # a bracket without its other half
         parts = urlsplit("")
     if parts.scheme not in _SCHEMES or not parts.path.strip("/"):
-        raise UsageError(
-            f"{text!r} is not the address of a git repository", fix="git+https://HOST/OWNER/NAME.git@TAG"
-        )
+        raise UsageError(f"{text!r} is not the address of a git repository", fix="git+https://HOST/OWNER/NAME.git@TAG")
     path, _, ref = parts.path.partition("@")
     if ref.startswith("-") or any(sign in ref for sign in " ~^:?*[\\"):
         raise UsageError(f"{ref!r} is not the name of a branch, tag or commit", fix="git+URL@TAG")
@@ -50,9 +48,7 @@ def parse_remote(text: str) -> Remote:
 
 def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = _LOCAL_S) -> Answer:
     if shutil.which("git", path=os.environ.get("PATH")) is None:
-        raise MissingError(
-            "git is not installed", fix="install git, or give a folder or a version to --deepspeed"
-        )
+        raise MissingError("git is not installed", fix="install git, or give a folder or a version to --deepspeed")
     return ask(["git", *arguments], seconds=seconds, changes=_QUIET, cwd=cwd)
 
 
@@ -76,9 +72,7 @@ def remote_commit(remote: Remote) -> str:
     for name in (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}", ref):
         if name in commits:
             return commits[name]
-    raise UsageError(
-        f"{remote.url} has no branch or tag {ref!r}", fix="name a tag, a branch or a whole commit id"
-    )
+    raise UsageError(f"{remote.url} has no branch or tag {ref!r}", fix="name a tag, a branch or a whole commit id")
 
 
 def check_out(remote: Remote, commit: str, into: Path) -> None:
@@ -88,9 +82,7 @@ def check_out(remote: Remote, commit: str, into: Path) -> None:
     """
     into.mkdir(parents=True)
     _done(_git(["init", "--quiet", str(into)]), "git init")
-    fetched = _git(
-        ["fetch", "--quiet", "--depth", "1", "--", remote.url, commit], cwd=into, seconds=_NETWORK_S
-    )
+    fetched = _git(["fetch", "--quiet", "--depth", "1", "--", remote.url, commit], cwd=into, seconds=_NETWORK_S)
     if fetched.exit_code:  # some servers give single commits only when a branch or tag names them
         everything = ["fetch", "--quiet", "--tags", "--", remote.url, "+refs/heads/*:refs/remotes/origin/*"]
         _done(_git(everything, cwd=into, seconds=_NETWORK_S), f"git cannot fetch {remote.url}")
@@ -115,18 +107,14 @@ def read_checkout(folder: Path) -> Checkout | None:
         return None
     commit = _done(_git(["rev-parse", "HEAD"], cwd=folder), f"git does not read {folder}").strip()
     changed = _done(_git(["status", "--porcelain", "--untracked-files=normal"], cwd=folder), "git status")
-    listed = _done(
-        _git(["ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=folder), "git ls-files"
-    )
+    listed = _done(_git(["ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=folder), "git ls-files")
     names = dict.fromkeys(name for name in listed.split("\0") if name)
     files = tuple(Path(name) for name in names if (folder / name).is_symlink() or (folder / name).exists())
     return Checkout(commit=commit, dirty=bool(changed.strip()), files=files)
 
 
 # What building and running leave in a tree.
-_LEFT_FOLDERS = frozenset(
-    {".git", "__pycache__", "build", "dist", ".pytest_cache", ".mypy_cache", ".tox", ".venv"}
-)
+_LEFT_FOLDERS = frozenset({".git", "__pycache__", "build", "dist", ".pytest_cache", ".mypy_cache", ".tox", ".venv"})
 _LEFT_SUFFIXES = (".egg-info", ".pyc", ".o", ".whl")
 # setup.py writes these two on every build.
 _WRITTEN = frozenset({"build.txt", "deepspeed/git_version_info_installed.py"})
@@ -135,9 +123,7 @@ _WRITTEN = frozenset({"build.txt", "deepspeed/git_version_info_installed.py"})
 def tree_files(root: Path) -> Iterator[Path]:
     """The source files under `root`, relative to it: without what building and running leave behind."""
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(
-            name for name in folders if name not in _LEFT_FOLDERS and not name.endswith(_LEFT_SUFFIXES)
-        )
+        folders[:] = sorted(name for name in folders if name not in _LEFT_FOLDERS and not name.endswith(_LEFT_SUFFIXES))
         here = Path(folder)
         # os.walk counts a link to a folder among the folders and does not enter it.
         linked = [name for name in folders if (here / name).is_symlink()]
@@ -174,9 +160,7 @@ def _kind(path: Path) -> str:
 
 def _content(path: Path) -> bytes:
     if not path.is_file():
-        raise UsageError(
-            f"{path} is neither a file nor a folder nor a link", fix="take it out of the source tree"
-        )
+        raise UsageError(f"{path} is neither a file nor a folder nor a link", fix="take it out of the source tree")
     return path.read_bytes()
 
 
@@ -186,9 +170,7 @@ def check_links(root: Path, files: Iterable[Path]) -> None:
     for name in files:
         path = root / name
         if path.is_symlink() and not path.resolve().is_relative_to(inside):
-            raise UsageError(
-                f"{path} is a link that leads out of the source tree", fix="replace it by what it means"
-            )
+            raise UsageError(f"{path} is a link that leads out of the source tree", fix="replace it by what it means")
 
 
 def copy_tree(root: Path, files: Sequence[Path], into: Path) -> None:

@@ -93,9 +93,7 @@ def _download(version: str, sha256: str, work: Path, python: str) -> Path:
     argv = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *options]
     # A user's DS_BUILD_OPS=1 would make setup.py look for compilers while it only tells its name.
     quiet = {name: "" for name in os.environ if name.startswith("DS_")} | {"DS_ACCELERATOR": "cpu"}
-    answer = ask(
-        [*argv, "-d", str(work), "-r", str(work / "wanted.txt")], seconds=_FETCH_S, changes=quiet, cwd=work
-    )
+    answer = ask([*argv, "-d", str(work), "-r", str(work / "wanted.txt")], seconds=_FETCH_S, changes=quiet, cwd=work)
     found = sorted(work.glob("deepspeed-*.tar.gz"))
     if answer.exit_code == 0 and found:
         return found[0]
@@ -115,9 +113,7 @@ def _pip_error(version: str, sha256: str, said: str) -> ToolError | MissingError
             "pip is not installed in this environment, and it fetches DeepSpeed's sources",
             fix=f"python -m ensurepip, or give the file: --deepspeed deepspeed-{version}.tar.gz",
         )
-    errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[
-        -1:
-    ]
+    errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[-1:]
     reason = errors[0].removeprefix("ERROR:").strip() if errors else "it said nothing"
     return ToolError(
         f"pip could not fetch the sources of DeepSpeed {version}: {reason}",
@@ -152,9 +148,7 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     except _BROKEN as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise  # the archive is whole: fetching it again would not help
-        raise UsageError(
-            f"{path} cannot be used as a source distribution: {error}", fix="fetch it again"
-        ) from error
+        raise UsageError(f"{path} cannot be used as a source distribution: {error}", fix="fetch it again") from error
 
 
 def read_version(path: Path) -> str:
@@ -166,9 +160,7 @@ def read_version(path: Path) -> str:
                 content = archive.extractfile(member)
                 version = content.read(100).decode("ascii", "replace").strip() if content else None
     if not version:
-        raise UsageError(
-            f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed"
-        )
+        raise UsageError(f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed")
     return release_version(version, f"{path}: version.txt")
 
 

@@ -142,9 +142,7 @@ def _file(path: Path) -> Identity:
             f"{path} is not DeepSpeed {version}: its SHA-256 is {sha256}, and the lock has {locked}",
             fix="fetch it again; a patched one must have a name of its own, such as deepspeed-patched.tar.gz",
         )
-    return Identity(
-        kind="sdist", version=version, digest=f"sha256:{sha256}", label=f"patched.{sha256[:_SHORT]}"
-    )
+    return Identity(kind="sdist", version=version, digest=f"sha256:{sha256}", label=f"patched.{sha256[:_SHORT]}")
 
 
 def _folder(path: Path) -> Identity:

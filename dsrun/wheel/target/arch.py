@@ -255,9 +255,7 @@ def _gpu(entry: str, name: str) -> tuple[Capability, ...]:
         raise UsageError("'native' is not a list", fix="write --arch auto for the GPUs of this machine")
     several = {row.capability: row.name for row in reversed(meanings(name))}
     if several:
-        meant = " or ".join(
-            f"{product} ({major}.{minor})" for (major, minor), product in sorted(several.items())
-        )
+        meant = " or ".join(f"{product} ({major}.{minor})" for (major, minor), product in sorted(several.items()))
         raise UsageError(f"{entry!r} may be {meant}", fix="write the whole name or the capability")
     raise UsageError(f"no GPU called {entry!r} is known", fix=_meant(name))
 

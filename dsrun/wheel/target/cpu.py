@@ -137,9 +137,7 @@ def resolve_level(cxx: Cxx, name: str) -> Level:
             return Level(name=name, flag=flag, define=_define(macros))
     raise UsageError(
         f"{cxx} does not know the processor {name!r}",
-        fix=did_you_mean(
-            name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes", cutoff=0.5
-        ),
+        fix=did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes", cutoff=0.5),
     )
 
 
@@ -194,9 +192,7 @@ def compiler_environment(
     return {variable: str(folder / real.name) for variable, real in compilers.items()}
 
 
-def _script(
-    real: Path, level: Level, *, debug: bool, cache: str | None, links: Links, append: Sequence[str]
-) -> str:
+def _script(real: Path, level: Level, *, debug: bool, cache: str | None, links: Links, append: Sequence[str]) -> str:
     """The wrapper's text, for a POSIX shell: `set --` keeps arguments with spaces and quotes whole."""
     rules = []
     if level.flag:
@@ -208,9 +204,7 @@ def _script(
         rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
     cases = "".join(f"        {rule}\n" for rule in rules)
     words = [*([cache] if cache else []), str(real)]
-    return _TEMPLATE.format(
-        cases=cases, links=_link_rules(links), command=shlex.join(words), append=_spaced(append)
-    )
+    return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=shlex.join(words), append=_spaced(append))
 
 
 def _link_rules(links: Links) -> str:

@@ -57,9 +57,7 @@ def decide_target(
     """
     word = arch.strip().lower()
     if partition is not None and word not in ("auto", "slurm"):
-        raise UsageError(
-            f"--partition {partition} does not go with --arch {arch}", fix="leave one of them out"
-        )
+        raise UsageError(f"--partition {partition} does not go with --arch {arch}", fix="leave one of them out")
     if word == "cpu":
         return Target(kind="cpu", origin="the CPU operations, as asked for")
     if word == "slurm" or partition is not None:
@@ -95,9 +93,7 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target
 
 
 def _no_gpu(why: str) -> Target:
-    return Target(
-        kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is to be seen{why}"
-    )
+    return Target(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is to be seen{why}")
 
 
 def _of_machine(gpus: Sequence[Gpu]) -> Target:
@@ -113,8 +109,7 @@ def _arch(gpu: Gpu) -> Arch:
     model = lookup(gpu.name)
     if model is None:
         raise UsageError(
-            f"the driver does not tell the compute capability of this {gpu.name!r}, and no GPU of that name is "
-            "known",
+            f"the driver does not tell the compute capability of this {gpu.name!r}, and no GPU of that name is known",
             fix="give it: --arch 8.0",
         )
     return Arch(*model.capability)

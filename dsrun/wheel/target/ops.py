@@ -65,9 +65,7 @@ def all_ops() -> tuple[Op, ...]:
 
 
 def _op(row: Mapping[str, Any]) -> Op:
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
-    }
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     return Op(**values)
 
 
@@ -149,9 +147,7 @@ def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | N
     """One line for each reason why some of `ops` are left out."""
     users: dict[str, list[str]] = {}
     for op in ops:
-        reasons = (
-            [op.broken] if op.broken else [_lacks(name, cuda) for name in op.needs if not available(name)]
-        )
+        reasons = [op.broken] if op.broken else [_lacks(name, cuda) for name in op.needs if not available(name)]
         for reason in reasons:
             users.setdefault(reason, []).append(f"{op.name} ({op.note})" if op.default else op.name)
     return [f"left out: {_and(names)}, because {reason}" for reason, names in users.items()]

@@ -66,9 +66,7 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
     values = _assigned(path / "version.py")
     version = values.get("__version__")
     if version is None:
-        raise ToolError(
-            f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch"
-        )
+        raise ToolError(f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch")
     return TorchFacts(
         version=version,
         cuda=values.get("cuda"),
@@ -120,11 +118,7 @@ def check_tools(
     difference of CUDA is an info.
     """
     if torch is None:
-        return [
-            _error(
-                "no_torch", "torch is not installed, and DeepSpeed compiles against it", "pip install torch"
-            )
-        ]
+        return [_error("no_torch", "torch is not installed, and DeepSpeed compiles against it", "pip install torch")]
     findings = _check_standard(torch, cxx, others)
     if kind != "cuda":
         return findings

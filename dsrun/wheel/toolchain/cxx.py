@@ -224,9 +224,7 @@ def way_to_install(name: str, *, cuda: str | None = None, environ: Mapping[str, 
         package = wanted.packages.get(candidate or "")
         if candidate and package:
             return install_command(candidate, _filled(package, cuda))
-    return (
-        f"install {wanted.what}, and set {wanted.variable}" if wanted.variable else f"install {wanted.what}"
-    )
+    return f"install {wanted.what}, and set {wanted.variable}" if wanted.variable else f"install {wanted.what}"
 
 
 def _filled(package: str, cuda: str | None) -> str:
@@ -242,9 +240,7 @@ class Probe:
     count, since they do not reach the build; CPATH and LIBRARY_PATH do.
     """
 
-    def __init__(
-        self, *, cxx: Cxx, home: Path | None, python: str, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, *, cxx: Cxx, home: Path | None, python: str, environ: Mapping[str, str] | None = None) -> None:
         self._cxx = cxx
         self._home = home
         self._python = python

@@ -95,9 +95,7 @@ def all_nvcc(
     return tuple(found.values())
 
 
-def _candidates(
-    environ: Mapping[str, str], site_packages: Path | None, root: Path
-) -> Iterator[tuple[Path, str]]:
+def _candidates(environ: Mapping[str, str], site_packages: Path | None, root: Path) -> Iterator[tuple[Path, str]]:
     on_path = shutil.which("nvcc", path=environ.get("PATH"))
     if on_path:
         yield Path(on_path), "PATH"
@@ -178,9 +176,7 @@ def _packages(nvidia: Path, major: int) -> list[Path]:
     """Folders with headers of CUDA's libraries for this major: one for all since CUDA 13, one for each before."""
     if major >= 13:
         return [nvidia / f"cu{major}", nvidia / "nccl"]
-    return sorted(
-        place.parent for place in nvidia.glob("*/include") if not place.parent.name.startswith("cu1")
-    )
+    return sorted(place.parent for place in nvidia.glob("*/include") if not place.parent.name.startswith("cu1"))
 
 
 def _links_driver(home: Path, cxx: Cxx) -> bool:

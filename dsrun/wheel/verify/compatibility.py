@@ -48,9 +48,7 @@ def compare(
     return _sorted(found)
 
 
-def compare_with_gpus(
-    report: WheelReport, gpus: Sequence[Gpu], gpu_ops: Collection[str] = ()
-) -> list[Finding]:
+def compare_with_gpus(report: WheelReport, gpus: Sequence[Gpu], gpu_ops: Collection[str] = ()) -> list[Finding]:
     """What GPUs alone have against a wheel, when nothing else is known of the machines they are in."""
     unsuited = _no_cuda_wheel(report, "") if gpus and report.accelerator == "cpu" else []
     return _sorted([*_about(report, gpu_ops), *_gpu_code(report, gpus, where=""), *unsuited])
@@ -198,9 +196,7 @@ def _driver(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
     update = "update the NVIDIA driver, or build the wheel with an older CUDA"
     if report.cuda and version_key(report.cuda)[0] > known[0]:
         # Within a major version every driver of it will do (CUDA Compatibility, "Minor Version Compatibility").
-        message = (
-            f"needs CUDA {report.cuda}, the driver {machine.driver or ''} knows CUDA {machine.driver_cuda}"
-        )
+        message = f"needs CUDA {report.cuda}, the driver {machine.driver or ''} knows CUDA {machine.driver_cuda}"
         yield _error("driver_old", message, update, machine.node)
         return
     for gpu in {gpu.capability: gpu for gpu in gpus}.values():

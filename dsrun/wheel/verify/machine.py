@@ -53,9 +53,7 @@ class Machine:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON values, without the processor's hundred flags."""
-        gpus = [
-            {"name": gpu.name, "compute_capability": "{}.{}".format(*gpu.capability)} for gpu in self.gpus
-        ]
+        gpus = [{"name": gpu.name, "compute_capability": "{}.{}".format(*gpu.capability)} for gpu in self.gpus]
         rest = {name: value for name, value in vars(self).items() if name not in ("cpu_flags", "gpus")}
         return {**rest, "absent": list(self.absent), "gpus": gpus}
 
@@ -93,9 +91,7 @@ def last_object(answer: Answer, program: str) -> dict[str, Any]:
             if isinstance(found, dict):
                 return found
     said = answer.stderr.strip().splitlines()
-    raise ToolError(
-        f"{program} failed with exit code {answer.exit_code}: {said[-1] if said else 'it said nothing'}"
-    )
+    raise ToolError(f"{program} failed with exit code {answer.exit_code}: {said[-1] if said else 'it said nothing'}")
 
 
 def gpus_for(capabilities: Iterable[Capability]) -> tuple[Gpu, ...]:

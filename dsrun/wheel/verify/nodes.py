@@ -159,15 +159,11 @@ def run_on_node(node: Node, task: NodeTask) -> NodeReport:
             copy(node, task)
         done = replace(done, installed=_install(node, task))
         machine = _query(node, task)
-        findings = tuple(
-            replace(each, where=node.name) for each in compare(task.report, machine, gpu_ops=gpu_ops())
-        )
+        findings = tuple(replace(each, where=node.name) for each in compare(task.report, machine, gpu_ops=gpu_ops()))
         done = replace(done, machine=machine, findings=findings)
         return _smoke_test(node, task, done) if can_smoke_test(task.report, findings) else done
     except DsrunError as error:
-        fault = Finding(
-            level="error", code="node_failed", message=error.message, fix=error.fix or "", where=node.name
-        )
+        fault = Finding(level="error", code="node_failed", message=error.message, fix=error.fix or "", where=node.name)
         return replace(done, findings=(*done.findings, fault))
 
 
@@ -223,9 +219,7 @@ def _query(node: Node, task: NodeTask) -> Machine:
 def _smoke_test(node: Node, task: NodeTask, done: NodeReport) -> NodeReport:
     told = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
     op_results = op_results_from(told)
-    return replace(
-        done, op_results=op_results, findings=(*done.findings, *op_findings(told, op_results, node.name))
-    )
+    return replace(done, op_results=op_results, findings=(*done.findings, *op_findings(told, op_results, node.name)))
 
 
 def nodes_meant(
@@ -243,9 +237,7 @@ def nodes_meant(
     elif nodes or listed:
         names = expand_hosts(nodes or listed or "")
     else:
-        raise UsageError(
-            "no nodes: this is no SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]"
-        )
+        raise UsageError("no nodes: this is no SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]")
     there = way or (way_here(environ) if not hostfile else "ssh")
     return tuple(Node(name, there) for name in names)
 

@@ -60,9 +60,7 @@ def cxx11_abi(library: Path) -> bool | None:
 
 def gpu_facts() -> dict[str, object]:
     """The driver and the GPUs a process would see, asked of the driver's library itself."""
-    driver = re.search(
-        r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)", read(Path("/proc/driver/nvidia/version"))
-    )
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)", read(Path("/proc/driver/nvidia/version")))
     facts: dict[str, object] = {"driver": driver[1] if driver else None, "driver_cuda": None, "gpus": []}
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

@@ -113,9 +113,7 @@ def precision(case: ConfigContext) -> FlatConfig:
     flat = {"bf16.enabled": ReasonedValue(enabled["bf16"], why)}
     if enabled["bf16"]:
         overflow = "bf16.check_grad_overflow"
-        flat[overflow] = ReasonedValue(
-            True, moved(overflow, "an infinite gradient must not reach the weights")
-        )
+        flat[overflow] = ReasonedValue(True, moved(overflow, "an infinite gradient must not reach the weights"))
     flat["fp16.enabled"] = ReasonedValue(enabled["fp16"], why)
     if enabled["fp16"]:
         scaling = "DeepSpeed's own default, written out so that the file says what happens under --fp16"
@@ -153,9 +151,7 @@ def zero(case: ConfigContext) -> FlatConfig:
         f"{ZERO}.overlap_comm": ReasonedValue(
             preset.overlap_comm, f"{named}: {overlap}; DeepSpeed's own default depends on the stage"
         ),
-        f"{ZERO}.contiguous_gradients": ReasonedValue(
-            True, "one buffer for gradients instead of many fragments"
-        ),
+        f"{ZERO}.contiguous_gradients": ReasonedValue(True, "one buffer for gradients instead of many fragments"),
         # deepspeed/runtime/zero/stage3.py raises "Muon and reduce scatter cannot be used together".
         f"{ZERO}.reduce_scatter": ReasonedValue(
             not muon3, "Muon needs whole gradients under ZeRO-3" if muon3 else "a rank needs only its share"
@@ -167,18 +163,14 @@ def zero(case: ConfigContext) -> FlatConfig:
 def _sizes(case: ConfigContext) -> FlatConfig:
     spec, facts, preset = case.spec, case.facts, case.preset
     width = facts.hidden_size
-    basis = (
-        f"the model's width {width}" if width else f"a width of {presets.USUAL_WIDTH}, no --model was given"
-    )
+    basis = f"the model's width {width}" if width else f"a width of {presets.USUAL_WIDTH}, no --model was given"
     if width is None and not case.trainer:
         width = presets.USUAL_WIDTH
     bucket = presets.reduce_bucket(preset, width or presets.USUAL_WIDTH, facts.gpu)
     memory = f"{presets.memory_of(facts.gpu)} GiB of GPU memory"
     sized = f"preset {spec.preset}, {basis}, {memory}"
     filled = "the Trainer fills it from the model's hidden_size"
-    flat = {
-        f"{ZERO}.reduce_bucket_size": ReasonedValue(bucket, sized) if width else ReasonedValue(AUTO, filled)
-    }
+    flat = {f"{ZERO}.reduce_bucket_size": ReasonedValue(bucket, sized) if width else ReasonedValue(AUTO, filled)}
     if spec.stage < 3:
         # DeepSpeed wants a number here, and the Trainer does not fill this key.
         number = bucket if width else presets.LARGEST_BUCKET
@@ -204,9 +196,7 @@ def _zero3_sizes(case: ConfigContext, width: int | None, bucket: int, sized: str
     )
     prefetch, persistence = ReasonedValue(AUTO, filled), ReasonedValue(AUTO, filled)
     if width:
-        prefetch = ReasonedValue(
-            presets.prefetch_bucket(preset, bucket), f"{preset.prefetch:g} of a bucket; {sized}"
-        )
+        prefetch = ReasonedValue(presets.prefetch_bucket(preset, bucket), f"{preset.prefetch:g} of a bucket; {sized}")
         persistence = ReasonedValue(
             presets.persistence_threshold(preset, width), f"norms and biases stay whole; {sized}"
         )
@@ -251,9 +241,7 @@ def _offload(case: ConfigContext) -> FlatConfig:
         size = presets.nvme_buffer(case.facts.largest, case.spec.gpus or 1)
         if size > presets.NVME_PARAM_BUFFER:
             why = "a rank's share of the model's largest parameter has to fit"
-            flat[f"{ZERO}.offload_param.buffer_size"] = ReasonedValue(
-                size, f"{why}; DeepSpeed's default is 1e8"
-            )
+            flat[f"{ZERO}.offload_param.buffer_size"] = ReasonedValue(size, f"{why}; DeepSpeed's default is 1e8")
     return flat
 
 
@@ -261,7 +249,5 @@ def _pinned(case: ConfigContext, path: str) -> ReasonedValue:
     asked = case.spec.pin_memory
     if asked is not None:
         return ReasonedValue(asked, "asked by --pin-memory" if asked else "asked by --no-pin-memory")
-    word = (
-        "copies overlap with computing" if case.preset.pin_memory else "the host may swap it out when it must"
-    )
+    word = "copies overlap with computing" if case.preset.pin_memory else "the host may swap it out when it must"
     return ReasonedValue(case.preset.pin_memory, moved(path, f"preset {case.spec.preset}: {word}"))

@@ -105,8 +105,7 @@ FLAG_RULES = (
     ),
     FlagRule(
         when=lambda s: (
-            s.betas is not None
-            and (len(s.betas) != 2 or max(s.betas) >= 1 or s.optimizer in ("adagrad", "sgd"))
+            s.betas is not None and (len(s.betas) != 2 or max(s.betas) >= 1 or s.optimizer in ("adagrad", "sgd"))
         ),
         message="--betas takes two numbers below 1, and belongs to Adam, Lion, LAMB and Muon",
         fix="write --betas 0.9 0.999",
@@ -119,27 +118,21 @@ FLAG_RULES = (
         source="runtime/engine.py (_configure_basic_optimizer)",
     ),
     FlagRule(
-        when=lambda s: (
-            s.target == "deepspeed" and s.scheduler in ("linear", "cosine") and s.total_steps is None
-        ),
+        when=lambda s: s.target == "deepspeed" and s.scheduler in ("linear", "cosine") and s.total_steps is None,
         message="--scheduler {scheduler} has to know where it ends",
         fix="add --total-steps N",
         source="runtime/lr_schedules.py (WarmupDecayLR, WarmupCosineLR)",
     ),
     FlagRule(
         when=lambda s: (
-            s.target == "trainer"
-            and s.scheduler is None
-            and (s.warmup_steps is not None or s.total_steps is not None)
+            s.target == "trainer" and s.scheduler is None and (s.warmup_steps is not None or s.total_steps is not None)
         ),
         message="--warmup-steps and --total-steps without --scheduler: the Trainer has its own",
         fix="add --scheduler linear, or give the Trainer --warmup_steps and --max_steps",
         source="transformers: integrations/deepspeed.py (deepspeed_optim_sched)",
     ),
     FlagRule(
-        when=lambda s: (
-            None not in (s.total_steps, s.warmup_steps) and (s.warmup_steps or 0) >= (s.total_steps or 0)
-        ),
+        when=lambda s: None not in (s.total_steps, s.warmup_steps) and (s.warmup_steps or 0) >= (s.total_steps or 0),
         message="--warmup-steps {warmup_steps} is not less than --total-steps {total_steps}",
         fix="warm up for fewer steps",
         source="runtime/lr_schedules.py (WarmupDecayLR)",
@@ -187,9 +180,7 @@ def check_flags(spec: ZeroSpec) -> None:
         stages = STAGES_OF_OPTION.get(each.name)
         if stages and spec.stage not in stages:
             listed = " or ".join(map(str, stages))
-            raise UsageError(
-                f"{flag_of(each.name)} does nothing under --zero {spec.stage}", fix=f"use --zero {listed}"
-            )
+            raise UsageError(f"{flag_of(each.name)} does nothing under --zero {spec.stage}", fix=f"use --zero {listed}")
     for rule in FLAG_RULES:
         if rule.when(spec):
             raise UsageError(rule.message.format(**asdict(spec)), fix=rule.fix.format(**asdict(spec)))
@@ -219,8 +210,6 @@ def check_config(config: Mapping[str, Any], spec: ZeroSpec, facts: HardwareFacts
     )
     for each in findings:
         if each.level == "error" or each.code in REFUSED:
-            asked = ", ".join(
-                as_typed(option.name, value) for option, value in given(spec) if option.name != "gpus"
-            )
+            asked = ", ".join(as_typed(option.name, value) for option, value in given(spec) if option.name != "gpus")
             raise UsageError(f"{each.message} ({asked})" if asked else each.message, fix=each.fix)
     return findings

@@ -41,9 +41,7 @@ def overrides(words: tuple[str, ...]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise UsageError(
-                f"--set {word} is not KEY=VALUE", fix="--set zero_optimization.sub_group_size=1e8"
-            )
+            raise UsageError(f"--set {word} is not KEY=VALUE", fix="--set zero_optimization.sub_group_size=1e8")
         name, entry = _known(key)
         found[name] = _typed(key, text, entry)
     return found
@@ -136,9 +134,7 @@ WRITERS = (
 )
 
 
-def generate(
-    spec: ZeroSpec, *, hidden_size: int | None = None, facts: HardwareFacts | None = None
-) -> dict[str, Any]:
+def generate(spec: ZeroSpec, *, hidden_size: int | None = None, facts: HardwareFacts | None = None) -> dict[str, Any]:
     """DeepSpeed's configuration for `spec`.
 
     With `hidden_size` (the model's width, in elements) the bucket sizes are numbers; without it they are "auto"
@@ -183,9 +179,7 @@ def _copied(spec: ZeroSpec) -> FlatConfig:
         if each.metadata.get("copied"):
             asked = f"asked by {as_typed(each.name, value)}"
             flat[each.metadata["key"]] = ReasonedValue(value, asked)
-            flat |= {
-                also: ReasonedValue(fixed, asked) for also, fixed in each.metadata.get("along", {}).items()
-            }
+            flat |= {also: ReasonedValue(fixed, asked) for also, fixed in each.metadata.get("along", {}).items()}
     return flat
 
 

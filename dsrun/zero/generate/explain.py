@@ -59,9 +59,7 @@ def as_text(rows: Sequence[Explained]) -> str:
 
 def as_json(rows: Sequence[Explained]) -> str:
     """The explanation for a program: {"version": 1, "keys": [{"key", "value", "does", "why"}, …]}."""
-    return json.dumps(
-        {"version": VERSION, "keys": [asdict(row) for row in rows]}, indent=2, ensure_ascii=False
-    )
+    return json.dumps({"version": VERSION, "keys": [asdict(row) for row in rows]}, indent=2, ensure_ascii=False)
 
 
 # Training arguments that must agree with a number in the file (HfTrainerDeepSpeedConfig.fill_match refuses
@@ -128,9 +126,7 @@ def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
     ]
 
 
-_TP_BATCH = (
-    "train_batch_size counts each sample once per rank of its tensor-parallel group, as DeepSpeed wants it"
-)
+_TP_BATCH = "train_batch_size counts each sample once per rank of its tensor-parallel group, as DeepSpeed wants it"
 
 
 def _of_the_trainer(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:

@@ -14,9 +14,7 @@ from dsrun.zero.generate.spec import Offload, ZeroSpec
 NVME_EXAMPLE = "/local_nvme"
 
 
-def from_offload(
-    stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False
-) -> ZeroSpec:
+def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False) -> ZeroSpec:
     """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too.
 
     `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
@@ -41,12 +39,8 @@ SHIPPED: dict[str, ZeroSpec] = {
     "zero3.json": from_offload(3, "none"),
     "zero3_offload.json": from_offload(3, "cpu"),
     "zero3_nvme.json": from_offload(3, "nvme", NVME_EXAMPLE),
-    "zero3_conservative.json": ZeroSpec(
-        stage=3, preset="conservative", offload_optimizer="cpu", offload_param="cpu"
-    ),
-    "zero3_superoffload.json": ZeroSpec(
-        stage=3, precision="bf16", offload_optimizer="cpu", super_offload=True
-    ),
+    "zero3_conservative.json": ZeroSpec(stage=3, preset="conservative", offload_optimizer="cpu", offload_param="cpu"),
+    "zero3_superoffload.json": ZeroSpec(stage=3, precision="bf16", offload_optimizer="cpu", super_offload=True),
     "zero3_zeropp.json": ZeroSpec(stage=3, precision="bf16", hpz=8, qwz=True, qgz=True),
     "zero2_deepspeed.json": ZeroSpec(stage=2, target="deepspeed"),
     "zero3_deepspeed.json": ZeroSpec(stage=3, target="deepspeed"),

@@ -179,9 +179,7 @@ class ZeroSpec:
     betas: tuple[float, ...] | None = option(
         None, "Adam's two decay rates", key="optimizer.params.betas", metavar="B1 B2", least=0, most=1
     )
-    eps: float | None = option(
-        None, "term that keeps Adam from dividing by 0", key="optimizer.params.eps", least=0
-    )
+    eps: float | None = option(None, "term that keeps Adam from dividing by 0", key="optimizer.params.eps", least=0)
     weight_decay: float | None = option(None, "weight decay", key="optimizer.params.weight_decay", least=0)
     muon_lr: float | None = option(
         None,
@@ -195,9 +193,7 @@ class ZeroSpec:
         key="scheduler.type",
         choices=SCHEDULERS,
     )
-    warmup_steps: int | None = option(
-        None, "steps of warm-up", key="scheduler.params.warmup_num_steps", least=1
-    )
+    warmup_steps: int | None = option(None, "steps of warm-up", key="scheduler.params.warmup_num_steps", least=1)
     total_steps: int | None = option(
         None, "optimizer steps of the whole run", key="scheduler.params.total_num_steps", least=1
     )

@@ -56,11 +56,7 @@ def batch(case: ConfigContext) -> FlatConfig:
     flat: FlatConfig = {}
     if total is not None:
         # DeepSpeed counts every rank, those of one tensor-parallel group too (runtime/config.py, world_size).
-        ranks = (
-            f"; {spec.autotp} ranks that share the samples count {spec.autotp} times"
-            if spec.autotp > 1
-            else ""
-        )
+        ranks = f"; {spec.autotp} ranks that share the samples count {spec.autotp} times" if spec.autotp > 1 else ""
         flat["train_batch_size"] = ReasonedValue(total * spec.autotp, f"samples per optimizer step{ranks}")
     if micro is not None or total is None or steps is None:
         why = "asked for" if micro else "one sample always fits; give --micro-batch-size"
@@ -145,17 +141,13 @@ def _torch_adam() -> FlatConfig:
 
 def _muon(case: ConfigContext) -> FlatConfig:
     spec = case.spec
-    flat = {
-        "optimizer.params.momentum": ReasonedValue(MUON_MOMENTUM, "Muon's usual momentum, of all its groups")
-    }
+    flat = {"optimizer.params.momentum": ReasonedValue(MUON_MOMENTUM, "Muon's usual momentum, of all its groups")}
     rate = spec.muon_lr
     why = "asked by --muon-lr"
     if rate is None and not case.trainer:
         width = case.facts.hidden_size or presets.USUAL_WIDTH
         rate = float(f"{(spec.lr or DEFAULTS['lr']) * MUON_SCALE * sqrt(width):.1e}")
-        why = (
-            f"0.2 · sqrt({width}) times the learning rate: Muon's updates then move weights as far as Adam's"
-        )
+        why = f"0.2 · sqrt({width}) times the learning rate: Muon's updates then move weights as far as Adam's"
     if rate is not None:
         flat["optimizer.params.muon_lr"] = ReasonedValue(rate, why)
     return flat
@@ -170,13 +162,9 @@ def scheduler(case: ConfigContext) -> FlatConfig:
     if kind in (None, "none") or spec.optimizer == "client":
         return {}
     name = "scheduler.params."
-    flat: FlatConfig = {
-        "scheduler.type": ReasonedValue(SCHEDULERS[kind or ""], f"asked by --scheduler {kind}")
-    }
+    flat: FlatConfig = {"scheduler.type": ReasonedValue(SCHEDULERS[kind or ""], f"asked by --scheduler {kind}")}
     if spec.scheduler is None:
-        flat["scheduler.type"] = ReasonedValue(
-            SCHEDULERS[kind or ""], "what follows from --total-steps, given or not"
-        )
+        flat["scheduler.type"] = ReasonedValue(SCHEDULERS[kind or ""], "what follows from --total-steps, given or not")
     if kind != "warmup":
         flat[name + "total_num_steps"] = _filled(case, "total_num_steps", spec.total_steps)
     steps = spec.warmup_steps
@@ -185,9 +173,7 @@ def scheduler(case: ConfigContext) -> FlatConfig:
     flat[name + "warmup_num_steps"] = _filled(case, "warmup_num_steps", steps)
     if kind == "cosine":
         flat[name + "warmup_min_ratio"] = ReasonedValue(0.0, "the warm-up begins at 0")
-        flat[name + "cos_min_ratio"] = ReasonedValue(
-            0.0, "where the cosine ends; DeepSpeed's own default is 0.0001"
-        )
+        flat[name + "cos_min_ratio"] = ReasonedValue(0.0, "where the cosine ends; DeepSpeed's own default is 0.0001")
     else:
         flat[name + "warmup_min_lr"] = ReasonedValue(0, "the warm-up begins at 0")
         flat[name + "warmup_max_lr"] = _top_rate(case)
@@ -207,9 +193,7 @@ def _filled(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
 def _top_rate(case: ConfigContext) -> ReasonedValue:
     path, spec = "scheduler.params.warmup_max_lr", case.spec
     if spec.optimizer == "muon" and (spec.muon_lr is not None or not case.trainer):
-        return ReasonedValue(
-            None, "null keeps each group's own rate: a number would make Muon's and Adam's the same"
-        )
+        return ReasonedValue(None, "null keeps each group's own rate: a number would make Muon's and Adam's the same")
     if spec.lr is None and case.trainer:
         return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
     rate = usual(spec.optimizer, "lr") if spec.lr is None else spec.lr
@@ -221,9 +205,7 @@ def parallel(case: ConfigContext) -> FlatConfig:
     spec = case.spec
     if spec.sequence_parallel == 1:
         return {}
-    reduced = ReasonedValue(
-        "fp32", "sums over long sequences want fp32; written out because it depends on the release"
-    )
+    reduced = ReasonedValue("fp32", "sums over long sequences want fp32; written out because it depends on the release")
     flat = {"seq_parallel_communication_data_type": reduced}
     # Under the Trainer, accelerate builds the groups from TrainingArguments.parallelism_config; the key
     # sequence_parallel_size would make zero.Init count fewer ranks than the Trainer's batch arithmetic
@@ -261,9 +243,7 @@ def _zenflow() -> FlatConfig:
         f"{ZERO}.zenflow.select_strategy": ReasonedValue(
             "step", "counts steps: DeepSpeed counts epochs only with a data loader of its own"
         ),
-        f"{ZERO}.zenflow.select_interval": ReasonedValue(
-            ZENFLOW_SELECT, "the important columns change slowly"
-        ),
+        f"{ZERO}.zenflow.select_interval": ReasonedValue(ZENFLOW_SELECT, "the important columns change slowly"),
         f"{ZERO}.zenflow.update_interval": ReasonedValue(
             ZENFLOW_UPDATE, "the CPU applies the rest every fourth step; takes the place of accumulation"
         ),

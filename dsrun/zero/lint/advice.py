@@ -54,9 +54,7 @@ def _offload(view: ConfigView, report: Reporter) -> None:
     optimizer, param = view.offload("offload_optimizer"), view.offload("offload_param")
     if param in ("cpu", "nvme") and stage is not None and stage < 3:
         message = f"offload_param needs stage 3; stage {stage} ignores it"
-        report.warning(
-            "offload_needs_stage", (ZERO, "offload_param"), message, 'write "stage": 3, or remove the block'
-        )
+        report.warning("offload_needs_stage", (ZERO, "offload_param"), message, 'write "stage": 3, or remove the block')
     if optimizer in ("cpu", "nvme") and stage == 0:
         message = "offload_optimizer needs stage 1, 2 or 3; stage 0 ignores it"
         report.warning("offload_needs_stage", (ZERO, "offload_optimizer"), message, 'write "stage": 2')
@@ -70,9 +68,7 @@ def _offload(view: ConfigView, report: Reporter) -> None:
             report.info("offload_slow", (ZERO, what, "pin_memory"), message, 'write "pin_memory": true')
     untouched = view.raw("zero_force_ds_cpu_optimizer") is False
     if optimizer in ("cpu", "nvme") and untouched and not view.has("optimizer"):
-        message = (
-            "zero_force_ds_cpu_optimizer: false keeps torch's own optimizer, several times slower on the host"
-        )
+        message = "zero_force_ds_cpu_optimizer: false keeps torch's own optimizer, several times slower on the host"
         report.warning(
             "offload_slow", ("zero_force_ds_cpu_optimizer",), message, 'add "optimizer": {"type": "AdamW", …}'
         )
@@ -86,9 +82,7 @@ def _nvme_paths(view: ConfigView, report: Reporter) -> None:
         where = (ZERO, what, "nvme_path")
         odd = next((why for folder, why in ODD_FOLDERS.items() if f"{path}/".startswith(f"{folder}/")), None)
         if not path.startswith("/"):
-            report.warning(
-                "nvme_path_odd", where, f"{shown(path)} is not an absolute path", "begin it with /"
-            )
+            report.warning("nvme_path_odd", where, f"{shown(path)} is not an absolute path", "begin it with /")
         elif odd:
             report.warning("nvme_path_odd", where, f"{path} is {odd}", "name a folder on a local NVMe disk")
 
@@ -102,15 +96,10 @@ def _stage_3_only(view: ConfigView, report: Reporter) -> None:
         if name is None or "deprecated" in blocks()[ZERO].keys[name]:
             continue
         if name.startswith("stage3_"):
-            report.info(
-                "no_effect", (ZERO, key), f"{key} is for stage 3; stage {view.stage} has no use for it"
-            )
+            report.info("no_effect", (ZERO, key), f"{key} is for stage 3; stage {view.stage} has no use for it")
         elif name in ONLY_STAGE_3 and view.taken(ZERO, name) not in (False, MISSING, 0, 1):
             report.warning("needs_stage", (ZERO, key), f"{key} needs stage 3; stage {view.stage} ignores it")
-    if (
-        isinstance(zero.get("offload_optimizer"), dict)
-        and view.taken(f"{ZERO}.offload_optimizer", SUPER) is True
-    ):
+    if isinstance(zero.get("offload_optimizer"), dict) and view.taken(f"{ZERO}.offload_optimizer", SUPER) is True:
         message = f"{SUPER} needs stage 3; stage {view.stage} ignores it"
         report.warning("needs_stage", (ZERO, "offload_optimizer", SUPER), message)
 
@@ -121,11 +110,7 @@ def _buckets(view: ConfigView, report: Reporter) -> None:
     for name in BUCKETS:
         path = view.spelled(ZERO, name)
         size = view.taken(ZERO, name)
-        if (
-            not view.has(*path)
-            or not isinstance(size, int)
-            or (name.startswith("stage3_") and view.stage != 3)
-        ):
+        if not view.has(*path) or not isinstance(size, int) or (name.startswith("stage3_") and view.stage != 3):
             continue
         if size > LARGEST_BUCKET:
             gib = min(size, LARGEST_NUMBER) * HALF_BYTES / GIB
@@ -159,9 +144,7 @@ def _half(view: ConfigView, report: Reporter) -> None:
         )
     if _is_on(view, "bf16") and view.gpu is not None and not view.gpu.has_bf16:
         message = f"{view.gpu.name} has no bf16 arithmetic: it is emulated, or DeepSpeed refuses it"
-        report.warning(
-            "bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32"
-        )
+        report.warning("bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32")
 
 
 def _is_on(view: ConfigView, name: str) -> bool:

@@ -120,8 +120,6 @@ def _for_some_world_size(sizes: dict[str, Any], report: Reporter) -> None:
         return
     ranks = train // unit
     if micro is not None and steps is not None:
-        report.info(
-            "batch_world_size", (TRAIN,), f"the batch sizes fit {shown(ranks)} GPUs and no other number"
-        )
+        report.info("batch_world_size", (TRAIN,), f"the batch sizes fit {shown(ranks)} GPUs and no other number")
     elif ranks != 1:
         report.info("batch_world_size", (TRAIN,), f"the number of GPUs has to divide {shown(ranks)}")

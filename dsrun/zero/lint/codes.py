@@ -57,9 +57,7 @@ CODES: dict[str, Code] = {
     "out_of_range": Code("error, warning", READING, "a number outside the bounds that DeepSpeed checks"),
     "not_a_choice": Code("error", READING, "a word that is none of those DeepSpeed takes"),
     "needs_key": Code("error", READING, "the value works only together with, or without, another key"),
-    "needs_stage": Code(
-        "error, warning", READING, "the value is for other ZeRO stages; a warning when it is ignored"
-    ),
+    "needs_stage": Code("error, warning", READING, "the value is for other ZeRO stages; a warning when it is ignored"),
     "breaks_later": Code("error", ENGINE, "DeepSpeed reads the value without a word and fails on it later"),
     "conflict": Code(
         "error, warning",
@@ -73,45 +71,31 @@ CODES: dict[str, Code] = {
     ),
     "auto_is_a_constant": Code("warning", NOBODY, 'an "auto" that accelerate fills with a constant'),
     # batch sizes
-    "batch_missing": Code(
-        "error", READING, "neither train_batch_size nor train_micro_batch_size_per_gpu is given"
-    ),
+    "batch_missing": Code("error", READING, "neither train_batch_size nor train_micro_batch_size_per_gpu is given"),
     "batch_mismatch": Code("error", READING, "the batch sizes do not multiply, or are not positive"),
     "batch_world_size": Code("info", NOBODY, "how many GPUs the batch sizes ask for"),
     # the Trainer
     "trainer_stops": Code(
         "error, warning", TRAINER, "a block that DeepSpeed takes and the Trainer or accelerate fails on"
     ),
-    "conflicts_with_flag": Code(
-        "error", TRAINER, "the file and a training flag differ; it stops when training starts"
-    ),
-    "flag_has_no_effect": Code(
-        "warning", NOBODY, "the file answers what a given training flag asks, and wins"
-    ),
+    "conflicts_with_flag": Code("error", TRAINER, "the file and a training flag differ; it stops when training starts"),
+    "flag_has_no_effect": Code("warning", NOBODY, "the file answers what a given training flag asks, and wins"),
     "no_effect": Code("info", NOBODY, "the Trainer, or the ZeRO stage, has no use for the key"),
     # ZeRO and offloading
-    "zero3_no_gather_on_save": Code(
-        "warning", NOBODY, "ZeRO-3 would save no weights that from_pretrained can load"
-    ),
+    "zero3_no_gather_on_save": Code("warning", NOBODY, "ZeRO-3 would save no weights that from_pretrained can load"),
     "offload_needs_stage": Code("warning", NOBODY, "offloading that the ZeRO stage ignores"),
     "offload_slow": Code("info, warning", NOBODY, "offloading works, but slower than it could"),
     "nvme_path_missing": Code("error", ENGINE, "offloading to NVMe without a folder to write to"),
     "nvme_path_odd": Code("warning", NOBODY, "a path that is probably not a local NVMe disk"),
-    "bucket_wastes_memory": Code(
-        "warning", NOBODY, "buffers of a GiB and more on every GPU without a gain in speed"
-    ),
-    "bucket_too_small": Code(
-        "warning", NOBODY, "buckets so small that starting a transfer costs more than it"
-    ),
+    "bucket_wastes_memory": Code("warning", NOBODY, "buffers of a GiB and more on every GPU without a gain in speed"),
+    "bucket_too_small": Code("warning", NOBODY, "buckets so small that starting a transfer costs more than it"),
     # precision
     "fp16_and_bf16": Code("error", READING, "fp16 and bf16 are both on"),
     "t5_fp16": Code("warning", NOBODY, "T5's activations overflow in fp16: the loss becomes NaN"),
     "bf16_needs_ampere": Code("warning", NOBODY, "the GPU has no bf16 arithmetic"),
     "moved_default": Code("info", NOBODY, "a default that DeepSpeed releases have differently: write it out"),
     # optimizers and schedulers
-    "unknown_optimizer": Code(
-        "error", ENGINE, "neither DeepSpeed nor torch.optim has an optimizer of that name"
-    ),
+    "unknown_optimizer": Code("error", ENGINE, "neither DeepSpeed nor torch.optim has an optimizer of that name"),
     "untested_optimizer": Code("error", ENGINE, "ZeRO refuses it without zero_allow_untested_optimizer"),
     "optimizer_param": Code(
         "error, warning",
@@ -119,13 +103,9 @@ CODES: dict[str, Code] = {
         "the optimizer does not take the parameter, or not this value; Muon ignores it",
     ),
     "optimizer_needs": Code("error, warning", ENGINE, "the optimizer needs something that is not there"),
-    "unknown_scheduler": Code(
-        "error", ENGINE, "there is no such learning rate scheduler, or ZeRO does not take it"
-    ),
+    "unknown_scheduler": Code("error", ENGINE, "there is no such learning rate scheduler, or ZeRO does not take it"),
     "scheduler_param": Code("error", ENGINE, "the scheduler does not take the parameter, or lacks one"),
-    "scheduler_warmup": Code(
-        "error, warning", ENGINE, "a warm-up that fails, or trains at another rate than it seems"
-    ),
+    "scheduler_warmup": Code("error, warning", ENGINE, "a warm-up that fails, or trains at another rate than it seems"),
 }
 
 
@@ -164,9 +144,7 @@ class Reporter:
         """Raises ValueError for a code or level that the table of codes does not have."""
         self.at(self.source.position(path), level, code, message, fix, name=dotted(path))
 
-    def at(
-        self, position: Position, level: Level, code: str, message: str, fix: str = "", *, name: str = ""
-    ) -> None:
+    def at(self, position: Position, level: Level, code: str, message: str, fix: str = "", *, name: str = "") -> None:
         """A finding at a place in the text; `name` is the key's path, if it has one."""
         if level not in CODES[code].levels:
             raise ValueError(f"{code} is never of level {level}")

@@ -40,9 +40,7 @@ def _numbers(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", ("steps_per_print",), message, "write null to print nothing")
     shared = view.raw("sequence_parallel_size")
     if shared is not MISSING and (not _is_number(shared) or not shared):
-        message = (
-            f"sequence_parallel_size is {shown(shared)}, and DeepSpeed divides the number of ranks by it"
-        )
+        message = f"sequence_parallel_size is {shown(shared)}, and DeepSpeed divides the number of ranks by it"
         report.error("breaks_later", ("sequence_parallel_size",), message)
     step = view.raw("flops_profiler", "profile_step")
     if view.raw("flops_profiler", "enabled") is True and step is not MISSING and not _is_number(step):
@@ -104,12 +102,7 @@ def _clipping(view: ConfigView, report: Reporter) -> None:
     """compute_grad_norm=false requires gradient_clipping=0 (DeepSpeedZeroOptimizer)."""
     clipping = view.raw("gradient_clipping")
     known = 1.0 if clipping is MISSING else clipping
-    if (
-        view.stage in (1, 2)
-        and view.taken(ZERO, "compute_grad_norm") is False
-        and _is_number(known)
-        and known > 0
-    ):
+    if view.stage in (1, 2) and view.taken(ZERO, "compute_grad_norm") is False and _is_number(known) and known > 0:
         path = view.spelled(ZERO, "compute_grad_norm")
         message = f"compute_grad_norm: false goes with gradient_clipping 0 only, not {shown(known)}: {LATE}"
         report.error("breaks_later", path, message, 'write "gradient_clipping": 0')
@@ -119,9 +112,7 @@ def _stages(view: ConfigView, report: Reporter) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
-        report.error(
-            "breaks_later", (ZERO, "legacy_stage1"), f"legacy_stage1 was removed: {LATE}", "leave it out"
-        )
+        report.error("breaks_later", (ZERO, "legacy_stage1"), f"legacy_stage1 was removed: {LATE}", "leave it out")
     managed = view.raw("managed_gradient_accumulation")
     overlap = isinstance(view.raw(ZERO), dict) and view.taken(ZERO, "overlap_comm") is True
     if managed is False and stage in (0, 1) and overlap:

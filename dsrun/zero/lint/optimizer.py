@@ -56,9 +56,7 @@ def _name(name: str, view: ConfigView, report: Reporter) -> None:
     tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
     if not tested and view.stage and view.raw("zero_allow_untested_optimizer") is not True:
         message = f"ZeRO does not take {name} without being told to: {LATE}"
-        report.error(
-            "untested_optimizer", path, message, 'add "zero_allow_untested_optimizer": true, or use AdamW'
-        )
+        report.error("untested_optimizer", path, message, 'add "zero_allow_untested_optimizer": true, or use AdamW')
     if name.lower() in NEEDS_MUP:
         report.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
 
@@ -76,18 +74,14 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Reporte
             report.add(level, "optimizer_param", (*PARAMS, key), message, fix)
     if "max_grad_norm" in params:
         message = f"max_grad_norm is no parameter of an optimizer: {LATE}"
-        report.error(
-            "optimizer_param", (*PARAMS, "max_grad_norm"), message, 'use "gradient_clipping" at the top level'
-        )
+        report.error("optimizer_param", (*PARAMS, "max_grad_norm"), message, 'use "gradient_clipping" at the top level')
     for key in RATES:
         value = params.get(key, MISSING)
         if value is not MISSING and not _filled(value, view) and not isinstance(value, int | float):
             if key == "eps" and isinstance(value, list):  # Adafactor takes a pair
                 continue
             fix = f"write {float(value)!r} without quotes" if _is_float(value) else ""
-            report.error(
-                "optimizer_param", (*PARAMS, key), f"{key} is {shown(value)}, not a number: {LATE}", fix
-            )
+            report.error("optimizer_param", (*PARAMS, key), f"{key} is {shown(value)}, not a number: {LATE}", fix)
     betas = params.get("betas", MISSING)
     if betas is not MISSING and not _filled(betas, view) and not _two_betas(betas):
         message = f"betas is {shown(betas)}, not two numbers from 0 to below 1: {LATE}"
@@ -100,11 +94,7 @@ def _filled(value: Any, view: ConfigView) -> bool:
 
 
 def _two_betas(betas: Any) -> bool:
-    return (
-        isinstance(betas, list)
-        and len(betas) == 2
-        and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)
-    )
+    return isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)
 
 
 def _is_float(value: Any) -> bool:
@@ -132,9 +122,7 @@ def check_scheduler(view: ConfigView, report: Reporter) -> None:
     if name not in own_schedulers() and view.stage:
         # torch's classes test isinstance(optimizer, Optimizer), which ZeRO's are not.
         message = f"torch's schedulers do not take ZeRO's optimizer, so {name} fails: {LATE}"
-        report.error(
-            "unknown_scheduler", ("scheduler", "type"), message, "use WarmupDecayLR or WarmupCosineLR"
-        )
+        report.error("unknown_scheduler", ("scheduler", "type"), message, "use WarmupDecayLR or WarmupCosineLR")
         return
     if not isinstance(params, dict):
         report.error("scheduler_param", ("scheduler",), f"{name} has no params: {LATE}", 'add "params": {…}')
@@ -163,23 +151,17 @@ def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Reporte
     for key in ("warmup_min_lr", "warmup_max_lr", "total_num_steps"):
         value = params.get(key, 0)
         allowed = (
-            isinstance(value, int | float | list)
-            or _filled(value, view)
-            or (key == "warmup_max_lr" and value is None)
+            isinstance(value, int | float | list) or _filled(value, view) or (key == "warmup_max_lr" and value is None)
         )
         if not allowed:
             message = f"{key} is {shown(value)}, not a number: {LATE}"
             report.error("scheduler_warmup", (*AT, key), message)
     if isinstance(total, int | float) and isinstance(steps, int | float) and total < steps:
-        message = (
-            f"the warm-up takes {shown(steps)} of {shown(total)} steps: training ends before its peak rate"
-        )
+        message = f"the warm-up takes {shown(steps)} of {shown(total)} steps: training ends before its peak rate"
         path = (*AT, "warmup_num_steps") if "warmup_num_steps" in params else (*AT, "total_num_steps")
         report.warning("scheduler_warmup", path, message, "write a smaller warmup_num_steps")
     if params.get("warmup_type", "log") not in ("log", "linear"):
-        message = (
-            f"warmup_type is {shown(params['warmup_type'])}; DeepSpeed knows log and linear, and takes log"
-        )
+        message = f"warmup_type is {shown(params['warmup_type'])}; DeepSpeed knows log and linear, and takes log"
         report.warning("scheduler_warmup", (*AT, "warmup_type"), message, 'write "linear"')
     _peak(name, params, view, report)
 
@@ -195,9 +177,7 @@ def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Reporter)
         report.warning("scheduler_warmup", AT, message, f'add "warmup_max_lr": {rate}')
     if isinstance(peak, int | float) and isinstance(lr, int | float) and peak != lr:
         message = f"warmup_max_lr is {shown(peak)} and the optimizer's lr {shown(lr)}; the scheduler's holds"
-        report.warning(
-            "scheduler_warmup", (*AT, "warmup_max_lr"), message, f'write "warmup_max_lr": {shown(lr)}'
-        )
+        report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, f'write "warmup_max_lr": {shown(lr)}')
     if isinstance(peak, int | float) and lr == AUTO:
         message = f"warmup_max_lr is {shown(peak)} while the optimizer's lr follows --learning_rate; the two must agree"
         report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, 'write "warmup_max_lr": "auto"')

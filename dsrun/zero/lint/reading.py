@@ -46,9 +46,7 @@ def _zero(view: ConfigView, report: Reporter) -> None:
         return
     if view.taken(ZERO, "compute_grad_norm") is False and view.stage not in (1, 2):
         path = view.spelled(ZERO, "compute_grad_norm")
-        report.error(
-            "needs_stage", path, f"compute_grad_norm: false needs stage 1 or 2, not {view.stage}: {EAGER}"
-        )
+        report.error("needs_stage", path, f"compute_grad_norm: false needs stage 1 or 2, not {view.stage}: {EAGER}")
     if isinstance(view.raw(ZERO, "offload_optimizer"), dict):
         ratio = view.taken(f"{ZERO}.offload_optimizer", "ratio")
         if isinstance(ratio, float) and ratio < 1 and view.stage != 3:
@@ -66,9 +64,7 @@ def _both_names(view: ConfigView, report: Reporter) -> None:
         path = view.spelled(ZERO, new)
         filled = view.for_trainer and path in CONSTANTS
         if view.raw(*path) is not MISSING and (view.raw(*path) != AUTO or filled):
-            report.error(
-                "given_twice", (ZERO, old), f"{old} and {path[-1]} stand together: {EAGER}", f"remove {old}"
-            )
+            report.error("given_twice", (ZERO, old), f"{old} and {path[-1]} stand together: {EAGER}", f"remove {old}")
 
 
 def _zenflow(view: ConfigView, report: Reporter) -> None:
@@ -79,15 +75,11 @@ def _zenflow(view: ConfigView, report: Reporter) -> None:
     strategy = view.taken(block, "select_strategy")
     if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
         path = (ZERO, "zenflow", "select_strategy")
-        report.error(
-            "not_a_choice", path, f"select_strategy is {shown(strategy)}, not auto, step or epoch: {EAGER}"
-        )
+        report.error("not_a_choice", path, f"select_strategy is {shown(strategy)}, not auto, step or epoch: {EAGER}")
     for name in ("select_interval", "update_interval"):
         value, path = view.taken(block, name), (ZERO, "zenflow", name)
         if isinstance(value, str) and value != AUTO:
-            report.error(
-                "wrong_type", path, f'{name} is {shown(value)}, not a whole number or "auto": {EAGER}'
-            )
+            report.error("wrong_type", path, f'{name} is {shown(value)}, not a whole number or "auto": {EAGER}')
         elif name == "update_interval" and isinstance(value, int) and value < 1:
             report.error("out_of_range", path, f"{name} is {value}, not at least 1: {EAGER}")
 
@@ -98,16 +90,12 @@ def _loss_scale(view: ConfigView, report: Reporter) -> None:
         return
     for name in ("loss_scale", "loss_scale_window", "min_loss_scale"):
         raw = view.raw("fp16", name)
-        odd_text = (
-            isinstance(raw, str) and name != "loss_scale" and raw != AUTO and not _is_int_to_python(raw)
-        )
+        odd_text = isinstance(raw, str) and name != "loss_scale" and raw != AUTO and not _is_int_to_python(raw)
         if isinstance(raw, bool) or odd_text:
             report.error("wrong_type", ("fp16", name), f"{name} is {shown(raw)}, not a number: {EAGER}")
     scale = view.taken("fp16", "loss_scale")
     if isinstance(scale, float) and not (math.isfinite(scale) and scale >= 0):
-        report.error(
-            "out_of_range", ("fp16", "loss_scale"), f"loss_scale is {scale:g}, not at least 0: {EAGER}"
-        )
+        report.error("out_of_range", ("fp16", "loss_scale"), f"loss_scale is {scale:g}, not at least 0: {EAGER}")
     # Under "auto" the Trainer may turn fp16 on, and a wrong window would then stop it.
     may_be_on = view.precision("fp16") is not False
     if may_be_on and scale == 0:
@@ -174,9 +162,7 @@ def _data(view: ConfigView, report: Reporter) -> None:
     at = ("data_efficiency", "data_sampling")
     curriculum = view.raw(*at, "curriculum_learning")
     if isinstance(curriculum, dict) and curriculum.get("enabled") and "curriculum_metrics" not in curriculum:
-        report.error(
-            "needs_key", (*at, "curriculum_learning"), f"an enabled block needs curriculum_metrics: {EAGER}"
-        )
+        report.error("needs_key", (*at, "curriculum_learning"), f"an enabled block needs curriculum_metrics: {EAGER}")
     batching = view.raw(*at, "dynamic_batching")
     if not isinstance(batching, dict):
         return
@@ -186,9 +172,7 @@ def _data(view: ConfigView, report: Reporter) -> None:
     for name in names:
         if name in batching and not _is_int_to_python(batching[name]):
             path = (*at, "dynamic_batching", name)
-            report.error(
-                "wrong_type", path, f"{name} is {shown(batching[name])}, not a whole number: {EAGER}"
-            )
+            report.error("wrong_type", path, f"{name} is {shown(batching[name])}, not a whole number: {EAGER}")
 
 
 def _is_int_to_python(value: Any) -> bool:
@@ -209,9 +193,7 @@ def _rest(view: ConfigView, report: Reporter) -> None:
     listed = isinstance(keep, list) and all(isinstance(each, str) for each in keep)
     if keep is not MISSING and not listed and keep != AUTO:
         path = ("data_types", "keep_in_fp32_modules")
-        report.error(
-            "wrong_type", path, f"keep_in_fp32_modules is {shown(keep)}, not a list of names: {EAGER}"
-        )
+        report.error("wrong_type", path, f"keep_in_fp32_modules is {shown(keep)}, not a list of names: {EAGER}")
     modules = view.raw("torch_autocast", "lower_precision_safe_modules")
     if isinstance(modules, list) and not all(isinstance(each, str) for each in modules):
         path = ("torch_autocast", "lower_precision_safe_modules")

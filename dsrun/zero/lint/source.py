@@ -208,9 +208,7 @@ class _Reader:
             value, self.at = DECODER.raw_decode(self.text, start)
         except JSONDecodeError as error:
             fix = 'close it with "' if error.msg.startswith(("Unterminated", "Invalid control")) else ""
-            raise self._error(
-                error.msg[0].lower() + error.msg[1:].removesuffix(" at"), fix, at=error.pos
-            ) from None
+            raise self._error(error.msg[0].lower() + error.msg[1:].removesuffix(" at"), fix, at=error.pos) from None
         return str(value)
 
     def _single_quoted(self, match: re.Match[str]) -> str:

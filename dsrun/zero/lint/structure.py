@@ -40,9 +40,7 @@ def check_structure(view: ConfigView, report: Reporter) -> None:
     _check_block(blocks()[""], (), view.config, view, report)
 
 
-def _check_block(
-    block: Block, path: Path, content: dict[str, Any], view: ConfigView, report: Reporter
-) -> None:
+def _check_block(block: Block, path: Path, content: dict[str, Any], view: ConfigView, report: Reporter) -> None:
     spellings = block.spellings
     for name in content:
         here = (*path, name)
@@ -57,9 +55,7 @@ def _check_block(
     for key, entry in block.keys.items():
         other = entry.get("name")
         if other and key in content and other in content:
-            report.error(
-                "given_twice", (*path, other), f"{other} and {key} are one setting", f"remove {other}"
-            )
+            report.error("given_twice", (*path, other), f"{other} and {key} are one setting", f"remove {other}")
 
 
 def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Reporter) -> None:
@@ -124,9 +120,7 @@ def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 
-def _check_value_of_block(
-    block: Block, path: Path, entry: Entry, *, view: ConfigView, report: Reporter
-) -> None:
+def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: ConfigView, report: Reporter) -> None:
     value = view.raw(*path)
     if isinstance(value, dict):
         _check_block(block, path, value, view, report)
@@ -141,18 +135,14 @@ def _check_value_of_block(
     elif not _tolerated(block, entry, value):
         report.error("not_an_object", path, f"{path[-1]} is {shown(value)}, not an object {{…}}: {EAGER}")
     elif value is not None:
-        report.warning(
-            "wrong_type", path, f"{path[-1]} is {shown(value)}, not an object {{…}}, and is ignored"
-        )
+        report.warning("wrong_type", path, f"{path[-1]} is {shown(value)}, not an object {{…}}, and is ignored")
 
 
 def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
     """Values other than an object that DeepSpeed passes over."""
     if value is None:
         return (
-            block.null
-            or bool(entry.get("null"))
-            or block.path in ("expert_parallel", "zero_optimization.leaf_module")
+            block.null or bool(entry.get("null")) or block.path in ("expert_parallel", "zero_optimization.leaf_module")
         )
     if block.path == "expert_parallel":  # parse_autoep_config: `if not param_dict`
         return not value
@@ -170,14 +160,8 @@ def check_model_value(path: Path, entry: Entry, value: Any, report: Reporter) ->
     if path == ("fp16", "loss_scale") and isinstance(value, str) and found.coerce == "refused":
         found = python_float(value)
     if found.coerce == "refused":
-        code = (
-            "not_a_choice"
-            if "choices" in entry and json_type(value) not in ("list", "dict")
-            else "wrong_type"
-        )
-        report.error(
-            code, path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, entry)
-        )
+        code = "not_a_choice" if "choices" in entry and json_type(value) not in ("list", "dict") else "wrong_type"
+        report.error(code, path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, entry))
         return
     limits = outside(found.value, entry)
     if limits:

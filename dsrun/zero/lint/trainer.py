@@ -37,15 +37,11 @@ def check_trainer(view: ConfigView, report: Reporter) -> None:
     level: Level = "error" if view.for_trainer else "warning"
     if not view.has(ZERO) and not (view.asked and not view.for_trainer):
         message = "accelerate refuses a file without zero_optimization"
-        report.add(
-            level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage'
-        )
+        report.add(level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage')
     if not view.for_trainer:
         return
     if isinstance(view.raw(ZERO), bool):
-        message = (
-            f"the Trainer looks for a stage in zero_optimization, which is {shown(view.raw(ZERO))}, and fails"
-        )
+        message = f"the Trainer looks for a stage in zero_optimization, which is {shown(view.raw(ZERO))}, and fails"
         report.error("trainer_stops", (ZERO,), message, 'write {"stage": 1}')
     if not view.has("optimizer") and view.raw(ZERO, "offload_optimizer") is None:
         message = "accelerate looks for a device in offload_optimizer, which is null, and fails"

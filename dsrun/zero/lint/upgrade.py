@@ -26,9 +26,7 @@ def one_liners(source: Source) -> Inline:
 
 
 def _collect(path: Path, value: Any, source: Source, found: Inline) -> None:
-    members = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     line = source.position(path).line
     if members and all(
         position.line == line for each, position in source.positions.items() if each[: len(path)] == path
@@ -68,9 +66,7 @@ class _Writer:
         flat = flat or id(value) in self.inline or not value
         inner = pad if flat else pad + self.indent
         if isinstance(value, dict):
-            members = [
-                f"{self.scalar(key)}: {self.written(each, inner, flat=flat)}" for key, each in value.items()
-            ]
+            members = [f"{self.scalar(key)}: {self.written(each, inner, flat=flat)}" for key, each in value.items()]
         else:
             members = [self.written(each, inner, flat=flat) for each in value]
         if flat:
@@ -79,9 +75,7 @@ class _Writer:
 
     def scalar(self, value: Any) -> str:
         text = getattr(value, "text", None)
-        return (
-            text if isinstance(text, str) else json.dumps(value, ensure_ascii=self.ascii or _is_lone(value))
-        )
+        return text if isinstance(text, str) else json.dumps(value, ensure_ascii=self.ascii or _is_lone(value))
 
 
 def _is_lone(value: Any) -> bool:
@@ -105,9 +99,7 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     try:
         source = read(text)
     except NotJsonError as error:
-        raise UsageError(
-            f"{file}:{error.position}: not JSON: {error.message}", fix=error.fix or None
-        ) from None
+        raise UsageError(f"{file}:{error.position}: not JSON: {error.message}", fix=error.fix or None) from None
     config = source.value
     if not isinstance(config, dict):
         raise UsageError(f"{file}: not a JSON object", fix="a DeepSpeed config is one object {…}")
@@ -133,6 +125,4 @@ def _text(source: Source, log: Log) -> None:
         if lines:
             log.changes.append(Change(f"line {', '.join(lines)}", what, "accelerate reads strict JSON"))
     for duplicate in source.duplicates:
-        log.add(
-            duplicate.path, f"the first of two left out (line {duplicate.first.line})", "the last one holds"
-        )
+        log.add(duplicate.path, f"the first of two left out (line {duplicate.first.line})", "the last one holds")

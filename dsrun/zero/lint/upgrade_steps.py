@@ -71,9 +71,7 @@ def _block(config: Config, *path: str) -> Config:
 
 def _replace(block: Config, old: str, new: str, value: Any) -> None:
     """Put a key in the place of another."""
-    rows = [
-        (new, value) if key == old else (key, each) for key, each in block.items() if key != new or key == old
-    ]
+    rows = [(new, value) if key == old else (key, each) for key, each in block.items() if key != new or key == old]
     block.clear()
     block.update(rows)
 
@@ -84,12 +82,7 @@ def _removed(config: Config, log: Log) -> None:
     for name in removed(""):
         log.leave_out(config, (name,), REMOVED[name][0])
     known = {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
-    if (
-        not known
-        and isinstance(sizes, list)
-        and sizes
-        and all(isinstance(each, int) and each > 0 for each in sizes)
-    ):
+    if not known and isinstance(sizes, list) and sizes and all(isinstance(each, int) and each > 0 for each in sizes):
         config["train_micro_batch_size_per_gpu"] = max(sizes)
         why = "elasticity chose the batch size before"
         log.add(("train_micro_batch_size_per_gpu",), f"{max(sizes)} added", why)
@@ -234,9 +227,7 @@ def _scheduler(config: Config, log: Log) -> None:
     if isinstance(steps, int | float) and not isinstance(steps, bool) and (steps == 0 or whole):
         params["warmup_num_steps"] = max(1, int(steps))
         what = f"{shown(steps)} is now {max(1, int(steps))}"
-        log.add(
-            ("scheduler", "params", "warmup_num_steps"), what, "DeepSpeed 0.19.6 wants a whole number above 0"
-        )
+        log.add(("scheduler", "params", "warmup_num_steps"), what, "DeepSpeed 0.19.6 wants a whole number above 0")
 
 
 STEPS: tuple[Callable[[Config, Log], None], ...] = (

@@ -38,9 +38,7 @@ def decide(
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     share = None if micro_batch is None else micro_batch * cluster.world
     if micro_batch is not None and global_batch is not None and global_batch % (micro_batch * cluster.world):
-        raise UsageError(
-            f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs"
-        )
+        raise UsageError(f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs")
     request = PlanRequest(
         model=model,
         cluster=cluster,
@@ -68,10 +66,6 @@ def settings(chosen: Chosen) -> dict[str, object]:
 
 def words(chosen: Chosen) -> str:
     """What was chosen, in one line for the user."""
-    place = (
-        ""
-        if chosen.offload == "none"
-        else f" with states on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
-    )
+    place = "" if chosen.offload == "none" else f" with states on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
     again = ", recomputing activations" if chosen.checkpointing else ""
     return f"--zero auto: ZeRO-{chosen.stage}{place}, micro batch {chosen.micro_batch}{again} (`dsrun plan` says why)"

@@ -82,9 +82,7 @@ def save(config: Mapping[str, Any], request: PlanRequest, predicted: int, measur
     file = path_of(config, request)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as partial:
-        partial.write_text(
-            json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n"
-        )
+        partial.write_text(json.dumps({"factor": factor, "predicted": predicted, "measured": measured}) + "\n")
     return file
 
 

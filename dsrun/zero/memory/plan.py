@@ -220,9 +220,7 @@ def _shorter(request: PlanRequest) -> str | None:
 
     def cut(steps: int) -> PlanRequest:
         tokens = max(longest - 64 * steps, 1)
-        return replace(
-            request, length=min(request.length, tokens), source_length=min(request.source_length, tokens)
-        )
+        return replace(request, length=min(request.length, tokens), source_length=min(request.source_length, tokens))
 
     steps = _smallest(0, (longest - 1) // 64, lambda each: _fitting(cut(each)) is not None)
     found = _fitting(cut(steps)) if steps else None

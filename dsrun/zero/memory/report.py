@@ -177,9 +177,7 @@ def header(plan: Plan, counted: Counted, words: Wording) -> list[str]:
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
     share = f", {trained.trainable:,} of them in adapters trained" if request.lora else ""
-    lengths = (
-        f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"
-    )
+    lengths = f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"
     return [
         f"{words.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
         f"{described(request)} in {request.cluster.nodes} node{'s' if request.cluster.nodes > 1 else ''},"

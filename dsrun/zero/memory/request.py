@@ -80,9 +80,7 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
         model = GpuModel(name=name, capability=(0, 0), memory_gib=round(memory))
     known, note = (memory, "") if memory is not None else _memory(name, model)
     if known is None:
-        raise UsageError(
-            f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB"
-        )
+        raise UsageError(f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB")
     return Cluster(
         name=name, model=replace(model, memory_gib=round(known)), per_node=per_node, nodes=nodes,
         memory=float(known), note=note,

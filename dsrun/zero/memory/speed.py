@@ -92,9 +92,7 @@ def _compute(
     return steps * operations * active * tokens / (peak * reached)
 
 
-def _communication(
-    cluster: Cluster, sharding: Sharding, parameters: int, trainable: int, steps: int
-) -> float:
+def _communication(cluster: Cluster, sharding: Sharding, parameters: int, trainable: int, steps: int) -> float:
     if cluster.world == 1:
         return 0.0
     inside = NVLINK if cluster.has_nvlink else PCIE

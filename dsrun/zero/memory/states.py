@@ -180,9 +180,7 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     largest = width * max(training.trained)
     kept = gradients if sharding.stage == 1 and sharding.accumulates else 0
     accumulated = held if sharding.stage == 2 and sharding.accumulates else 0
-    blocks = [FP32 * each for each in shares for _ in ("master", "gradient")] + [
-        width * each for each in shares
-    ]
+    blocks = [FP32 * each for each in shares for _ in ("master", "gradient")] + [width * each for each in shares]
     return States(
         gpu=Place(parameters=parameters, gradients=kept, staging=largest),
         host=Place(
@@ -224,9 +222,7 @@ def _sharded(training: Training, sharding: Sharding) -> States:
     if sharding.offload == "cpu":
         return States(
             gpu=Place(parameters=whole),
-            host=Place(
-                parameters=parameters, gradients=gradients + FP32 * trained, master=master, optimizer=moments
-            ),
+            host=Place(parameters=parameters, gradients=gradients + FP32 * trained, master=master, optimizer=moments),
             pinned=(
                 width * trained,
                 gradients,

@@ -202,11 +202,7 @@ def active_parameters(model: Architecture) -> int:
     for block in model.blocks:
         for weight in block.weights:
             share = 1.0
-            if (
-                weight.kind == "experts"
-                and len(weight.shape) == 3
-                and weight.shape[0] == model.decoder.experts
-            ):
+            if weight.kind == "experts" and len(weight.shape) == 3 and weight.shape[0] == model.decoder.experts:
                 share = min(1.0, model.decoder.experts_per_token / weight.shape[0])
             if weight.kind not in ("embedding", "frozen"):
                 total += int(block.repeat * weight.elements * share)

@@ -33,9 +33,7 @@ def _splits(view: ConfigView) -> bool:
 
 
 def _selects(view: ConfigView) -> tuple[object, object, object]:
-    return tuple(
-        view.value(f"{ZENFLOW}.{key}") for key in ("select_strategy", "select_interval", "update_interval")
-    )
+    return tuple(view.value(f"{ZENFLOW}.{key}") for key in ("select_strategy", "select_interval", "update_interval"))
 
 
 def _interval_is_given_to_auto(view: ConfigView) -> bool:
@@ -103,9 +101,7 @@ OFFLOAD_RULES = (
         source=f"{STAGE3} (Hybrid Optimizer Only Supports DeepSpeedCPUAdam)",
     ),
     Rule(
-        when=lambda v: (
-            is_on(v, SUPER) and v.stage == 3 and v.offload("offload_optimizer") in ("none", "nvme")
-        ),
+        when=lambda v: is_on(v, SUPER) and v.stage == 3 and v.offload("offload_optimizer") in ("none", "nvme"),
         key=SUPER,
         message=f"super_offload works on an optimizer in host memory, and the device is {{{DEVICE}}}",
         fix='write "device": "cpu"',
@@ -143,9 +139,7 @@ OFFLOAD_RULES = (
         source=f"{ENGINE} (_configure_basic_optimizer, FusedLamb)",
     ),
     Rule(
-        when=lambda v: (
-            bool(v.stage) and offloads_optimizer(v) and v.raw("optimizer", "params", "torch_adam") is True
-        ),
+        when=lambda v: bool(v.stage) and offloads_optimizer(v) and v.raw("optimizer", "params", "torch_adam") is True,
         key="optimizer.params.torch_adam",
         message="torch_adam with an offloaded optimizer: PyTorch's Adam is several times slower on the CPU",
         fix="remove torch_adam",
@@ -240,9 +234,7 @@ ZEROPP_RULES = (
     ),
     Rule(
         when=lambda v: (
-            v.stage == 3
-            and is_on(v, f"{ZERO}.zero_quantized_gradients")
-            and v.value(f"{ZERO}.reduce_scatter") is False
+            v.stage == 3 and is_on(v, f"{ZERO}.zero_quantized_gradients") and v.value(f"{ZERO}.reduce_scatter") is False
         ),
         key=f"{ZERO}.reduce_scatter",
         message="zero_quantized_gradients (qgZ) needs reduce_scatter",
@@ -250,18 +242,14 @@ ZEROPP_RULES = (
         source=f"{STAGE3} (when enable all_to_all_reduce)",
     ),
     Rule(
-        when=lambda v: (
-            v.stage == 3 and is_on(v, f"{ZERO}.zero_quantized_gradients") and optimizer_name(v) == "muon"
-        ),
+        when=lambda v: v.stage == 3 and is_on(v, f"{ZERO}.zero_quantized_gradients") and optimizer_name(v) == "muon",
         key=f"{ZERO}.zero_quantized_gradients",
         message="Muon needs whole gradients, and zero_quantized_gradients (qgZ) scatters them",
         fix="remove one of them",
         source=f"{STAGE3} (Muon and all2all process group cannot be used together)",
     ),
     Rule(
-        when=lambda v: (
-            is_on(v, f"{ZERO}.zero_quantized_nontrainable_weights") and precision(v) in ("bf16", "fp32")
-        ),
+        when=lambda v: is_on(v, f"{ZERO}.zero_quantized_nontrainable_weights") and precision(v) in ("bf16", "fp32"),
         key=f"{ZERO}.zero_quantized_nontrainable_weights",
         message="zero_quantized_nontrainable_weights quantizes fp16 weights only",
         fix='write "fp16": {"enabled": true}, or remove it',

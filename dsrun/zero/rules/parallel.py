@@ -64,9 +64,7 @@ PARALLEL_RULES = (
         source="utils/groups.py (_init_tp_mesh_device), runtime/sequence_parallel/parallel_state_sp.py",
     ),
     Rule(
-        when=lambda v: (
-            _has_experts(v) and v.world_size is not None and v.world_size % number(v, EXPERT, 1) != 0
-        ),
+        when=lambda v: _has_experts(v) and v.world_size is not None and v.world_size % number(v, EXPERT, 1) != 0,
         key=EXPERT,
         message="the number of GPUs is not a multiple of autoep_size {expert_parallel.autoep_size}",
         fix="use a number of GPUs that is",
@@ -76,10 +74,7 @@ PARALLEL_RULES = (
         when=lambda v: (
             _has_experts(v)
             and v.stage == 3
-            and (
-                is_on(v, f"{ZERO}.zero_quantized_gradients")
-                or number(v, f"{ZERO}.zero_hpz_partition_size", 1) > 1
-            )
+            and (is_on(v, f"{ZERO}.zero_quantized_gradients") or number(v, f"{ZERO}.zero_hpz_partition_size", 1) > 1)
         ),
         key=EXPERT,
         message="AutoEP at stage 3 works neither with zero_quantized_gradients (qgZ) nor with zero_hpz_partition_size",
@@ -153,9 +148,7 @@ COMPILE_RULES = (
         when=lambda v: (
             _compiles(v)
             and v.stage == 3
-            and is_on(v, "compile.offload_activation")
-            + is_on(v, "compile.offload_opt_states")
-            + _moves_parameters(v)
+            and is_on(v, "compile.offload_activation") + is_on(v, "compile.offload_opt_states") + _moves_parameters(v)
             > 1
         ),
         key="compile.offload_activation",

@@ -90,9 +90,7 @@ PRECISION_RULES = (
 
 OPTIMIZER_RULES = (
     Rule(
-        when=lambda v: (
-            optimizer_name(v) == "muon" and v.stage == 3 and v.value(f"{ZERO}.reduce_scatter") is not False
-        ),
+        when=lambda v: optimizer_name(v) == "muon" and v.stage == 3 and v.value(f"{ZERO}.reduce_scatter") is not False,
         key="optimizer.type",
         message="Muon under ZeRO-3 needs whole gradients, and reduce_scatter is on",
         fix='write "reduce_scatter": false in zero_optimization',

@@ -22,9 +22,7 @@ EVENTS = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("node", "external", "told"), [(0, False, True), (1, False, False), (0, True, False)]
-)
+@pytest.mark.parametrize(("node", "external", "told"), [(0, False, True), (1, False, False), (0, True, False)])
 def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external, told):
     """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")

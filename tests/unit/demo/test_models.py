@@ -85,9 +85,7 @@ def test_t5_tokenizer_normalises_capitals_and_cedillas(t5_tokenizer):
     def tokens(text):
         return t5_tokenizer(text)["input_ids"]
 
-    assert tokens("Translate English to Romanian: Forty-Two") == tokens(
-        "translate english to romanian: forty-two"
-    )
+    assert tokens("Translate English to Romanian: Forty-Two") == tokens("translate english to romanian: forty-two")
     assert t5_tokenizer.unk_token_id not in tokens("Translate Romanian to English: o sută")
     assert tokens("şase şi opt") == tokens("șase și opt")
     assert t5_tokenizer.unk_token_id in tokens("seventy bananas")

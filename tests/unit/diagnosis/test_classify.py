@@ -65,9 +65,7 @@ def test_unknown_exception_explains_lost_connection() -> None:
 def test_root_cause_in_many_logs_beats_consequences() -> None:
     """Among many logs the cause outweighs what other ranks suffered."""
     lost = read("nccl_network/gloo-peer-lost.txt")
-    oom = (
-        "2026-11-21 12:14:06,000 ERROR x: rank 1 failed\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"
-    )
+    oom = "2026-11-21 12:14:06,000 ERROR x: rank 1 failed\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"
     name, found = first_cause({"rank-0": lost, "rank-1": oom, "rank-2": lost}) or pytest.fail("nothing")
     assert (name, found.cause) == ("rank-1", "cuda_oom")
 

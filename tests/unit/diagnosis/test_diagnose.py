@@ -44,9 +44,7 @@ def test_diagnose_names_root_cause_before_consequences() -> None:
         ("cuda_oom", "error", "b.log:8"),
         ("nccl_network", "info", "a.log:5"),
     ]
-    assert verdict.as_dict()["findings"][0]["message"].startswith(
-        "GPU memory exhausted: [rank1]: torch.OutOf"
-    )
+    assert verdict.as_dict()["findings"][0]["message"].startswith("GPU memory exhausted: [rank1]: torch.OutOf")
 
 
 def test_diagnose_healthy_logs_without_findings() -> None:

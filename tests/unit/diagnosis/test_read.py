@@ -83,8 +83,6 @@ def test_log_line_without_end_does_not_fill_memory(monkeypatch: pytest.MonkeyPat
 
 def test_launcher_table_found_at_log_end() -> None:
     """The launcher's table is found at the end of the log."""
-    table = (
-        "Root Cause (first observed failure):\n[0]:\n  time      : 2026\n  rank      : 5 (local_rank: 1)\n"
-    )
+    table = "Root Cause (first observed failure):\n[0]:\n  time      : 2026\n  rank      : 5 (local_rank: 1)\n"
     assert scan_text("x\n" * 5000 + table)[1] == 5
     assert scan_text("x\n")[1] is None

@@ -62,9 +62,7 @@ def test_gres_forms(text, found):
     assert [(gpus.type, gpus.count, gpus.capability) for gpus in parse_gres(text)] == found
 
 
-@pytest.mark.parametrize(
-    "text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many", "gpu:a100:" + "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many", "gpu:a100:" + "9" * 5000])
 def test_gres_malformed_gpu_shows_valid_forms(text):
     with pytest.raises(UsageError, match=r"is no GRES for GPUs.*gpu:a100:4"):
         parse_gres(text)

@@ -82,9 +82,7 @@ def test_slurm_step_with_one_task_per_node():
 
 def test_slurm_master_ports_do_not_collide():
     """Steps and jobs on one node keep off one another's two ports."""
-    jobs = [
-        {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(70, 75) for step in range(5)
-    ]
+    jobs = [{"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(70, 75) for step in range(5)]
     ports = [at({**STEP, **job})[3] for job in jobs]
     assert len({each for port in ports for each in (port, port + 1)}) == 2 * len(jobs)
     assert all(15000 <= port < 30000 for port in ports)
@@ -107,9 +105,7 @@ def test_single_node_slurm_step_in_multi_node_job():
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}])
 def test_slurm_batch_shell_launches_through_srun(step):
     """The batch shell of a job starts the run on all nodes through srun."""
-    assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == SrunLauncher(
-        2
-    )
+    assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == SrunLauncher(2)
 
 
 def test_slurm_batch_shell_of_single_node_job():

@@ -31,9 +31,7 @@ def test_coordinator_decision_reaches_all_nodes(town):
         NodeResult(node=1, ok=False, failure=FAILED),
         NodeResult(node=2, ok=True),
     ]
-    decisions = settle_all(
-        councils, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed")
-    )
+    decisions = settle_all(councils, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
     assert on_message == ends
     assert decisions == [restart("rank 1 was killed")] * 3
     # The second attempt begins with nothing left over from the first.
@@ -60,9 +58,7 @@ def test_node_0_failure_aborts_attempt_on_other_nodes(town):
     """A failure of the first node ends the attempt of the others."""
     leader, one = town.open(2)
     with ThreadPoolExecutor(1) as pool:
-        decision = pool.submit(
-            leader.report_and_wait, NodeResult(node=0, ok=False, failure=FAILED), lambda _: stop()
-        )
+        decision = pool.submit(leader.report_and_wait, NodeResult(node=0, ok=False, failure=FAILED), lambda _: stop())
         until(one.check)
         assert one.report_and_wait(NodeResult(node=1, ok=False), None) == stop()
         assert decision.result() == stop()
@@ -199,9 +195,7 @@ def test_straggler_node_does_not_hold_up_others(town, monkeypatch):
     monkeypatch.setattr(leader_module, "STRAGGLER_TIMEOUT_S", 0.5)
     leader, one = town.open(2)
     seen = []
-    leader.report_and_wait(
-        NodeResult(node=0, ok=False, failure=FAILED), lambda ends: seen.extend(ends) or stop()
-    )
+    leader.report_and_wait(NodeResult(node=0, ok=False, failure=FAILED), lambda ends: seen.extend(ends) or stop())
     assert seen[1].failure.cause == "node_lost"
     until(one.check)
 

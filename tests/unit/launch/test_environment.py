@@ -26,9 +26,7 @@ def test_gloo_uses_loopback_only_on_single_node():
     assert "GLOO_SOCKET_IFNAME" not in changes(nodes=2)
     network = {"GLOO_SOCKET_IFNAME": "eth0"}
     assert changes(nodes=2, network=network)["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert "GLOO_SOCKET_IFNAME" not in changes(
-        environ={"GLOO_SOCKET_IFNAME": "ib0"}, nodes=2, network=network
-    )
+    assert "GLOO_SOCKET_IFNAME" not in changes(environ={"GLOO_SOCKET_IFNAME": "ib0"}, nodes=2, network=network)
 
 
 def test_nccl_flight_recorder_dumps_into_run_folder():
@@ -109,9 +107,7 @@ def test_libuv_detected_in_torch_library_symbols(tmp_path, style):
     without = build("libtorch_cpu.so", "int other(void) { return 0; }")
     inside = build("libinside.so", "int uv_loop_init(void *loop) { return 0; }")
     libuv = build("libuv.so.1", "int uv_loop_init(void *loop) { return 0; }", "-Wl,-soname,libuv.so.1")
-    linked = build(
-        "liblinked.so", "int uv_loop_init(void*); int f(void) { return uv_loop_init(0); }", str(libuv)
-    )
+    linked = build("liblinked.so", "int uv_loop_init(void*); int f(void) { return uv_loop_init(0); }", str(libuv))
     assert not library_has_libuv(without)
     assert library_has_libuv(inside)
     assert library_has_libuv(linked)

@@ -166,9 +166,7 @@ def test_log_of_earlier_attempts_ignored(remains):
     seen = []
     failure = explain(left, lambda text, code: seen.append(text) or "")
     assert (failure.trace, seen) == (None, ["bash: oops\n"])
-    assert explain(remains(log=earlier, log_begins=len(earlier)), unknown).message == (
-        "the ranks could not be started"
-    )
+    assert explain(remains(log=earlier, log_begins=len(earlier)), unknown).message == ("the ranks could not be started")
 
 
 def test_a_killed_agent(remains):

@@ -24,9 +24,7 @@ def test_environment_forwarding_takes_training_variables_only():
 def test_environment_forwarding_skips_outer_supervisor():
     """What an outer supervisor has set for itself is not forwarded."""
     assert (
-        forwarded_variables(
-            {"DSRUN_RUN_ID": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {}
-        )
+        forwarded_variables({"DSRUN_RUN_ID": "a", "DSRUN_STOP_FILE": "/tmp/stop", "DSRUN_HEARTBEAT": "/tmp/h"}, {})
         == {}
     )
 
@@ -40,10 +38,7 @@ def test_environment_file_overrides_forwarded_variables():
 
 
 def test_environment_file_names_and_values_parsed():
-    text = (
-        "# for all\nNCCL_DEBUG=INFO\n\nexport WORDS = 'a b'\n".replace(" = ", "=")
-        + 'EMPTY=\nURL="http://x?a=b"\n'
-    )
+    text = "# for all\nNCCL_DEBUG=INFO\n\nexport WORDS = 'a b'\n".replace(" = ", "=") + 'EMPTY=\nURL="http://x?a=b"\n'
     assert parse_environment_file(text, "file") == {
         "NCCL_DEBUG": "INFO",
         "WORDS": "a b",

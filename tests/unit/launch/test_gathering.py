@@ -42,9 +42,7 @@ def test_rendezvous_timeout_names_missing_nodes(town):
 
 def test_rendezvous_timeout_names_unreachable_node_0(town):
     """A first node that does not come is named."""
-    with pytest.raises(
-        RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{town.port} within 0 s"
-    ):
+    with pytest.raises(RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{town.port} within 0 s"):
         town.follower(1, 2, timeout_s=0.0)
 
 
@@ -151,9 +149,7 @@ def test_rendezvous_silent_connection_times_out(town, monkeypatch):
             pass
 
 
-@pytest.mark.parametrize(
-    "words", [[b"SSH-2.0-OpenSSH_9.6\r\n"], [b'{"challenge": 1}\n', b'{"proof": "\xc3\xa9"}\n']]
-)
+@pytest.mark.parametrize("words", [[b"SSH-2.0-OpenSSH_9.6\r\n"], [b'{"challenge": 1}\n', b'{"proof": "\xc3\xa9"}\n']])
 def test_rendezvous_client_ignores_other_program_on_port(town, monkeypatch, words):
     """It goes on looking for the first node until its time is up."""
     monkeypatch.setattr(follower_module, "_CONNECT_S", 0.5)

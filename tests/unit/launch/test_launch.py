@@ -130,9 +130,7 @@ print("done", flush=True)
 def test_blocked_terminal_does_not_block_ranks(tmp_path):
     """A terminal that takes nothing holds no rank up."""
     argv, env = [sys.executable, "-c", UNREAD], {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         try:
             assert select.select([child.stdout], [], [], 60)[0]
@@ -160,9 +158,7 @@ def job(*program: str, **more: Any) -> Job:
 
 def test_attempt_argv_is_torch_agent_without_restarts():
     """An attempt is torch's own agent, without restarts of its own."""
-    words = run_arguments(
-        job("--module", "a.b", "--d", "$x", nnodes=3, node_rank=1, host="n0"), attempt=4, port=29501
-    )
+    words = run_arguments(job("--module", "a.b", "--d", "$x", nnodes=3, node_rank=1, host="n0"), attempt=4, port=29501)
     before, after = words[: words.index("--")], words[words.index("--") + 1 :]
     assert "--max-restarts=0" in before
     assert {"--nnodes=3", "--node-rank=1", "--master-addr=n0", "--master-port=29501"} <= set(before)

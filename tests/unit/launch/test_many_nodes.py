@@ -36,13 +36,9 @@ def test_coordinator_of_1024_nodes(many_files):
     allow_open_files(NODES)
     port = free_ports()
     key = shared_key(run="test", secret="word")
-    server = CoordinatorServer(
-        listen("127.0.0.1", port), NODES, key, run_info={"output": "runs/x"}, timeout_s=100
-    )
+    server = CoordinatorServer(listen("127.0.0.1", port), NODES, key, run_info={"output": "runs/x"}, timeout_s=100)
     argv = [sys.executable, "-m", "tests.unit.launch.many_followers", str(port), str(NODES)]
-    with subprocess.Popen(
-        argv, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True
-    ) as followers:
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) as followers:
         try:
             began = time.process_time()
             server.gather()

@@ -145,9 +145,7 @@ def test_failure_classified_as_none_is_unknown() -> None:
 def test_oom_halves_micro_batch_then_recomputes_then_offloads() -> None:
     """Out of memory halves the micro batch, then recomputes, then offloads, then stops."""
     remedy, micro, seen = MemoryFallback(), 4, []
-    while (
-        decision := answer(OOM, remedy=remedy, micro=micro, limits=Limits(max_restarts=0))
-    ).action == "restart":
+    while (decision := answer(OOM, remedy=remedy, micro=micro, limits=Limits(max_restarts=0))).action == "restart":
         remedy = decision.remedy
         micro = shrink(4, 1, remedy.halvings)[0]
         seen.append((remedy.halvings, remedy.recompute, remedy.offload))
@@ -268,9 +266,7 @@ FAILURES = st.builds(
 # Drawing long lists takes seconds on a busy machine.
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(FAILURES, min_size=40, max_size=40), st.integers(0, 20), st.integers(1, 64))
-def test_restarts_without_progress_end_within_limits(
-    failures: list[Failure], allowed: int, micro: int
-) -> None:
+def test_restarts_without_progress_end_within_limits(failures: list[Failure], allowed: int, micro: int) -> None:
     """A run that fails at every attempt and never saves: the supervisor's loop, with the policy's answers."""
     remedy, restarts, shrunk = MemoryFallback(), 0, 0
     for attempt in range(1, len(failures) + 1):
@@ -295,9 +291,7 @@ def test_restarts_in_a_row_without_progress_never_exceed_limit(steps: list[int],
     """Restarts in a row without progress are never more than allowed."""
     stalled = 0
     for attempt in range(1, len(steps)):
-        decision = answer(
-            *[KILLED] * attempt, limits=Limits(max_restarts=allowed), progress=list(steps[: attempt + 1])
-        )
+        decision = answer(*[KILLED] * attempt, limits=Limits(max_restarts=allowed), progress=list(steps[: attempt + 1]))
         stalled = 1 if steps[attempt] > steps[attempt - 1] else stalled + 1
         assert (decision.action == "restart") == (stalled <= STALLED and attempt <= allowed)
         if decision.action == "stop":

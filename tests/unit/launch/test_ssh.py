@@ -64,10 +64,7 @@ def test_ssh_run_closes_stdin_when_node_0_ends(remote, monkeypatch):
     """Supervisors that are left when the first node ends see the end of their stdin."""
     monkeypatch.setattr(ssh, "_LEAVE_S", 0.2)
     stay = "sys.stdin.read(); print('untied', file=said)"
-    assert (
-        run_on_hosts([remote("alpha", "sys.exit(1)"), remote("beta", stay)], max_restarts=0, say=pytest.fail)
-        == 1
-    )
+    assert run_on_hosts([remote("alpha", "sys.exit(1)"), remote("beta", stay)], max_restarts=0, say=pytest.fail) == 1
     assert remote.said() == ["untied"]
 
 
@@ -146,9 +143,7 @@ def said_file(remote):
 def test_missing_launch_program_named(remote):
     """A program that is missing is named."""
     with pytest.raises(MissingError, match="there is no program /no/such"):
-        run_on_hosts(
-            [RemoteSupervisor(name="a", argv=("/no/such",), first_line=b"")], max_restarts=0, say=pytest.fail
-        )
+        run_on_hosts([RemoteSupervisor(name="a", argv=("/no/such",), first_line=b"")], max_restarts=0, say=pytest.fail)
 
 
 def test_ssh_command_quoting_survives_login_shell(tmp_path, monkeypatch):

@@ -105,9 +105,7 @@ def test_stopped_run_prints_resume_command(job):
     assert said(coordinator, **elsewhere).endswith("the same command with --output here resumes from there")
     assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto resumes from there")
     run.checkpoint(5).rename(run.checkpoint(4))
-    assert said(SavesFirst(), resume="never").endswith(
-        "the same command with --resume auto resumes from there"
-    )
+    assert said(SavesFirst(), resume="never").endswith("the same command with --resume auto resumes from there")
     run.checkpoint(4).rename(run.path / "aside")
     assert said(SavesFirst()).endswith("; the same command resumes from there")
 

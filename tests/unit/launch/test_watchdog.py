@@ -11,9 +11,7 @@ from dsrun.runs.heartbeat import Beat
 
 
 def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0) -> Beat:
-    return Beat(
-        rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True
-    )
+    return Beat(rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True)
 
 
 def watched(*beats: Beat, timeout=None, states=None, until: float, every: float = 0.5):

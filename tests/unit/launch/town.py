@@ -45,9 +45,7 @@ def restart(why="again"):
 
 
 def stop(code=3):
-    return Decision(
-        action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=MemoryFallback(offload="cpu")
-    )
+    return Decision(action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=MemoryFallback(offload="cpu"))
 
 
 def until(condition):
@@ -84,9 +82,7 @@ class Town:
     def process(self, node, nodes, *, ok=False):
         argv = [sys.executable, "-c", NODE, self.host, str(self.port), str(node), str(nodes), str(int(ok))]
         root = str(Path(__file__).parents[3])
-        child = subprocess.Popen(
-            argv, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True
-        )
+        child = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True)
         self.children.append(child)
         return child
 

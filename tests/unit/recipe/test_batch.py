@@ -85,9 +85,7 @@ sizes = st.integers(1, 300)
 maybe = st.none() | st.integers(1, 40)
 
 
-@given(
-    total=st.none() | sizes, micro=maybe, steps=maybe, world=st.integers(1, 16), default=st.integers(1, 16)
-)
+@given(total=st.none() | sizes, micro=maybe, steps=maybe, world=st.integers(1, 16), default=st.integers(1, 16))
 def test_batch_plan_multiplies_out_to_global_batch(total, micro, steps, world, default):
     """A plan multiplies out and keeps what was given."""
     try:

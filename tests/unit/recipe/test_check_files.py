@@ -24,9 +24,7 @@ def test_check_files_reads_every_named_file(flag, tmp_path):
 def test_missing_file_error_names_flag_and_near_file(tmp_path):
     """The error for a missing file names its flag, and the file that may be meant."""
     (tmp_path / "train.jsonl").write_text("{}")
-    with pytest.raises(
-        UsageError, match=r"--test-file .*tran.jsonl does not exist.*did you mean .*train.jsonl"
-    ):
+    with pytest.raises(UsageError, match=r"--test-file .*tran.jsonl does not exist.*did you mean .*train.jsonl"):
         check_files(TrainSpec(test_file=str(tmp_path / "tran.jsonl")))
 
 
@@ -103,7 +101,5 @@ def test_nvme_offload_path_must_be_writable(tmp_path):
     for path in (tmp_path / "file" / "swap", Path("/proc/1/swap")):
         with pytest.raises(UsageError, match="--nvme-path"):
             check_files(TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(path)))
-    check_files(
-        TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(tmp_path / "new" / "swap"))
-    )
+    check_files(TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(tmp_path / "new" / "swap")))
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

@@ -15,8 +15,7 @@ COMPARED = [
     pytest.param(flag, id=flag.name)
     for flag in hf_flags().values()
     # Not the same on purpose: report_to is always a list here, a Path stays text, JSON is read at once.
-    if flag.kind in (*SAMPLES, "bool")
-    and flag.name not in ("trainer_debug", "report_to", "generation_config")
+    if flag.kind in (*SAMPLES, "bool") and flag.name not in ("trainer_debug", "report_to", "generation_config")
 ]
 
 

@@ -110,9 +110,7 @@ def test_debug_flag_or_trainer_debug_option():
     assert values("--debug", "underflow_overflow") == {"trainer_debug": "underflow_overflow"}
 
 
-@pytest.mark.parametrize(
-    ("word", "meaning"), [("True", "auto"), ("false", "never"), ("out/ckpt", "out/ckpt")]
-)
+@pytest.mark.parametrize(("word", "meaning"), [("True", "auto"), ("false", "never"), ("out/ckpt", "out/ckpt")])
 def test_resume_from_checkpoint_takes_booleans(word, meaning):
     assert values("--resume_from_checkpoint", word) == {"resume": meaning}
 

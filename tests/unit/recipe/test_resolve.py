@@ -58,8 +58,7 @@ def test_removed_flag_contradicting_its_successor(tmp_path):
     with pytest.raises(UsageError) as caught:
         resolve(["--model", "m", "--evaluation_strategy", "epoch", "--eval_strategy", "steps"], tmp_path)
     assert caught.value.message == (
-        "--evaluation_strategy (taken as --eval_strategy) epoch and --eval_strategy steps"
-        " contradict each other"
+        "--evaluation_strategy (taken as --eval_strategy) epoch and --eval_strategy steps contradict each other"
     )
 
 
@@ -116,9 +115,7 @@ def test_eval_steps_turns_evaluation_on(run_yaml, tmp_path):
 
 
 def test_flag_switched_off_overrides_nothing(run_yaml):
-    recipe = run_yaml(
-        "train: {model: m, bf16: true, num_train_epochs: 2}\n", "--no-fp16", "--max_steps", "-1"
-    )
+    recipe = run_yaml("train: {model: m, bf16: true, num_train_epochs: 2}\n", "--no-fp16", "--max_steps", "-1")
     assert recipe.hf["bf16"] is True
     assert recipe.hf["num_train_epochs"] == 2.0
 

@@ -60,9 +60,7 @@ def test_run_yaml_sources_survive_json(tmp_path):
     assert again.where("zero") == made.where("zero") == "run.yaml:4: zero"
 
 
-@pytest.mark.parametrize(
-    "change", [{"version": 99}, {"values": {"no_such_flag": 1}}, {"argv": None}, {"values": 3}]
-)
+@pytest.mark.parametrize("change", [{"version": 99}, {"values": {"no_such_flag": 1}}, {"argv": None}, {"values": 3}])
 def test_recipe_of_other_version_rejected(tmp_path, change):
     with pytest.raises(UsageError, match="RECIPE is not a recipe of this version"):
         from_json({**to_json(recipe(tmp_path)), **change}, "RECIPE")
@@ -80,9 +78,7 @@ def test_secrets_are_not_in_run_folder(tmp_path, folder):
 
 def test_requeued_job_uses_tokens_of_its_command(tmp_path, folder):
     write_stored(recipe(tmp_path, "--token", "hf_1", "--hub_token", "hf_2"), folder, JOB)
-    kept, notice = recipe_in_force(
-        recipe(tmp_path, "--token", "hf_3", "--hub_token", "hf_4"), folder, REQUEUED
-    )
+    kept, notice = recipe_in_force(recipe(tmp_path, "--token", "hf_3", "--hub_token", "hf_4"), folder, REQUEUED)
     assert (kept.spec.token, kept.hf["hub_token"], notice) == ("hf_3", "hf_4", None)
 
 
@@ -110,18 +106,13 @@ def test_restarted_rank_keeps_its_settings(tmp_path, folder, environ):
     assert kept.hf["max_steps"] == 5
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7"}]
-)
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7"}])
 def test_new_start_takes_new_settings_and_names_them(tmp_path, folder, environ):
     write_stored(recipe(tmp_path, "--max_steps", "5"), folder, JOB)
     asked = recipe(tmp_path, "--max_steps", "6", "--resume", "auto", "--force")
     used, notice = recipe_in_force(asked, folder, environ)
     assert used is asked
-    assert (
-        notice
-        == f"settings changed since the last start in {folder.path}: --max_steps: 5 -> 6 (command line)"
-    )
+    assert notice == f"settings changed since the last start in {folder.path}: --max_steps: 5 -> 6 (command line)"
 
 
 def test_no_notice_without_change_or_for_another_run(tmp_path, folder):
@@ -153,9 +144,7 @@ def test_edited_deepspeed_file_is_named_by_its_keys(tmp_path, folder):
     )
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", '{"version": 1}', "[]", '{"version": 1, "values": {"gone": 1}}']
-)
+@pytest.mark.parametrize("content", ["", "{", '{"version": 1}', "[]", '{"version": 1, "values": {"gone": 1}}'])
 def test_unreadable_stored_recipe_is_ignored(tmp_path, folder, content):
     folder.recipe.write_text(content)
     assert read_stored(folder) is None

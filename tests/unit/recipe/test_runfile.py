@@ -162,9 +162,7 @@ def test_run_file_removed_flags_translated(tmp_path):
     recipe = resolve(["--config", "run.yaml"], tmp_path)
     assert recipe.hf == {"warmup_steps": 0.1}
     assert recipe.sources["warmup_steps"] == "run.yaml:3"
-    assert recipe.notices == (
-        "run.yaml:3: train.warmup_ratio is no longer a flag: taken as --warmup_steps 0.1",
-    )
+    assert recipe.notices == ("run.yaml:3: train.warmup_ratio is no longer a flag: taken as --warmup_steps 0.1",)
 
 
 def test_run_file_launch_section_max_restarts(tmp_path):

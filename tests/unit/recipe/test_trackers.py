@@ -37,9 +37,7 @@ def test_wandb_offline_without_api_key(tmp_path):
 
 @pytest.mark.parametrize(("online", "mode"), [(True, None), (False, "offline")])
 def test_wandb_with_api_key_offline_only_without_network(tmp_path, online, mode):
-    wanted, _, asked = variables(
-        tmp_path, "--report-to", "wandb", environ={"WANDB_API_KEY": "k"}, online=online
-    )
+    wanted, _, asked = variables(tmp_path, "--report-to", "wandb", environ={"WANDB_API_KEY": "k"}, online=online)
     assert wanted.get("WANDB_MODE") == mode
     assert asked == ["api.wandb.ai"]
 
@@ -57,9 +55,7 @@ def test_wandb_mode_of_user_kept(tmp_path):
 
 
 def test_tensorboard_writes_into_the_run_folder(tmp_path):
-    assert variables(tmp_path, "--report-to", "tensorboard")[0] == {
-        "TENSORBOARD_LOGGING_DIR": "runs/x/tensorboard"
-    }
+    assert variables(tmp_path, "--report-to", "tensorboard")[0] == {"TENSORBOARD_LOGGING_DIR": "runs/x/tensorboard"}
     assert variables(tmp_path, "--report-to", "none")[0] == {}
 
 

@@ -79,9 +79,7 @@ def test_valid_flag_combinations_accepted(notices, argv):
 
 
 def test_model_config_overrides_with_model_type(notices):
-    assert (
-        notices("--model_type", "gpt2", "--config_overrides", "n_embd=8", "--model-config", "n_head=2") == ()
-    )
+    assert notices("--model_type", "gpt2", "--config_overrides", "n_embd=8", "--model-config", "n_head=2") == ()
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ def test_checksum_pool_sums_files_as_they_come(tmp_path):
     assert sealer.is_done
     sealer.close()
     assert sums == {
-        name: {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
-        for name, content in contents.items()
+        name: {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"} for name, content in contents.items()
     }
 
 

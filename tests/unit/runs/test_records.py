@@ -145,9 +145,7 @@ except OSError as error:
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 out.append({"step": 3})
 """
-    answer = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
-    )
+    answer = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert answer.stdout
     assert [record["step"] for record in read_records(path)] == [1, 3]
 

@@ -34,9 +34,7 @@ def test_stop_file_of_other_programs(tmp_path, text, request_):
 
 
 def test_earliest_request_counts():
-    late, early = (
-        StopRequest("SIGTERM", rank, "host", time) for rank, time in ((0, "2026-02"), (1, "2026-01"))
-    )
+    late, early = (StopRequest("SIGTERM", rank, "host", time) for rank, time in ((0, "2026-02"), (1, "2026-01")))
     assert first_request([None, late, early, StopRequest("SIGUSR1")]) == early
     assert first_request([None, StopRequest("SIGUSR1")]) == StopRequest("SIGUSR1")
     assert first_request([None]) == StopRequest()

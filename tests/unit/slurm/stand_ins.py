@@ -146,10 +146,7 @@ class Shell:
 def spec_of(**options: str | list[str]):
     """The spec of run.yaml's keys."""
     return make_spec(
-        [
-            read(key, words if isinstance(words, list) else [words], f"slurm.{key}")
-            for key, words in options.items()
-        ]
+        [read(key, words if isinstance(words, list) else [words], f"slurm.{key}") for key, words in options.items()]
     )
 
 
@@ -160,9 +157,7 @@ def training(shell: Shell, **options) -> str:
 
 def other(shell: Shell, **options) -> str:
     """The script of any other program."""
-    return render(
-        spec_of(**options), any_program(["./x"]), Site(python=shell.python, own_python=shell.python)
-    )
+    return render(spec_of(**options), any_program(["./x"]), Site(python=shell.python, own_python=shell.python))
 
 
 def requeued(done) -> bool:

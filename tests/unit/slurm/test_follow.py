@@ -51,9 +51,7 @@ class Slurm:
 
 
 def test_follow_job_to_its_end(monkeypatch):
-    slurm = Slurm(
-        monkeypatch, at("PENDING", reason="Priority"), at("RUNNING"), at("RUNNING"), at("COMPLETED")
-    )
+    slurm = Slurm(monkeypatch, at("PENDING", reason="Priority"), at("RUNNING"), at("RUNNING"), at("COMPLETED"))
     assert slurm.follow() == 0
     assert slurm.told == [
         "job 67: PENDING (Priority)",
@@ -92,9 +90,7 @@ def test_follow_goes_on_after_requeue(monkeypatch):
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
 def test_follow_checks_states_before_requeue_twice(monkeypatch, state):
     """States that a requeue may follow are checked twice."""
-    slurm = Slurm(
-        monkeypatch, at("RUNNING"), at(state), at("PENDING", restarts=1), at("COMPLETED", restarts=1)
-    )
+    slurm = Slurm(monkeypatch, at("RUNNING"), at(state), at("PENDING", restarts=1), at("COMPLETED", restarts=1))
     assert slurm.follow() == 0
 
 
@@ -159,9 +155,7 @@ def test_follow_all_tasks_of_job_array(monkeypatch, tmp_path):
     for label, path in logs.items():
         path.write_text(f"{label} speaks\n")
         done = done.replace(f"/home/ada/jobs/sweep-{label}.log", str(path))
-    failed = done.replace("JobState=COMPLETED", "JobState=FAILED", 1).replace(
-        "ExitCode=0:0", "ExitCode=5:0", 1
-    )
+    failed = done.replace("JobState=COMPLETED", "JobState=FAILED", 1).replace("ExitCode=0:0", "ExitCode=5:0", 1)
     slurm = Slurm(monkeypatch, recorded("job-array"), failed)
     assert slurm.follow("66") == 5
     assert sorted(slurm.shown) == [f"[{label}] {label} speaks" for label in logs]
@@ -199,9 +193,7 @@ def test_job_name_that_looks_like_a_job_state():
 
 def test_pending_array_tasks_have_no_log():
     """Tasks that have not started have no log."""
-    text = re.sub(r"ArrayTaskId=3 ", "ArrayTaskId=2-3%2 ", recorded("job-array")).replace(
-        "_3.log", "_4294967294.log"
-    )
+    text = re.sub(r"ArrayTaskId=3 ", "ArrayTaskId=2-3%2 ", recorded("job-array")).replace("_3.log", "_4294967294.log")
     waiting = next(view for view in read_jobs(text) if "[" in view.label)
     assert (waiting.label, waiting.log) == ("66_[2-3%2]", None)
 
@@ -222,9 +214,7 @@ def test_follow_reports_state_changes_only():
     waiting = JobStatus(label="7", state="PENDING", reason="Priority")
     assert watch.update([waiting]) == ["job 7: PENDING (Priority)"]
     assert watch.update([waiting]) == []
-    assert watch.update([JobStatus(label="7", state="PENDING", reason="Resources")]) == [
-        "job 7: PENDING (Resources)"
-    ]
+    assert watch.update([JobStatus(label="7", state="PENDING", reason="Resources")]) == ["job 7: PENDING (Resources)"]
     assert not watch.ended
 
 
@@ -265,9 +255,7 @@ def test_sbatch_submit(sbatch):
 
 def test_sbatch_refusal_quoted(sbatch):
     sbatch("", "sbatch: error: Batch job submission failed: Invalid qos specification\n", 1)
-    with pytest.raises(
-        ToolError, match="refuses the job: Batch job submission failed: Invalid qos specification"
-    ):
+    with pytest.raises(ToolError, match="refuses the job: Batch job submission failed: Invalid qos specification"):
         submit.submit("#!/bin/bash\n")
 
 

@@ -24,9 +24,7 @@ def test_srun_starts_one_supervisor_per_node(shell):
     seen = done.environment
     assert re.fullmatch("[0-9a-f]{32}", seen["DSRUN_SECRET"])
     assert seen["OMP_NUM_THREADS"] == "1"  # 8 cores, 4 workers, half for the data loaders
-    assert {
-        seen[name].startswith(str(shell.tools)) for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-    } == {True}
+    assert {seen[name].startswith(str(shell.tools)) for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")} == {True}
 
 
 def test_max_restarts_passed_to_supervisor(shell):

@@ -13,9 +13,7 @@ from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
 
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 DATABASE = "sacct: error: Problem talking to the database: Connection timed out\n"
-NO_CLUSTER = (
-    "scontrol: error: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source\n"
-)
+NO_CLUSTER = "scontrol: error: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source\n"
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +114,7 @@ def test_slurm_time_format_of_user_overridden(programs, monkeypatch):
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     path = stand_in(programs, "scontrol", ("", ""))
     path.write_text(
-        path.read_text().replace(
-            "words = ", "import os; sys.exit(print(os.environ['SLURM_TIME_FORMAT']))\nwords = "
-        )
+        path.read_text().replace("words = ", "import os; sys.exit(print(os.environ['SLURM_TIME_FORMAT']))\nwords = ")
     )
     assert query.config() == "standard\n"
 

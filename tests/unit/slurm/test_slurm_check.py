@@ -138,13 +138,11 @@ def test_untyped_gpus_in_mixed_partition_are_a_warning(facts):
 def test_default_time_and_memory_of_partition_reported():
     """Little memory and the default time of the partition are mentioned."""
     codes = {
-        each.code: each.message
-        for each in check(SlurmSpec(partition="gpu", gpus_per_node="a100:2"), recorded_facts())
+        each.code: each.message for each in check(SlurmSpec(partition="gpu", gpus_per_node="a100:2"), recorded_facts())
     }
     assert codes == {"slurm_time_default": "without --time, partition gpu ends the job after 1:00:00"}
     told = {
-        each.code: each.message
-        for each in check(SlurmSpec(gpus_per_node="a100:4", cpus_per_task=8), recorded_facts())
+        each.code: each.message for each in check(SlurmSpec(gpus_per_node="a100:4", cpus_per_task=8), recorded_facts())
     }
     assert told == {"slurm_memory_default": "without --mem the job gets 7.8 GiB of each node for 4 workers"}
 

@@ -53,10 +53,7 @@ def test_jobs_from_squeue():
     assert jobs["64"].name == "odd | name, with\nbreaks JobState=FAILED"
     assert jobs["64"].state == "RUNNING"
     assert jobs["68"].reason == "DependencyNeverSatisfied"
-    assert (
-        jobs["23"].reason
-        == "Job's account not permitted to use this partition (low denies phys including phys)"
-    )
+    assert jobs["23"].reason == "Job's account not permitted to use this partition (low denies phys including phys)"
     assert jobs["66_3"].number == "66"
     assert jobs["67"].ended == "2026-11-21T09:08:55"
 
@@ -144,9 +141,7 @@ def test_pending_reason_unexplained_for_cancelled_job(tmp_path):
 def test_default_run_folder_found_without_batch_script(tmp_path):
     """The default run folder is found without asking for the batch script."""
     write_run(tmp_path / "runs" / "t5-7", {"step": 3, "loss": 2.5, "epoch": 0.5}, finished=True)
-    (found,) = with_output_folders(
-        [job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}")
-    )
+    (found,) = with_output_folders([job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}"))
     assert found.run == str(tmp_path / "runs" / "t5-7")
     assert (found.progress.step, found.progress.loss, found.finished) == (3, 2.5, True)
 

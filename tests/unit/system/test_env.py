@@ -116,9 +116,7 @@ def test_torchrun_inside_srun_step_is_torchrun_worker():
     assert worker.source == "torchrun"
 
 
-@pytest.mark.parametrize(
-    "name", ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-)
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_missing_torchrun_variable_named(name):
     environ = {key: value for key, value in TORCHRUN.items() if key != name}
     with pytest.raises(UsageError, match=rf"RANK is set but {name} is not") as caught:

@@ -163,9 +163,7 @@ def test_link_with_libcuda_without_driver(tmp_path):
         tmp_path / "x.so",
     ]
     assert subprocess.run(argv, check=False).returncode == 0
-    loaded = subprocess.run(
-        [sys.executable, "-c", f"import ctypes; ctypes.CDLL('{tmp_path}/x.so')"], check=False
-    )
+    loaded = subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL('{tmp_path}/x.so')"], check=False)
     assert loaded.returncode == 0
 
 

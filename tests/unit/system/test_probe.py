@@ -15,9 +15,7 @@ def told(*needed: str, **environ: str) -> dict:
     # -I -S: without dsrun, site-packages, or anything else that a node may lack; from stdin, as it is sent.
     argv = [sys.executable, "-I", "-S", "-", *needed]
     with Path(probe.__file__).open("rb") as file:
-        done = subprocess.run(
-            argv, stdin=file, capture_output=True, text=True, check=True, env=environ or None
-        )
+        done = subprocess.run(argv, stdin=file, capture_output=True, text=True, check=True, env=environ or None)
     return json.loads(done.stdout)
 
 

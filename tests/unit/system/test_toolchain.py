@@ -31,9 +31,7 @@ raise SystemExit("this file was executed")
 
 def test_cxx_of_this_host():
     cxx = find_cxx(os.environ)
-    said = subprocess.run(
-        [cxx.path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=True
-    )
+    said = subprocess.run([cxx.path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=True)
     assert cxx.version == said.stdout.strip()
     assert cxx in all_cxx(os.environ)
     plain = c_compiler(cxx)
@@ -143,9 +141,7 @@ def environment(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env/bin/python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = Path(
-        subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    purelib = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
 
     def install(text: str, library: bytes | None = None) -> Path:
         (purelib / "torch/lib").mkdir(parents=True, exist_ok=True)
@@ -187,8 +183,6 @@ def test_torch_facts_of_missing_interpreter(tmp_path):
 def test_torch_facts_agree_with_torch():
     values = "torch.__version__, torch.version.cuda, torch.__path__[0]"
     code = f"import torch; print({values})"
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     facts = torch_facts()
     assert [facts.version, str(facts.cuda), str(facts.path)] == said

@@ -91,9 +91,7 @@ def ask(path: Path, **environ: str) -> tuple[int, list[dict]]:
         "PATH": str(path),
         **environ,
     }
-    answer = subprocess.run(
-        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True
-    )
+    answer = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
     assert answer.stderr == ""
     count, found = json.loads(answer.stdout)
     return count, found

@@ -35,9 +35,7 @@ def test_step_of_renamed_checkpoint(tmp_path):
     assert step_of(tmp_path / "checkpoint-7") == 7
 
 
-@pytest.mark.parametrize(
-    ("asked", "again"), [("never", "auto"), ("auto", "auto"), ("elsewhere", "elsewhere")]
-)
+@pytest.mark.parametrize(("asked", "again"), [("never", "auto"), ("auto", "auto"), ("elsewhere", "elsewhere")])
 def test_resume_never_for_first_attempt_only(asked, again, tmp_path, monkeypatch):
     """A checkpoint's folder holds for later attempts too: the run may have died before it saved anything itself."""
     recipe = resolve(["--model", "demo-t5", "--resume", asked], tmp_path)
@@ -100,7 +98,5 @@ def test_later_attempt_keeps_unsigned_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_ATTEMPT", "1")
     run = RunFolder(tmp_path)
     checkpoint(run, 4, [])
-    aside = _set_aside_earlier_run(
-        resolve(["--model", "demo-t5", "--resume", "never", "--force"], tmp_path), run
-    )
+    aside = _set_aside_earlier_run(resolve(["--model", "demo-t5", "--resume", "never", "--force"], tmp_path), run)
     assert [path.name for path in aside.iterdir()] == ["checkpoint-4"]

@@ -48,9 +48,7 @@ def test_zero_auto_without_stage_3_for_small_model():
 
 
 def test_zero_auto_keeps_given_flags():
-    recipe, _ = settled(
-        "--offload", "cpu", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "true"
-    )
+    recipe, _ = settled("--offload", "cpu", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "true")
     assert recipe.spec.offload == "cpu"
     assert recipe.spec.micro_batch_size is None
     assert recipe.hf["per_device_train_batch_size"] == 2

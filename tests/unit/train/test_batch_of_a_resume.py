@@ -31,6 +31,4 @@ def test_global_batch_of_checkpoint_kept_on_resume(flags, saved, batch, tmp_path
     said = []
     found = _batch(resolve(["--model", "x", *flags], tmp_path), ALONE, saved, said.append)
     assert str(found) == batch
-    assert said == (
-        ["the global batch stays 32, as it was when the checkpoint was saved"] * (found.global_batch == 32)
-    )
+    assert said == (["the global batch stays 32, as it was when the checkpoint was saved"] * (found.global_batch == 32))

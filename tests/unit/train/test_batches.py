@@ -24,8 +24,7 @@ SIZES = st.integers(1, 6)
 def micro_batches(samples, micro, world, accumulation, epoch=0, **options):
     """All ranks' micro batches: [rank][micro step][sample]."""
     samplers = [
-        GlobalBatchSampler(samples, Split(micro, rank, world, accumulation), seed=7, **options)
-        for rank in range(world)
+        GlobalBatchSampler(samples, Split(micro, rank, world, accumulation), seed=7, **options) for rank in range(world)
     ]
     for sampler in samplers:
         sampler.set_epoch(epoch)
@@ -56,9 +55,7 @@ def test_every_sample_is_seen_exactly_once(samples, micro, world, accumulation, 
     assert {len(batch) for rank in ranks for batch in rank} == {micro}
 
 
-@pytest.mark.parametrize(
-    ("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1), (1, 3, 4)]
-)
+@pytest.mark.parametrize(("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1), (1, 3, 4)])
 def test_global_batches_equal_for_any_micro_batch_and_ranks(micro, world, accumulation):
     """The global batches are the same however they are cut."""
     whole = global_batches(micro_batches(53, 12, 1, 1), 1)
@@ -178,8 +175,7 @@ def test_stream_resumes_with_other_world_size(micro, world, accumulation):
         places = [each.after for each in saved_by[2 * step : 2 * step + 2]]
         assert places[0] is None, "in the midst of a global batch nobody saves"
         shares = [
-            taken(53, Split(micro, rank, world, accumulation), accumulation, place=places[1])
-            for rank in range(world)
+            taken(53, Split(micro, rank, world, accumulation), accumulation, place=places[1]) for rank in range(world)
         ]
         if step < 11:
             assert sorted(i for each in chain(*shares) for i in each.ids) == whole[step + 1]

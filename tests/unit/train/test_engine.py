@@ -97,9 +97,7 @@ def test_user_optimizer_kept_with_cpu_offload():
     assert "optimizer" not in config
 
 
-@pytest.mark.parametrize(
-    ("name", "own"), [("adamw_torch", True), ("adamw_torch_fused", True), ("adamw_8bit", False)]
-)
+@pytest.mark.parametrize(("name", "own"), [("adamw_torch", True), ("adamw_torch_fused", True), ("adamw_8bit", False)])
 def test_cpu_adam_replaces_torch_adamw_only(name, own):
     config = configuration(TrainSpec(zero="2", offload="cpu"), {"optim": name}, 64)
     assert ("optimizer" in config) == own

@@ -23,9 +23,9 @@ def test_model_fingerprint_ignores_path_and_dtype():
 
 def test_model_fingerprint_differs_by_config():
     assert model_identity(config(attention_dropout=0.1)) != model_identity(config())
-    assert model_identity(
-        config(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
-    ) != model_identity(config())
+    assert model_identity(config(rope_parameters={"rope_theta": 5e5, "rope_type": "default"})) != model_identity(
+        config()
+    )
 
 
 @pytest.mark.parametrize(

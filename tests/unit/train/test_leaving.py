@@ -35,9 +35,7 @@ def training(*, told, step=3, epoch=0.5):
     trainer = SimpleNamespace(
         interrupted=False, ranks_want_to_stop=told, any_rank_asked_to_stop=lambda: wish.is_requested
     )
-    state = SimpleNamespace(
-        global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100
-    )
+    state = SimpleNamespace(global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100)
     return trainer, PreemptionCallback(trainer, wish), state
 
 
@@ -96,9 +94,7 @@ def test_preemption_at_last_step_ends_as_usual():
     assert not trainer.interrupted
 
 
-@pytest.mark.parametrize(
-    "stored", [{}, {"dsrun": {"evaluation_due": False}}, {"dsrun": {"evaluation_due": True}}]
-)
+@pytest.mark.parametrize("stored", [{}, {"dsrun": {"evaluation_due": False}}, {"dsrun": {"evaluation_due": True}}])
 def test_resume_runs_pending_evaluation_first(stored):
     made = []
     trainer = SimpleNamespace(make_up_evaluation=lambda: made.append(1))

@@ -22,9 +22,7 @@ BART = BartConfig(
     **TINY, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_attention_heads=2,
     decoder_attention_heads=2, max_position_embeddings=16,
 )  # fmt: skip
-LLAMA = LlamaConfig(
-    vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-)
+LLAMA = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
 GPT2 = GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=16)
 
 

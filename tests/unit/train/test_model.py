@@ -12,9 +12,7 @@ from dsrun.train.model.load import build, load_config
 
 @pytest.fixture
 def folder(tmp_path):
-    config = LlamaConfig(
-        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
+    config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     return str(tmp_path)
 

@@ -30,9 +30,7 @@ def test_remote_code_copied_by_one_process_at_a_time(from_scratch, tmp_path, mon
         target.write_bytes(Path(source).read_bytes())
 
     monkeypatch.setattr(dynamic_module_utils.shutil, "copyfile", copyfile)
-    spec = TrainSpec(
-        model=poisoned_model(tmp_path / "model"), trust_remote_code=True, from_scratch=from_scratch
-    )
+    spec = TrainSpec(model=poisoned_model(tmp_path / "model"), trust_remote_code=True, from_scratch=from_scratch)
     config = models.load_config(spec)
     assert type(models.build(spec, config, "causal-lm")).__name__ == "PoisonedLlama"
     assert copied == ["poison.py"]

@@ -33,9 +33,7 @@ def test_memory_fallback_shrinks_micro_batch(micro, halvings):
     after = memory_fallbacks.with_smaller_batch(before, MemoryFallback(halvings=halvings))
     assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
     assert after.micro_batch <= max(1, micro // 2**halvings)
-    assert (memory_fallbacks.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (
-        after == before
-    )
+    assert (memory_fallbacks.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (after == before)
 
 
 def test_memory_fallback_read_from_run_folder(tmp_path):
@@ -62,9 +60,7 @@ def test_memory_fallback_sets_recompute_and_offload_flags():
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
     assert (
-        memory_fallbacks.with_fallback(
-            recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0
-        ).spec.offload
+        memory_fallbacks.with_fallback(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload
         == "none"
     )
 

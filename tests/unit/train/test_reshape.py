@@ -26,9 +26,7 @@ def tensors():
         {"embed": (7, 3), "layer.weight": (5, 5), "layer.up": (3, 4)},
         {"norm.weight": (5,), "bias": (1,)},
     ]
-    return [
-        {name: torch.randn(shape, generator=generator) for name, shape in group.items()} for group in shapes
-    ]
+    return [{name: torch.randn(shape, generator=generator) for name, shape in group.items()} for group in shapes]
 
 
 def quiet(_line):
@@ -201,9 +199,7 @@ def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
     """A schedule keeps its rates where the groups stay the same."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     for own, rates in ((False, [0.02, 0.02]), (True, None)):
-        start = adapt(
-            folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), notify=quiet
-        )
+        start = adapt(folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), notify=quiet)
         state = torch.load(start.path / "scheduler.pt")
         assert (state["last_epoch"], state.get("base_lrs")) == (5, rates)
 

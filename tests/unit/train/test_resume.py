@@ -277,9 +277,7 @@ def test_resume_with_other_lora_rejected(run):
     """Another rank does not fit, and under another alpha the same adapters compute something else."""
     folder = checkpoint(run, 5, lora="rank 4, alpha 8, on every linear layer")
     assert find(run) == folder  # FACTS do not say
-    with pytest.raises(
-        UsageError, match=r"another LoRA \(was: rank 4, alpha 8, on every linear layer; is: none\)"
-    ):
+    with pytest.raises(UsageError, match=r"another LoRA \(was: rank 4, alpha 8, on every linear layer; is: none\)"):
         find(run, facts=FACTS | {"lora": "none"})
     assert find(run, facts=FACTS | {"lora": "none"}, force=True) == folder
 
@@ -289,8 +287,7 @@ def test_resume_reports_changed_global_batch_and_data(run):
     said = []
     assert find(run, said=said) == folder
     assert said[:2] == [
-        "the global batch size was 32 when checkpoint-5 was saved, and is 64 now"
-        " (--global-batch-size 32 keeps it)",
+        "the global batch size was 32 when checkpoint-5 was saved, and is 64 now (--global-batch-size 32 keeps it)",
         "the number of training rows was 100 when checkpoint-5 was saved, and is 90 now",
     ]
 

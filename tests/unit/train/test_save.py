@@ -75,9 +75,7 @@ def test_failed_save_keeps_older_checkpoints(run, error, said, cause):
     written = []
     save.write(lambda: written.append("more"))
     assert written == []
-    with pytest.raises(
-        SaveFailed, match=r"saving checkpoint-10 failed: rank 0 on .*checkpoint-5 is whole"
-    ) as caught:
+    with pytest.raises(SaveFailed, match=r"saving checkpoint-10 failed: rank 0 on .*checkpoint-5 is whole") as caught:
         save.finish({})
     assert said in caught.value.message
     assert caught.value.cause == cause

@@ -18,9 +18,7 @@ from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.train.arguments import check_arguments, in_a_line
 
 TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
-LLAMA = LlamaConfig(
-    vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-)
+LLAMA = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 T5 = T5Config(**TINY, d_model=8, d_ff=8, d_kv=8, num_layers=1, num_heads=1)
 MARIAN = MarianConfig(
     **TINY, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8,
@@ -103,9 +101,7 @@ def test_invalid_trainer_arguments_rejected(said, flags, words):
 
 def test_ineffective_optim_args_named(said):
     """Options that the optimizer never sees are named."""
-    assert said(optim="adamw_torch", optim_args="foo=1") == [
-        "--optim-args foo=1 has no effect on --optim adamw_torch"
-    ]
+    assert said(optim="adamw_torch", optim_args="foo=1") == ["--optim-args foo=1 has no effect on --optim adamw_torch"]
 
 
 def test_optimizer_of_deepspeed_json_not_checked(said):

@@ -75,9 +75,7 @@ def test_preemption_before_training_exits_native_code(start, tmp_path):
     """
     process = start(body)
     # Listening, so inside of the C++ code.
-    while not any(
-        each.status == psutil.CONN_LISTEN for each in psutil.Process(process.pid).net_connections("tcp")
-    ):
+    while not any(each.status == psutil.CONN_LISTEN for each in psutil.Process(process.pid).net_connections("tcp")):
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
@@ -136,9 +134,7 @@ def test_simultaneous_preemption_signals_count_once(start):
 
 def test_second_sigterm_left_to_supervisor(start, tmp_path):
     """Under a supervisor, ending at once is up to the supervisor."""
-    process = start(
-        WORKS_ON.format(first="stopping.request", seconds=5), DSRUN_HEARTBEAT=str(tmp_path / "beats")
-    )
+    process = start(WORKS_ON.format(first="stopping.request", seconds=5), DSRUN_HEARTBEAT=str(tmp_path / "beats"))
     hears(process)
     time.sleep(1.3)
     process.send_signal(signal.SIGTERM)

@@ -18,9 +18,7 @@ from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.report import SHOWN_LENGTH, in_a_line
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")]
-)
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")])
 def test_duration_format(seconds, words):
     assert duration(seconds) == words
 

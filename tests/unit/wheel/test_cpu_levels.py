@@ -177,9 +177,7 @@ def echo_compiler(folder: Path) -> Path:
     real = find_cxx(os.environ).path
     for name in ("g++", "gcc"):
         script = folder / name
-        script.write_text(
-            f'#!/bin/sh\ncase "$*" in *-dM*) exec {real} "$@" ;; esac\nprintf "%s\\n" {name} "$@"\n'
-        )
+        script.write_text(f'#!/bin/sh\ncase "$*" in *-dM*) exec {real} "$@" ;; esac\nprintf "%s\\n" {name} "$@"\n')
         script.chmod(0o755)
     return folder / "g++"
 
@@ -264,9 +262,7 @@ def compiled(wrapper: Path | str, folder: Path, *flags: str) -> Path:
     ("level", "simd", "registers"), [("x86-64-v3", b"256", {"ymm"}), ("x86-64-v4", b"512", {"zmm"})]
 )
 def test_compiler_wrapper_simd_in_machine_code(tmp_path, level, simd, registers):
-    result = compiled(
-        Path(compiler_environment(tmp_path / "ours", find_cxx(os.environ), level)["CXX"]), tmp_path
-    )
+    result = compiled(Path(compiler_environment(tmp_path / "ours", find_cxx(os.environ), level)["CXX"]), tmp_path)
     assert simd in result.read_bytes()
     text = subprocess.run(["objdump", "-d", result], capture_output=True, text=True, check=True).stdout
     used = set(re.findall(r"%([yz]mm)\d", text))
@@ -317,10 +313,7 @@ def test_nvcc_passes_host_flags_to_compiler_wrapper(tmp_path):
         tmp_path / "k.o",
     ]
     subprocess.run(argv, check=True)
-    assert (
-        b"zmm"
-        not in subprocess.run(["objdump", "-d", tmp_path / "k.o"], capture_output=True, check=True).stdout
-    )
+    assert b"zmm" not in subprocess.run(["objdump", "-d", tmp_path / "k.o"], capture_output=True, check=True).stdout
     assert b"256\0" in (tmp_path / "k.o").read_bytes()
 
 

@@ -40,18 +40,14 @@ def test_ptx_isa_version():
 
 @pytest.mark.parametrize(("flag", "name"), [(LZ4, "lz4"), (ZSTD, "zstd")])
 def test_compressed_fatbin_entries(flag, name):
-    found = read_fatbin(
-        container(entry(SASS, 90, flag, payload=b"\x28\xb5\x2f\xfd" * 9), entry(PTX, 90, flag))
-    )
+    found = read_fatbin(container(entry(SASS, 90, flag, payload=b"\x28\xb5\x2f\xfd" * 9), entry(PTX, 90, flag)))
     assert [each.compression for each in found] == [name, name]
     assert kinds(container(entry(SASS, 90, flag))) == {"sass": ("9.0",)}
 
 
 def test_arch_and_family_specific_code_keeps_suffix():
     """9.0a and 10.0f are not 9.0 and 10.0."""
-    section = container(
-        entry(SASS, 90, EXACT), entry(SASS, 90), entry(SASS, 100, FAMILY), entry(PTX, 120, EXACT)
-    )
+    section = container(entry(SASS, 90, EXACT), entry(SASS, 90), entry(SASS, 100, FAMILY), entry(PTX, 120, EXACT))
     assert kinds(section) == {"sass": ("9.0", "9.0a", "10.0f"), "ptx": ("12.0a",)}
 
 
@@ -121,9 +117,7 @@ def test_arch_order_is_numeric():
 
 # --- nvcc's own output. The byte fixtures above hold the same behaviour where there is none. ---
 
-KERNEL = (
-    "__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\nvoid go(float *x) { twice<<<1, 32>>>(x); }\n"
-)
+KERNEL = "__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\nvoid go(float *x) { twice<<<1, 32>>>(x); }\n"
 NVCC = shutil.which("nvcc") or (shutil.which("nvcc", path="/usr/local/cuda/bin"))
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc on PATH or in /usr/local/cuda")
 
@@ -179,11 +173,7 @@ def test_archs_of_nvcc_built_library(nvcc_built, name):
         assert {each.compression for each in code} != {None}
     counts = cuobjdump_counts(library)
     if counts is not None:
-        ours = [
-            ("sm_" if each.kind == "sass" else "ptx_") + number(each.arch)
-            for each in code
-            if each.kind != "lto"
-        ]
+        ours = [("sm_" if each.kind == "sass" else "ptx_") + number(each.arch) for each in code if each.kind != "lto"]
         assert sorted(ours) == counts
 
 

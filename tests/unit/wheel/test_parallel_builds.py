@@ -32,9 +32,7 @@ def plan(tmp_path, width, *codes):
 
 
 def run(argv):
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=60, check=False, start_new_session=True
-    )
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
     return done.returncode, done.stdout.splitlines()
 
 

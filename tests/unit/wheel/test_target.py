@@ -12,9 +12,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def gpu(name, capability):
-    return Gpu(
-        index=0, name=name, uuid=f"GPU-{name}", memory_total=None, memory_free=None, capability=capability
-    )
+    return Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_total=None, memory_free=None, capability=capability)
 
 
 def decide(arch="auto", *, cuda="13.0", gpus=(), gres=None, partition=None):
@@ -30,9 +28,7 @@ def decide(arch="auto", *, cuda="13.0", gpus=(), gres=None, partition=None):
 
 
 def test_auto_prefers_local_gpus_to_cluster_gpus():
-    target = decide(
-        gpus=[gpu("NVIDIA H100 PCIe", (9, 0)), gpu(A100, (8, 0)), gpu(A100, (8, 0))], gres="gpu:v100:4"
-    )
+    target = decide(gpus=[gpu("NVIDIA H100 PCIe", (9, 0)), gpu(A100, (8, 0)), gpu(A100, (8, 0))], gres="gpu:v100:4")
     assert (target.kind, env_value(target.archs)) == ("cuda", "8.0;9.0")
     assert "1 × NVIDIA H100 PCIe, 2 × NVIDIA A100-SXM4-80GB" in target.origin
 

@@ -18,9 +18,7 @@ INFO = "deepspeed-0.19.8+cpu.dist-info"
 TABLE = "version='0.19.8+cpu'\ninstalled_ops={}\naccelerator_name='cpu'\n"
 
 
-def wheel(
-    folder: Path, ops: dict[str, bool], *, moment=(2026, 11, 21, 8, 0, 0), backwards=False, **more: bytes
-):
+def wheel(folder: Path, ops: dict[str, bool], *, moment=(2026, 11, 21, 8, 0, 0), backwards=False, **more: bytes):
     """A wheel as setuptools leaves it; `more`: files of the package, `__` for a dot in their names."""
     folder.mkdir(parents=True)
     files = {
@@ -74,12 +72,8 @@ def test_record_lists_every_file_with_hash(merged):
 def test_merged_wheel_is_reproducible(tmp_path):
     """Times, order and permissions of the parts leave no trace."""
     made = []
-    for number, (moment, backwards) in enumerate(
-        [((2026, 1, 1, 1, 1, 2), False), ((1999, 5, 5, 5, 5, 6), True)]
-    ):
-        part = wheel(
-            tmp_path / f"in{number}", {"utils": True}, moment=moment, backwards=backwards, utils_op__so=b"u"
-        )
+    for number, (moment, backwards) in enumerate([((2026, 1, 1, 1, 1, 2), False), ((1999, 5, 5, 5, 5, 6), True)]):
+        part = wheel(tmp_path / f"in{number}", {"utils": True}, moment=moment, backwards=backwards, utils_op__so=b"u")
         (tmp_path / f"out{number}").mkdir()
         made.append(sha256_of(assemble([part], tmp_path / f"out{number}")))
     assert made[0] == made[1]

@@ -25,9 +25,7 @@ ADAM = Library(
     cxx11_abi=True,
     machine="x64",
 )
-HOST = replace(
-    ADAM, path="deepspeed/ops/adam/cpu_adam_op.so", op="cpu_adam", sass=(), needed=("libaio.so.1",)
-)
+HOST = replace(ADAM, path="deepspeed/ops/adam/cpu_adam_op.so", op="cpu_adam", sass=(), needed=("libaio.so.1",))
 REPORT = WheelReport(
     path=Path("deepspeed.whl"),
     sha256="0" * 64,
@@ -192,10 +190,7 @@ def test_driver_of_older_cuda_minor_runs_sass_only():
     later = replace(report, libraries=(replace(ADAM, ptx=("9.0",), ptx_isa="9.1"), HOST))
     blackwell = replace(machine, gpus=(Gpu(name="B200", capability=(10, 0)),))
     message = found(later, blackwell)["error", "driver_ptx"]
-    assert (
-        "sm_100 could only use its PTX, which needs a driver for CUDA 13.1; this one knows CUDA 13.0"
-        in message
-    )
+    assert "sm_100 could only use its PTX, which needs a driver for CUDA 13.1; this one knows CUDA 13.0" in message
 
 
 @pytest.mark.parametrize(
@@ -233,9 +228,7 @@ def test_python_tag_mismatch_message():
 
 
 def test_platform_tag_mismatch():
-    arm = replace(
-        REPORT, platform="linux_aarch64", libraries=(replace(HOST, machine="AArch64"),), installed_ops=()
-    )
+    arm = replace(REPORT, platform="linux_aarch64", libraries=(replace(HOST, machine="AArch64"),), installed_ops=())
     assert set(found(arm)) == {("error", "platform_tag"), ("error", "platform_code")}
 
 
@@ -259,9 +252,7 @@ def test_cuda_wheel_with_cpu_torch():
 
 def test_missing_torch_is_a_warning():
     """Without torch there is one warning, and none for the libraries torch would bring."""
-    machine = replace(
-        NODE, torch=None, torch_cuda=None, cxx11_abi=None, absent=("libcudart.so.13", "libc10.so")
-    )
+    machine = replace(NODE, torch=None, torch_cuda=None, cxx11_abi=None, absent=("libcudart.so.13", "libc10.so"))
     assert set(found(machine=machine)) == {("warning", "torch_missing")}
 
 
@@ -278,9 +269,7 @@ def test_no_visible_gpu_is_info():
 
 
 def test_glibc_and_libstdcxx_too_old():
-    assert (
-        only(machine=replace(NODE, glibc="2.31"))[2] == "fused_adam, cpu_adam: needs glibc 2.34, here is 2.31"
-    )
+    assert only(machine=replace(NODE, glibc="2.31"))[2] == "fused_adam, cpu_adam: needs glibc 2.34, here is 2.31"
     assert found(machine=replace(NODE, glibc="2.34")) == {}
     message = only(machine=replace(NODE, glibcxx="3.4.9"))[2]
     assert message == "fused_adam, cpu_adam: needs a libstdc++ with GLIBCXX_3.4.30, here is 3.4.9"

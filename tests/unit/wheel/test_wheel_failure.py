@@ -128,7 +128,4 @@ def test_errors_of_cancelled_builds_are_ignored(complaint):
     """The first failure ends the compilers of the others, and only its own build has an exit code."""
     lines = [("a", "RuntimeError: the reason"), ("b", complaint), ("b", "a.cpp:1:1: error: half a file")]
     assert first_failure(lines, {"a": 1, "c": 0}).sentence == "RuntimeError: the reason"
-    assert (
-        first_failure([("b", "g++: fatal error: Killed signal terminated program x")], {"a": 1}).cause
-        == "memory"
-    )
+    assert first_failure([("b", "g++: fatal error: Killed signal terminated program x")], {"a": 1}).cause == "memory"

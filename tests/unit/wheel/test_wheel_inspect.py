@@ -36,9 +36,7 @@ PLAIN = "int twice(int x) { return 2 * x; }"
 # Sums of arrays: each level's compiler takes its widest vectors for them.
 SUMS = "void add(float *a, const float *b, int n) { for (int i = 0; i < n; i++) a[i] = a[i] * b[i] + 1.0f; }"
 # A condition in the loop: with AVX-512 it becomes a mask, whatever the width of the vectors.
-CHOICE = (
-    "void add(float *a, float *b, int n) { for (int i = 0; i < n; i++) if (b[i] > 0) a[i] = b[i] * a[i]; }"
-)
+CHOICE = "void add(float *a, float *b, int n) { for (int i = 0; i < n; i++) if (b[i] > 0) a[i] = b[i] * a[i]; }"
 NOTE = "deepspeed/git_version_info_installed.py"
 ADAM = f"deepspeed/ops/adam/cpu_adam_op.{PYTHON}-x86_64-linux-gnu.so"
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump to disassemble with")
@@ -118,9 +116,7 @@ def test_library_needed_and_glibc_version(tmp_path):
 @pytest.mark.parametrize(("flag", "new"), [("1", True), ("0", False)])
 def test_cxx11_abi_from_symbols(tmp_path, flag, new):
     source = tmp_path / "s.cpp"
-    source.write_text(
-        '#include <string>\nvoid take(const std::string &);\nvoid give() { take(std::string("x")); }'
-    )
+    source.write_text('#include <string>\nvoid take(const std::string &);\nvoid give() { take(std::string("x")); }')
     library = tmp_path / "s.so"
     define = f"-D_GLIBCXX_USE_CXX11_ABI={flag}"
     subprocess.run(["g++", "-shared", "-fPIC", define, "-o", library, source], check=True)
@@ -199,9 +195,7 @@ def test_elf_section_offset_beyond_file(tmp_path):
     """Such an offset cannot even be looked for: the system call fails."""
     library = compiled(tmp_path, PLAIN)
     whole = bytearray(library.read_bytes())
-    table, size, count = (
-        int.from_bytes(whole[at : at + n], "little") for at, n in ((40, 8), (58, 2), (60, 2))
-    )
+    table, size, count = (int.from_bytes(whole[at : at + n], "little") for at, n in ((40, 8), (58, 2), (60, 2)))
     for header in range(table, table + size * count, size):
         kind, flags = whole[header + 4], whole[header + 8]
         if (kind, flags) == (3, 2):  # SHT_STRTAB and SHF_ALLOC: .dynstr

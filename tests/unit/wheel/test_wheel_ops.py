@@ -150,9 +150,7 @@ def test_named_op_with_missing_need_is_an_error():
     assert finding.fix
 
 
-@pytest.mark.parametrize(
-    "text", ["DS_BUILD_SHM_COMM", "shm_comm", "deepspeed_shm_comm", "shm-comm", " SHM_COMM "]
-)
+@pytest.mark.parametrize("text", ["DS_BUILD_SHM_COMM", "shm_comm", "deepspeed_shm_comm", "shm-comm", " SHM_COMM "])
 def test_op_name_spellings(text):
     assert names(choose_ops(text, "cpu", available=everything)[0]) == ["deepspeed_shm_comm"]
 
@@ -194,9 +192,7 @@ def test_op_of_later_deepspeed_is_refused():
 
 def test_broken_op_is_allowed_in_patched_tree():
     """A patched tree may have fixed an op that is broken in the release."""
-    assert names(choose_ops("fp_quantizer", "cuda", available=everything, patched=True)[0]) == [
-        "fp_quantizer"
-    ]
+    assert names(choose_ops("fp_quantizer", "cuda", available=everything, patched=True)[0]) == ["fp_quantizer"]
 
 
 def test_link_flags_per_op():
@@ -244,9 +240,7 @@ def test_oneccl_needs_ccl_root(tmp_path):
     header.parent.mkdir(parents=True)
     header.write_text("\n")
     cxx = find_cxx(os.environ)
-    assert Probe(cxx=cxx, home=None, python=sys.executable, environ={"CCL_ROOT": str(tmp_path)}).available(
-        "oneccl"
-    )
+    assert Probe(cxx=cxx, home=None, python=sys.executable, environ={"CCL_ROOT": str(tmp_path)}).available("oneccl")
     assert not Probe(cxx=cxx, home=tmp_path, python=sys.executable, environ={}).available("oneccl")
 
 
@@ -280,8 +274,5 @@ def test_op_table_imports_no_torch():
         "import sys, dsrun.wheel.target.ops as o; o.op_table(); "
         "print([m for m in ('torch', 'numpy') if m in sys.modules])"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "[]\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
     assert module.__doc__

@@ -61,9 +61,7 @@ def track(tracker, steps):
 def test_time_left_from_speed_so_far():
     """The time left is what the rest takes at the speed so far."""
     tracker = Tracker(weights={"a": 1.0, "b": 3.0}, libraries={"a": 1, "b": 1})
-    begin, library, half, end = events(
-        "!begin", "building 'x.a_op' extension", "[1/2] g++ -c a.cpp", "!end 0"
-    )
+    begin, library, half, end = events("!begin", "building 'x.a_op' extension", "[1/2] g++ -c a.cpp", "!end 0")
     assert tracker.left(5.0) is None
     track(tracker, [(100.0, begin), (101.0, library)])
     assert (tracker.done, tracker.left(105.0)) == (0.0, None)

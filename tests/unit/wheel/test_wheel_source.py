@@ -72,9 +72,7 @@ def test_source_lock_holds_sha256():
 
 
 def test_version_without_hash_is_refused():
-    with pytest.raises(
-        UsageError, match=r"no hash for DeepSpeed 0\.19\.88.*did you mean 0\.19\.8.*#sha256=HEX"
-    ):
+    with pytest.raises(UsageError, match=r"no hash for DeepSpeed 0\.19\.88.*did you mean 0\.19\.8.*#sha256=HEX"):
         identify_source("0.19.88")
     given = identify_source("0.20.0#sha256=" + "ab" * 32)
     assert (given.version, given.digest) == ("0.20.0", "sha256:" + "ab" * 32)
@@ -102,9 +100,7 @@ def test_sdist_is_fetched_verified_and_cached(index, tmp_path):
     assert source.folder == tmp_path / "into/deepspeed"
     assert (source.folder / "version.txt").read_text() == "9.1.0\n"
     assert [entry.name for entry in (tmp_path / "into").iterdir()] == ["deepspeed"]
-    assert (tmp_path / "mark").read_text() == "it ran ", (
-        "a user's DS_BUILD_OPS must not reach the metadata run"
-    )
+    assert (tmp_path / "mark").read_text() == "it ran ", "a user's DS_BUILD_OPS must not reach the metadata run"
     path.unlink()
     again = resolve_source(text, tmp_path / "again", cache=tmp_path / "cache")
     assert again.digest == source.digest
@@ -214,9 +210,7 @@ def test_sdist_bomb_is_not_unpacked(tmp_path):
 
 
 def test_truncated_and_foreign_sdists(tmp_path):
-    whole = archive(
-        tmp_path / "whole.tar.gz", {**GOOD, "deepspeed-1.0.0/noise": os.urandom(100_000)}
-    ).read_bytes()
+    whole = archive(tmp_path / "whole.tar.gz", {**GOOD, "deepspeed-1.0.0/noise": os.urandom(100_000)}).read_bytes()
     for name, data in {
         "cut": whole[:50_000],
         "text": b"not an archive",
@@ -231,9 +225,7 @@ def test_truncated_and_foreign_sdists(tmp_path):
 
 def test_sdist_without_valid_version(tmp_path):
     path = archive(tmp_path / "odd.tar.gz", {**GOOD, "deepspeed-1.0.0/version.txt": b"abc"})
-    with pytest.raises(
-        UsageError, match=r"odd\.tar\.gz: version\.txt says 'abc', which is no version of a release"
-    ):
+    with pytest.raises(UsageError, match=r"odd\.tar\.gz: version\.txt says 'abc', which is no version of a release"):
         identify_source(str(path))
 
 

@@ -96,15 +96,11 @@ def test_host_compiler_too_new_for_nvcc(nvcc):
     (alone,) = check_tools("cuda", torch(cuda="12.4"), nvcc("12.4"), cxx("15.1.0"))
     assert alone.fix == "install gcc 13 and name it with --cxx"
     assert check_tools("cpu", torch(), None, cxx("99.0.0")) == [], "nvcc's limit is none of the CPU build's"
-    assert codes(check_tools("cuda", torch(), nvcc("13.0"), cxx("21.0.0", "clang"))) == [
-        ("error", "compiler_too_new")
-    ]
+    assert codes(check_tools("cuda", torch(), nvcc("13.0"), cxx("21.0.0", "clang"))) == [("error", "compiler_too_new")]
 
 
 def test_unknown_nvcc_has_no_host_compiler_limit(nvcc):
-    assert codes(check_tools("cuda", torch(), nvcc("13.99"), cxx("99.0.0"))) == [
-        ("info", "cuda_minor_differs")
-    ]
+    assert codes(check_tools("cuda", torch(), nvcc("13.99"), cxx("99.0.0"))) == [("info", "cuda_minor_differs")]
 
 
 def test_host_compiler_too_old_for_torch_headers():

@@ -128,9 +128,7 @@ def git(*words: object, cwd: Path) -> str:
     }
     when = {"GIT_AUTHOR_DATE": f"{WHEN} +0000", "GIT_COMMITTER_DATE": f"{WHEN} +0000"}
     environ = {**os.environ, **who, **when, "GIT_CONFIG_GLOBAL": os.devnull}
-    done = subprocess.run(
-        ["git", *map(str, words)], cwd=cwd, env=environ, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["git", *map(str, words)], cwd=cwd, env=environ, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

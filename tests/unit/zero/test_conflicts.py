@@ -48,9 +48,7 @@ BROKEN = [
     (spec(optimizer="lion", **FLOWING), ZENFLOW),
     (spec(accumulation=4, **FLOWING), "gradient_accumulation_steps"),
     (
-        spec(
-            f"{ZENFLOW}.select_strategy=auto", f"{ZENFLOW}.select_interval=3", target="deepspeed", **FLOWING
-        ),
+        spec(f"{ZENFLOW}.select_strategy=auto", f"{ZENFLOW}.select_interval=3", target="deepspeed", **FLOWING),
         f"{ZENFLOW}.select_interval",
     ),
     (spec(f"{ZENFLOW}.select_interval=auto", target="deepspeed", **FLOWING), f"{ZENFLOW}.select_strategy"),
@@ -143,13 +141,9 @@ def rules_of(asked: ZeroSpec) -> list:
     return [rule for rule in RULES if rule.when(view)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "key"), BROKEN, ids=[f"{key} {index}" for index, (_, key) in enumerate(BROKEN)]
-)
+@pytest.mark.parametrize(("asked", "key"), BROKEN, ids=[f"{key} {index}" for index, (_, key) in enumerate(BROKEN)])
 def test_rule_refuses_flags_and_is_found_in_file(asked, key):
-    findings = [
-        each for each in found(asked) if each.where.partition(" ")[0] == key and each.code == "conflict"
-    ]
+    findings = [each for each in found(asked) if each.where.partition(" ")[0] == key and each.code == "conflict"]
     assert findings
     assert "{" not in f"{findings[0].message}".replace("{…}", "")
     with pytest.raises(UsageError) as refused:

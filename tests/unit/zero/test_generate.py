@@ -50,9 +50,7 @@ def test_zero3_gathers_weights_on_save():
     assert generate(from_offload(3, "none"))["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"]
 
 
-@pytest.mark.parametrize(
-    ("hidden", "elements"), [(64, SMALLEST_BUCKET), (4096, 4096 * 4096), (32768, LARGEST_BUCKET)]
-)
+@pytest.mark.parametrize(("hidden", "elements"), [(64, SMALLEST_BUCKET), (4096, 4096 * 4096), (32768, LARGEST_BUCKET)])
 def test_bucket_size_follows_hidden_size_within_bounds(hidden, elements):
     assert bucket_elements(hidden) == elements
 

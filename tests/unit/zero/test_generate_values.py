@@ -36,18 +36,14 @@ def flat(spec, **facts):
 
 def autos(spec, **facts):
     own = f"{ZERO}.zenflow"  # DeepSpeed's own "auto", which nobody fills
-    return {
-        path for path, value in flat(spec, **facts).items() if value == "auto" and not path.startswith(own)
-    }
+    return {path for path, value in flat(spec, **facts).items() if value == "auto" and not path.startswith(own)}
 
 
 def test_auto_only_where_trainer_fills_it():
     found = set()
     for spec in SHIPPED.values():
         found |= autos(spec)
-    found |= autos(ZeroSpec(stage=3, **FULL)) | autos(
-        ZeroSpec(stage=3, optimizer="adamw", scheduler="cosine")
-    )
+    found |= autos(ZeroSpec(stage=3, **FULL)) | autos(ZeroSpec(stage=3, optimizer="adamw", scheduler="cosine"))
     # warmup_min_lr is 0 whoever fills it.
     assert found == set(FILLED) - {"scheduler.params.warmup_min_lr"}
 
@@ -127,9 +123,7 @@ def test_bucket_size_follows_width_preset_and_gpu_memory():
     small, usual, large = (reduce_bucket(PRESETS[name], WIDTH, None) for name in PRESETS)
     assert (small, usual, large) == (WIDTH**2 // 2, WIDTH**2, 4 * WIDTH**2)
     wide = 32768
-    by_gpu = [
-        reduce_bucket(PRESETS["balanced"], wide, lookup(name)) for name in ("t4", "rtx 4090", "h100-80gb")
-    ]
+    by_gpu = [reduce_bucket(PRESETS["balanced"], wide, lookup(name)) for name in ("t4", "rtx 4090", "h100-80gb")]
     assert by_gpu == sorted(by_gpu)
     # 4.5 buffers of two bytes within 2% of the memory
     for name, bucket in zip(("t4", "rtx 4090", "h100-80gb"), by_gpu, strict=True):
@@ -145,9 +139,7 @@ def test_allgather_bucket_size_is_even(width):
 
 
 def test_presets_are_ordered_by_memory_use():
-    values = [
-        flat(ZeroSpec(stage=3, preset=name, offload_optimizer="cpu"), hidden_size=WIDTH) for name in PRESETS
-    ]
+    values = [flat(ZeroSpec(stage=3, preset=name, offload_optimizer="cpu"), hidden_size=WIDTH) for name in PRESETS]
     for key in (
         f"{ZERO}.reduce_bucket_size",
         f"{ZERO}.stage3_prefetch_bucket_size",
@@ -238,9 +230,7 @@ def test_meanings_cover_options_and_moved_defaults():
 
 
 def test_explain_names_the_flag_that_asked():
-    rows = {
-        row.key: row.why for row in explain(ZeroSpec(stage=3, hpz=8, overlap_comm=False), HardwareFacts())
-    }
+    rows = {row.key: row.why for row in explain(ZeroSpec(stage=3, hpz=8, overlap_comm=False), HardwareFacts())}
     assert rows[f"{ZERO}.zero_hpz_partition_size"] == "asked by --hpz 8"
     assert rows[f"{ZERO}.overlap_comm"] == "asked by --no-overlap-comm"
 

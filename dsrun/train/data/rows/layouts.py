@@ -184,15 +184,11 @@ def _documents(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, 
         if column in columns:
             return Layout("text", (column,))
     if len(columns) == 1 and isinstance(sample.get(columns[0]), str):
-        return Layout(
-            "text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text"
-        )
+        return Layout("text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text")
     return None
 
 
-def _translation(
-    columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str
-) -> Layout | None:
+def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
     column = "translation" if "translation" in columns else hints.text_column
     if column is None or not isinstance(sample.get(column), Mapping):
         return None
@@ -236,9 +232,7 @@ def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns) if columns else "none"
 
 
-def translation_keys(
-    found: Sequence[str], source: str | None, target: str | None, where: str
-) -> tuple[str, str]:
+def translation_keys(found: Sequence[str], source: str | None, target: str | None, where: str) -> tuple[str, str]:
     """The keys of the source and the target text in a translation dictionary.
 
     Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is the other
@@ -270,6 +264,4 @@ def _key(found: Sequence[str], wanted: str, flag: str, where: str, *, other: str
         if candidate in found:
             return candidate
     free = next((each for each in found if each != other), found[0])
-    raise UsageError(
-        f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {free}"
-    )
+    raise UsageError(f"{flag} {wanted}: {where} has translations for {', '.join(found)}", fix=f"{flag} {free}")

@@ -105,9 +105,7 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     source = _checked(flag, asked, default, positions, least)
     short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
     target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
-    eval_target = _checked(
-        "--val-max-target-length", spec.val_max_target_length, target, max_positions, least
-    )
+    eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
     return Limits(source, target, eval_target)
 
 
@@ -146,9 +144,7 @@ def _checked(flag: str, asked: int | None, default: int, positions: int | None, 
     if asked < least:
         raise UsageError(f"{flag} {asked}: a sequence needs at least {least} tokens")
     if positions is not None and asked > positions:
-        raise UsageError(
-            f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}"
-        )
+        raise UsageError(f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
     return asked
 
 

@@ -118,9 +118,7 @@ def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str
 def _go_to(file: IO[bytes], offset: int, path: Path) -> None:
     # A compressed file stops at its end, a plain one can be left standing behind it.
     if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
-        raise UsageError(
-            f"{path} is shorter than when this run last read it", fix="put it back, or --resume never"
-        )
+        raise UsageError(f"{path} is shorter than when this run last read it", fix="put it back, or --resume never")
 
 
 def _json_rows(path: Path, start: Mark) -> MarkedRows:
@@ -186,12 +184,7 @@ def _rows_within(value: Row) -> list[Any] | None:
     for key in ("data", *value) if len(value) == 1 else ("data",):
         rows = value.get(key)
         # A conversation alone in its row looks the same, but its items are messages.
-        if (
-            isinstance(rows, list)
-            and rows
-            and isinstance(rows[0], dict)
-            and key not in ("messages", "conversations")
-        ):
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict) and key not in ("messages", "conversations"):
             return rows
     return None
 
@@ -226,9 +219,7 @@ def _check_header(header: list[str], path: Path) -> None:
     """Names that are empty are no columns anybody asks for; spreadsheets leave several."""
     twice = next((name for name in header if name and header.count(name) > 1), None)
     if twice:
-        raise UsageError(
-            f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own"
-        )
+        raise UsageError(f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own")
 
 
 def _parquet_rows(path: Path, start: Mark) -> MarkedRows:

@@ -42,11 +42,7 @@ class FileSource:
     @property
     def where(self) -> str:
         """For messages."""
-        return (
-            str(self.paths[0])
-            if len(self.paths) == 1
-            else f"{self.paths[0].parent} ({len(self.paths)} files)"
-        )
+        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
 
     def identity(self) -> str:
         """A digest of the content: the same after a copy or a touch, another after any edit."""
@@ -198,9 +194,7 @@ def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source
     ]
     files = [file for file in files if _is_data(file)]
     if not files:
-        raise UsageError(
-            f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders"
-        )
+        raise UsageError(f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
     found: dict[str, list[Path]] = {}
     for file in files:
         split = split_of(file.name) or split_of(str(file.relative_to(path).parent))
@@ -211,9 +205,7 @@ def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source
         found = {"train": unnamed}
     elif unnamed:
         more = f" and {len(unnamed) - 1:,} more" if len(unnamed) > 1 else ""
-        notices.append(
-            f"{path}: {unnamed[0].relative_to(path)}{more} left out: other files have a split in their name"
-        )
+        notices.append(f"{path}: {unnamed[0].relative_to(path)}{more} left out: other files have a split in their name")
     return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
 
 
@@ -256,9 +248,7 @@ def _tables(loaded: Any, name: str) -> dict[str, Source]:
         if split and split not in splits:
             splits[split] = TableSource(table, f"{name} ({key})")
     if not splits:
-        raise UsageError(
-            f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}"
-        )
+        raise UsageError(f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}")
     return splits
 
 

@@ -129,9 +129,7 @@ def encode_chat(
     return _mark_by_prefixes(tokenizer, full, spans, where)
 
 
-def _render(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str, **how: Any
-) -> Any:
+def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str, **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
@@ -148,18 +146,12 @@ def _assistant_spans(
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        after = (
-            full
-            if i + 1 == len(messages)
-            else _render(tokenizer, messages[: i + 1], tools, where, tokenize=False)
-        )
+        after = full if i + 1 == len(messages) else _render(tokenizer, messages[: i + 1], tools, where, tokenize=False)
         if i == 0:
             # Many templates cannot render an empty conversation.
             start = max(0, after.find(message["content"].strip()))
         else:
-            before = _render(
-                tokenizer, messages[:i], tools, where, tokenize=False, add_generation_prompt=True
-            )
+            before = _render(tokenizer, messages[:i], tools, where, tokenize=False, add_generation_prompt=True)
             if not after.startswith(before):
                 # A template without a generation prompt of its own kind, or one that opens with the answer.
                 before = _render(tokenizer, messages[:i], tools, where, tokenize=False)
@@ -188,11 +180,7 @@ def _mark_by_offsets(tokenizer: Any, full: str, spans: list[tuple[int, int]]) ->
     for start, end in spans:
         inside = [k for k, (left, right) in enumerate(offsets) if start <= left < end and right > left]
         # ChatML closes a turn with a control token and a line break; generation stops before the line break.
-        while (
-            len(inside) > 1
-            and not full[slice(*offsets[inside[-1]])].strip()
-            and ids[inside[-1]] not in control
-        ):
+        while len(inside) > 1 and not full[slice(*offsets[inside[-1]])].strip() and ids[inside[-1]] not in control:
             if not any(ids[k] in control for k in inside):
                 break
             inside.pop()

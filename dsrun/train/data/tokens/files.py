@@ -35,9 +35,7 @@ class TokenBin(Dataset):
 
     column_names = ("input_ids", "labels")
 
-    def __init__(
-        self, path: Path, dtype: str, block_size: int, *, start: int = 0, stop: int | None = None
-    ) -> None:
+    def __init__(self, path: Path, dtype: str, block_size: int, *, start: int = 0, stop: int | None = None) -> None:
         self.path = path
         self.dtype = dtype
         self.block_size = block_size
@@ -129,9 +127,7 @@ def dtype_hint(path: Path) -> str:
     return f"write uint16 or uint32 into {path.name}.dtype beside it if that is what it holds"
 
 
-def write_tokens(
-    documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None
-) -> int:
+def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None) -> int:
     """Write runs of ids one after another as a token file, at most `limit` tokens; returns how many.
 
     `largest_id` chooses the width: see `narrowest`.
@@ -170,9 +166,7 @@ def open_tokens(
     """
     path = source.paths[0]
     if request.task != "causal-lm":
-        raise UsageError(
-            f"{path}: token files are for causal language models; {request.model_type} is not one"
-        )
+        raise UsageError(f"{path}: token files are for causal language models; {request.model_type} is not one")
     if len(source.paths) > 1:
         raise UsageError(f"{source.where}: one token file per split is read", fix="cat them into one")
     dtype = dtype_of(path, request.vocab_size)

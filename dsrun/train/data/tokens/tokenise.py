@@ -115,19 +115,13 @@ class RowEncoder:
             _append(self.ledger, counts)
         if self.vocab_size is not None:
             for row in encoded:
-                check_vocabulary(
-                    max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where
-                )
+                check_vocabulary(max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where)
         return {name: [row[name] for row in encoded] for name in self.columns}
 
     def _incomplete(self, row: Row) -> bool:
         if self.kind == "pair":
             # A causal model may write from nothing; an encoder needs something to read.
-            return (
-                row["target"] is None
-                or row["source"] is None
-                or (self.task == "seq2seq" and not row["source"])
-            )
+            return row["target"] is None or row["source"] is None or (self.task == "seq2seq" and not row["source"])
         return row[{"text": "text", "chat": "messages", "tokens": "input_ids"}[self.kind]] is None
 
     def _encode(self, rows: list[Row], counts: Counts) -> list[Row]:
@@ -144,9 +138,9 @@ class RowEncoder:
         return self._fit(encoded, counts)
 
     def _documents(self, rows: list[Row]) -> list[Row]:
-        ids = self.tokenizer(
-            [row["text"] for row in rows], add_special_tokens=False, verbose=False, **_IDS_ONLY
-        )["input_ids"]
+        ids = self.tokenizer([row["text"] for row in rows], add_special_tokens=False, verbose=False, **_IDS_ONLY)[
+            "input_ids"
+        ]
         # An empty document would be nothing but special tokens.
         return [
             {"input_ids": self.affixes.wrap(tokens, starts=row["starts"], ends=row["ends"])}
@@ -177,9 +171,7 @@ class RowEncoder:
         full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
         cut = [False] * len(texts)
         if full:
-            whole = self.tokenizer(**{side: [texts[k] for k in full]}, verbose=False, **_IDS_ONLY)[
-                "input_ids"
-            ]
+            whole = self.tokenizer(**{side: [texts[k] for k in full]}, verbose=False, **_IDS_ONLY)["input_ids"]
             for k, tokens in zip(full, whole, strict=True):
                 cut[k] = len(tokens) > limit
         return ids, cut

@@ -83,9 +83,7 @@ def llama(config: Settings, *, from_scratch: bool) -> Architecture:
 
 
 class _Layer:
-    def __init__(
-        self, config: Settings, recipe: Recipe, *, width: int, queries: int, keys: int, size: int
-    ) -> None:
+    def __init__(self, config: Settings, recipe: Recipe, *, width: int, queries: int, keys: int, size: int) -> None:
         self.config, self.recipe = config, recipe
         self.width, self.queries, self.keys, self.size = width, queries, keys, size
         bias = config.switch("attention_bias", False)
@@ -251,9 +249,7 @@ def opt(config: Settings, *, from_scratch: bool) -> Architecture:
     ]
     if narrow != width:
         ends += [*linear("project_out", narrow, width), *linear("project_in", width, narrow)]
-    before = config.switch("do_layer_norm_before", True) and not config.switch(
-        "_remove_final_layer_norm", False
-    )
+    before = config.switch("do_layer_norm_before", True) and not config.switch("_remove_final_layer_norm", False)
     if before and affine:
         ends += norm("final_layer_norm", width, bias=True)
     tied = config.switch("tie_word_embeddings", True)

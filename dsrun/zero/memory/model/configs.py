@@ -58,9 +58,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
     except RuntimeError as error:  # ~name of somebody who is not known here
         raise MissingError(f"model {name!r}: {error}", fix="give a folder that holds a config.json") from None
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UsageError(
-            f"model {name!r} cannot be read: {error.strerror}", fix="give a model's folder"
-        ) from None
+        raise UsageError(f"model {name!r} cannot be read: {error.strerror}", fix="give a model's folder") from None
     snapshot = cached_snapshot(name, hub_cache(environ))
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
@@ -96,9 +94,7 @@ def cached_snapshot(name: str, cache: Path) -> Path | None:
     except OSError:
         commit = ""
     try:
-        others = sorted(
-            (repository / "snapshots").iterdir(), key=lambda each: each.stat().st_mtime, reverse=True
-        )
+        others = sorted((repository / "snapshots").iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
     except OSError:
         return None
     snapshots = [repository / "snapshots" / commit, *others] if commit else others

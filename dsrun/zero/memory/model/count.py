@@ -105,9 +105,7 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
     except ToolError as error:
         if shapes is None:
             raise
-        finding = Finding(
-            level="warning", code="plan.meta-count", message=str(error), where=str(found.folder)
-        )
+        finding = Finding(level="warning", code="plan.meta-count", message=str(error), where=str(found.folder))
         return Counted(architecture=shapes, how="the architecture's shapes", findings=(finding,))
     loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
     findings: list[Finding] = []
@@ -129,9 +127,7 @@ def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
     if done.exit_code != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
     output = json.loads(done.stdout.strip().splitlines()[-1])
-    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"]), output[
-        "config"
-    ]
+    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"]), output["config"]
 
 
 def _reason(stderr: str) -> str:
@@ -204,9 +200,7 @@ def _stack(settings: Settings, side: str, numbered: int, *, gated: bool, cross: 
     heads = settings.number(f"{side}_attention_heads", *HEADS, default=1)
     size = settings.number("head_dim", "d_kv", default=max(1, width // heads))
     keys = settings.number("num_key_value_heads", default=heads)
-    dense = settings.number(
-        f"{side}_ffn_dim", "intermediate_size", "ffn_dim", "d_ff", "n_inner", default=4 * width
-    )
+    dense = settings.number(f"{side}_ffn_dim", "intermediate_size", "ffn_dim", "d_ff", "n_inner", default=4 * width)
     experts, per_token, active = _experts(settings, dense)
     return Stack(
         layers=settings.number(*layers, default=max(1, numbered)), heads=heads, queries=heads * size, keys=keys * size,

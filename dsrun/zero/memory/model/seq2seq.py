@@ -76,9 +76,7 @@ def t5(config: Settings, *, from_scratch: bool) -> Architecture:
 
 
 class _T5Layers:
-    def __init__(
-        self, config: Settings, width: int, inner: int, ffn: int, gated: bool, *, everywhere: bool
-    ) -> None:
+    def __init__(self, config: Settings, width: int, inner: int, ffn: int, gated: bool, *, everywhere: bool) -> None:
         self.width, self.inner, self.ffn, self.gated, self.everywhere = width, inner, ffn, gated, everywhere
         buckets = config.number("relative_attention_num_buckets", default=32)
         heads = config.number("num_heads", default=8 if config.word("model_type", "") == "t5" else 6)
@@ -126,9 +124,7 @@ def bart(config: Settings, *, from_scratch: bool) -> Architecture:
     for side in ("encoder", "decoder"):
         stack, layer = _bart_layer(config, side, width)
         stacks[side] = stack
-        side_rows = (
-            [] if not own else table("embed_tokens", decoder_rows if side == "decoder" else rows, width)
-        )
+        side_rows = [] if not own else table("embed_tokens", decoder_rows if side == "decoder" else rows, width)
         before, after = _bart_ends(config, family, width)
         blocks += [single(side, [*side_rows, *before]), Block(f"{side}.layers", stack.layers, layer)]
         # marian and pegasus list their own norms around the layers in the same places

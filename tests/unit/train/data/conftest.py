@@ -71,11 +71,7 @@ def prepare():
     """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, **spec)."""
 
     def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
-        own = {
-            name: options.pop(name)
-            for name in ("model_type", "vocab_size", "max_positions")
-            if name in options
-        }
+        own = {name: options.pop(name) for name in ("model_type", "vocab_size", "max_positions") if name in options}
         request = DataRequest(
             spec=TrainSpec(
                 **{name: str(v) if name.endswith(("file", "dataset")) else v for name, v in options.items()}

@@ -145,9 +145,7 @@ print(meta["by"], (path / "data").read_text())
 def test_concurrent_processes_build_cache_entry_once(cache):
     """Of processes that ask at once, one builds."""
     command = [sys.executable, "-c", SLOW_BUILD]
-    workers = [
-        HEAVY.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+    workers = [HEAVY.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()

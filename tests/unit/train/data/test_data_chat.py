@@ -60,9 +60,7 @@ def test_chat_template_rewriting_messages_rejected(causal):
 
 def test_chat_template_refusal_says_why(causal):
     causal.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(
-        UsageError, match="row 3: the chat template refuses these messages: roles must alternate"
-    ):
+    with pytest.raises(UsageError, match="row 3: the chat template refuses these messages: roles must alternate"):
         encode_chat(causal, TALK, None, "x, row 3")
 
 
@@ -126,9 +124,7 @@ def test_prompt_masked_and_completion_ends_with_eos(causal, prepare, jsonl):
 
 def test_question_and_answer_joined_by_newline(causal, prepare, jsonl):
     file = jsonl([{"question": "2+2", "answer": "4"}])
-    row = prepare(
-        causal, "causal-lm", train_file=file, source_prefix="Q ", validation_split_percentage=0
-    ).train[0]
+    row = prepare(causal, "causal-lm", train_file=file, source_prefix="Q ", validation_split_percentage=0).train[0]
     assert causal.decode(row["input_ids"]).replace(" ", "") == "Q2+2\n4</s>"
     assert row["labels"][-2:] == row["input_ids"][-2:]
     assert set(row["labels"][:-2]) == {-100}

@@ -58,9 +58,7 @@ def test_collator_padded_widths():
 @pytest.fixture(scope="module")
 def t5():
     return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
-        )
+        T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
     )
 
 

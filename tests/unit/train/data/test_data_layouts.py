@@ -40,9 +40,7 @@ def test_named_columns_win_over_known_layout():
 
 
 def test_missing_named_column_suggestion():
-    with pytest.raises(
-        UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"
-    ):
+    with pytest.raises(UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"):
         detect(["document", "summary"], {}, Hints("seq2seq", text_column="documnet"), "x.json")
 
 
@@ -107,9 +105,7 @@ def test_single_unknown_text_column_is_the_text():
 
 
 def test_messages_lose_empty_keys_of_arrow():
-    row = {
-        "messages": [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "yo"}]
-    }
+    row = {"messages": [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "yo"}]}
     normal = read(row, CAUSAL)[1]
     assert json.loads(normal["messages"]) == [
         {"role": "user", "content": "hi"},
@@ -226,9 +222,7 @@ def test_lone_surrogate_rejected(row):
 def test_tools_column_is_list_or_json():
     talk = {"messages": [{"role": "user", "content": "x"}]}
     assert read({**talk, "tools": " "}, CAUSAL)[1]["tools"] is None
-    assert json.loads(read({**talk, "tools": '[{"name": "f", "unit": null}]'}, CAUSAL)[1]["tools"]) == [
-        {"name": "f"}
-    ]
+    assert json.loads(read({**talk, "tools": '[{"name": "f", "unit": null}]'}, CAUSAL)[1]["tools"]) == [{"name": "f"}]
     with pytest.raises(UsageError, match="row 1: column 'tools' is not JSON"):
         read({**talk, "tools": "search, calculator"}, CAUSAL)
     with pytest.raises(UsageError, match="row 1: column 'tools' holds a dict, not a list"):
@@ -250,13 +244,9 @@ def test_tools_column_beside_conversational_prompt():
 def test_summary_column_of_causal_model_not_ignored():
     """A target column of a causal model is not passed over."""
     hints = Hints("causal-lm", summary_column="foo")
-    with pytest.raises(
-        UsageError, match=r"cannot tell .*found: text, foo.*--text-column and --summary-column"
-    ):
+    with pytest.raises(UsageError, match=r"cannot tell .*found: text, foo.*--text-column and --summary-column"):
         detect(["text", "foo"], {"text": "a", "foo": "b"}, hints, "x")
-    assert (
-        detect(["text", "summary"], {}, Hints("causal-lm", summary_column="summary"), "x").target == "summary"
-    )
+    assert detect(["text", "summary"], {}, Hints("causal-lm", summary_column="summary"), "x").target == "summary"
 
 
 def test_pretokenised_ids_must_be_integers():

@@ -64,9 +64,7 @@ def test_max_train_samples(seq2seq, causal, prepare, jsonl, tmp_path):
     data = prepare(
         causal, "causal-lm", train_file=tmp_path / "a.txt", block_size=10, max_train_samples=2, **NO_HOLD_OUT
     )
-    assert ["".join(causal.convert_ids_to_tokens(list(row["input_ids"]))) for row in data.train] == [
-        "abcd\n" * 2
-    ] * 2
+    assert ["".join(causal.convert_ids_to_tokens(list(row["input_ids"]))) for row in data.train] == ["abcd\n" * 2] * 2
     with pytest.raises(UsageError, match="there are only 6 blocks of 10 tokens"):
         prepare(
             causal,
@@ -95,9 +93,7 @@ def test_max_train_samples_reads_beginning_only(causal, prepare, jsonl):
     assert seen[-1] == ("train", 1000, 1000)
 
 
-@pytest.mark.parametrize(
-    "flag", ["max_source_length", "max_target_length", "val_max_target_length", "max_length"]
-)
+@pytest.mark.parametrize("flag", ["max_source_length", "max_target_length", "val_max_target_length", "max_length"])
 def test_invalid_max_lengths_rejected(seq2seq, prepare, jsonl, flag):
     name = "--" + flag.replace("_", "-")
     with pytest.raises(UsageError, match=f"{name} 0: a sequence needs at least 2 tokens"):
@@ -116,7 +112,4 @@ def test_default_max_lengths(seq2seq, causal, prepare, jsonl):
     seq2seq.model_max_length = 512
     assert len(prepare(seq2seq, "seq2seq", train_file=file, model_type="t5").train[0]["input_ids"]) == 512
     file = jsonl([{"text": "a" * 100}], "text.jsonl")
-    assert (
-        len(prepare(causal, "causal-lm", train_file=file, max_positions=40, **NO_HOLD_OUT).train[0]["labels"])
-        == 40
-    )
+    assert len(prepare(causal, "causal-lm", train_file=file, max_positions=40, **NO_HOLD_OUT).train[0]["labels"]) == 40

@@ -109,9 +109,7 @@ def test_text_lines_are_documents_without_linebreaks(causal, prepare, tmp_path):
 
 
 def test_documents_have_bos_and_eos_of_tokenizer(merging, prepare, jsonl):
-    data = prepare(
-        merging, "causal-lm", train_file=jsonl([{"text": "ab"}, {"text": ""}, {"text": "b"}]), **NO_HOLD_OUT
-    )
+    data = prepare(merging, "causal-lm", train_file=jsonl([{"text": "ab"}, {"text": ""}, {"text": "b"}]), **NO_HOLD_OUT)
     assert text(merging, all_tokens(data.train)) == "<s>ab</s><s>b</s>"
 
 

@@ -72,9 +72,7 @@ def test_hub_dataset_splits(monkeypatch, seq2seq, prepare):
         "extra": Dataset.from_list(rows),
     }
     monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: splits)
-    data = prepare(
-        seq2seq, "seq2seq", dataset="org/sums", dataset_config="en", splits=["train", "validation"]
-    )
+    data = prepare(seq2seq, "seq2seq", dataset="org/sums", dataset_config="en", splits=["train", "validation"])
     assert data.origin == "org/sums/en: 4 train, 4 validation"
     assert data.validation[3]["source_text"] == "abc"
     streamed = {
@@ -96,17 +94,13 @@ def test_hub_dataset_splits(monkeypatch, seq2seq, prepare):
 
 def test_hub_dataset_wrong_row_named(monkeypatch, seq2seq, prepare):
     rows = [{"source": "a", "target": "b"}, {"source": "a", "target": None}]
-    monkeypatch.setattr(
-        "datasets.load_dataset", lambda *_args, **_options: {"train": Dataset.from_list(rows)}
-    )
+    monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: {"train": Dataset.from_list(rows)})
     data = prepare(seq2seq, "seq2seq", dataset="org/x")
     assert any("org/x (train), row 2" in notice for notice in data.notices)
 
 
 def test_dataset_without_known_split_rejected(monkeypatch):
-    monkeypatch.setattr(
-        "datasets.load_dataset", lambda *_args, **_options: {"extra": Dataset.from_list([{"a": 1}])}
-    )
+    monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: {"extra": Dataset.from_list([{"a": 1}])})
     with pytest.raises(UsageError, match="no split named train, validation or test; found: extra"):
         find_sources(TrainSpec(dataset="org/x"))
 

@@ -70,9 +70,7 @@ def test_streamed_files_resume_where_they_stopped(seq2seq, prepare, jsonl, tmp_p
     jsonl(rows[:100], "data/train-1.jsonl")
     jsonl(rows[100:120], "data/train-2.jsonl")
     jsonl(rows[120:], "data/train-3.jsonl")
-    first, second = (
-        prepare(seq2seq, "seq2seq", dataset=tmp_path / "data", streaming=True).train for _ in range(2)
-    )
+    first, second = (prepare(seq2seq, "seq2seq", dataset=tmp_path / "data", streaming=True).train for _ in range(2))
     resumed_everywhere(first, second)
 
 
@@ -149,9 +147,7 @@ def test_hub_stream_resumes_in_loader_worker(seq2seq, prepare, jsonl):
     rows = RowStream(TableSource(table, "table"), stream.layout, encoder)
 
     def batches(count, place=None):
-        loader = DataLoader(
-            StreamOfBatches(rows, Split(4, 0, 1)), batch_size=None, num_workers=1, collate_fn=same
-        )
+        loader = DataLoader(StreamOfBatches(rows, Split(4, 0, 1)), batch_size=None, num_workers=1, collate_fn=same)
         loader.dataset.place = place
         # `datasets` words the same place in more than one way.
         return [replace(taken, after=None) if place else taken for taken in islice(loader, count)]

@@ -15,9 +15,7 @@ CLIP = {"gradient_clipping": 1.0}
 
 def found(config, **known):
     """(level, code, place) of everything that is found."""
-    return [
-        (each.level, each.code, each.where.partition(" ")[0]) for each in check(json.dumps(config), **known)
-    ]
+    return [(each.level, each.code, each.where.partition(" ")[0]) for each in check(json.dumps(config), **known)]
 
 
 def only(config, code, **known):

@@ -131,9 +131,7 @@ def test_config_check_against_run_file(here, call):
     assert code == 3
     assert "run.yaml:3: train.per_device_train_batch_size asks for 2" in out
     # The command line wins, as in training.
-    assert (
-        call(config_check.command, config, "--against", "run.yaml", "--", "--micro_batch_size", "4")[0] == 0
-    )
+    assert call(config_check.command, config, "--against", "run.yaml", "--", "--micro_batch_size", "4")[0] == 0
 
 
 def test_config_check_against_arguments_file(here, call):
@@ -157,10 +155,7 @@ def test_config_check_ignores_deeply_nested_model_config(here, call):
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"a":' * 100_000)
     config = put(here, "ds.json", GOOD)
-    assert (
-        call(config_check.command, config, "--", "--model", "model", "--per_device_train_batch_size", "4")[0]
-        == 0
-    )
+    assert call(config_check.command, config, "--", "--model", "model", "--per_device_train_batch_size", "4")[0] == 0
 
 
 def test_config_check_against_global_batch_size(here, call):
@@ -265,8 +260,6 @@ def test_config_upgrade_of_run_file(here, call):
     )
     code, out, err = call(config_upgrade.command, run)
     assert code == 0
-    assert (
-        out == "train:\n  model: m\n  warmup_steps: 0.1  # ten percent\n  use_cpu: true\nzero:\n  stage: 2\n"
-    )
+    assert out == "train:\n  model: m\n  warmup_steps: 0.1  # ten percent\n  use_cpu: true\nzero:\n  stage: 2\n"
     assert "run.yaml:3: train.warmup_ratio is no longer a flag: taken as --warmup_steps 0.1" in err
     assert "run.yaml:4: train.no_cuda is no longer a flag: taken as --use_cpu true" in err

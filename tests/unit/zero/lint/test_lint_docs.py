@@ -41,9 +41,7 @@ def test_docs_json_example_is_real_output():
 
 def test_docs_old_keys_are_upgraded():
     page = PAGE.read_text(encoding="utf-8")
-    rows = [
-        line.split("|")[1] for line in page.partition("| old |")[2].splitlines()[2:] if line.startswith("|")
-    ]
+    rows = [line.split("|")[1] for line in page.partition("| old |")[2].splitlines()[2:] if line.startswith("|")]
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)} - {"loss_scale", "hysteresis"}
     zero = {
         "cpu_offload",

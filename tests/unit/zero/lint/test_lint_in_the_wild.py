@@ -37,9 +37,7 @@ def test_aio_in_zero_optimization_moves_to_top_level():
 
 
 def test_aio_at_top_level_wins():
-    new = upgrade(
-        json.dumps(BASE | {"zero_optimization": {"stage": 3, "aio": AIO}, "aio": {"queue_depth": 8}})
-    )
+    new = upgrade(json.dumps(BASE | {"zero_optimization": {"stage": 3, "aio": AIO}, "aio": {"queue_depth": 8}}))
 
     assert json.loads(new.text)["aio"] == {"queue_depth": 8}
 
@@ -47,9 +45,7 @@ def test_aio_at_top_level_wins():
 def test_aio_thread_count_is_renamed():
     findings = check(json.dumps(BASE | {"aio": {"thread_count": 1}}))
 
-    assert [each.fix for each in findings if "thread_count" in each.where] == [
-        "did you mean intra_op_parallelism?"
-    ]
+    assert [each.fix for each in findings if "thread_count" in each.where] == ["did you mean intra_op_parallelism?"]
     both = upgrade(json.dumps(BASE | {"aio": {"thread_count": 1, "intra_op_parallelism": 4}}))
     assert json.loads(both.text)["aio"] == {"intra_op_parallelism": 4}
 
@@ -87,8 +83,6 @@ def test_byte_order_mark_is_an_error_for_trainer_only():
 
 def test_infinite_batch_size_message():
     """A batch size beyond all numbers is described in words."""
-    message = next(
-        each.message for each in check('{"train_batch_size": 1e400}') if each.code == "batch_mismatch"
-    )
+    message = next(each.message for each in check('{"train_batch_size": 1e400}') if each.code == "batch_mismatch")
 
     assert "no multiple of 1 on any" in message

@@ -83,9 +83,7 @@ def test_global_batch_conflict_needs_world_size():
 
 def test_flags_overruled_by_config_have_no_effect():
     config = {**FILLED, "zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR", "params": {}}}
-    codes = [
-        code for _, code, _ in found(config, against=flags(lr_scheduler_type="cosine", max_grad_norm=0.5))
-    ]
+    codes = [code for _, code, _ in found(config, against=flags(lr_scheduler_type="cosine", max_grad_norm=0.5))]
     assert codes.count("flag_has_no_effect") == 2
 
 

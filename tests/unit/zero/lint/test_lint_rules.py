@@ -61,9 +61,7 @@ def test_unknown_key_of_another_block_fix():
 
 def test_unknown_key_beside_right_spelling_fix():
     """A second spelling beside the right one is to be removed."""
-    assert only({**zero(2), "zero_optimisation": {}}, "unknown_key").fix.startswith(
-        "remove it: zero_optimization is"
-    )
+    assert only({**zero(2), "zero_optimisation": {}}, "unknown_key").fix.startswith("remove it: zero_optimization is")
 
 
 @pytest.mark.parametrize(
@@ -136,9 +134,7 @@ def test_unfilled_auto_is_a_warning_without_trainer_autos():
 
 
 def test_deepspeed_auto_is_an_error_under_trainer():
-    config = trainer(
-        2, offload_optimizer={"device": "cpu", "pin_memory": True}, zenflow={"select_strategy": "auto"}
-    )
+    config = trainer(2, offload_optimizer={"device": "cpu", "pin_memory": True}, zenflow={"select_strategy": "auto"})
     assert ("error", "auto_nobody_fills", "zero_optimization.zenflow.select_strategy") in found(config)
 
 
@@ -222,9 +218,7 @@ def test_nvme_path_accepted():
 def test_large_and_tiny_bucket_sizes():
     assert "9.3 GiB" in only(zero(2, reduce_bucket_size=5_000_000_000), "bucket_wastes_memory").message
     assert only(zero(2, allgather_bucket_size=1000), "bucket_too_small").level == "warning"
-    assert (
-        "sharded" in only(zero(3, stage3_param_persistence_threshold=10**9), "bucket_wastes_memory").message
-    )
+    assert "sharded" in only(zero(3, stage3_param_persistence_threshold=10**9), "bucket_wastes_memory").message
 
 
 def test_stage3_keys_at_stage2():
@@ -262,9 +256,7 @@ def test_moved_defaults_are_info():
 
 
 def test_removed_optimizer_suggests_replacement():
-    finding = only(
-        {**zero(1), "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}, "unknown_optimizer"
-    )
+    finding = only({**zero(1), "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}, "unknown_optimizer")
     assert finding.fix == "use AdamW"
 
 

@@ -173,9 +173,9 @@ def test_invalid_json_is_refused_with_position(text, place, message, fix):
 def test_json_duplicate_key_last_one_wins():
     source = read('{\n"a": {"x": 1, "y": 2},\n"a": {"x": 3}}')
     assert source.value == {"a": {"x": 3}}
-    assert [
-        (duplicate.path, duplicate.position.line, duplicate.first.line) for duplicate in source.duplicates
-    ] == [(("a",), 3, 2)]
+    assert [(duplicate.path, duplicate.position.line, duplicate.first.line) for duplicate in source.duplicates] == [
+        (("a",), 3, 2)
+    ]
     assert ("a", "y") not in source.positions
 
 

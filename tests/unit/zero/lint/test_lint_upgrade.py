@@ -172,9 +172,7 @@ def test_upgrade_lists_comments_and_trailing_commas():
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), [("{", "x.json:1:1: not JSON"), ("[]", "x.json: not a JSON object")]
-)
+@pytest.mark.parametrize(("text", "message"), [("{", "x.json:1:1: not JSON"), ("[]", "x.json: not a JSON object")])
 def test_upgrade_refuses_what_is_no_config(text, message):
     with pytest.raises(UsageError, match=message):
         upgrade(text, file="x.json")
@@ -207,8 +205,7 @@ CONFIGS = st.fixed_dictionaries(
     {},
     optional={
         "zero_optimization": ZERO | SWITCH,
-        "bf16": st.dictionaries(st.sampled_from(["enabled", "loss_scale", "check_overflow"]), SWITCH)
-        | SWITCH,
+        "bf16": st.dictionaries(st.sampled_from(["enabled", "loss_scale", "check_overflow"]), SWITCH) | SWITCH,
         "bfloat16": st.just({"enabled": True}) | SWITCH,
         "allgather_size": SWITCH,
         "amp": SWITCH,
@@ -219,14 +216,11 @@ CONFIGS = st.fixed_dictionaries(
         "optimizer": st.fixed_dictionaries(
             {"type": st.sampled_from(["OneBitAdam", "ZeroOneAdam", "OneBitLamb", "FusedAdam", "Adam", 7])},
             optional={
-                "params": st.dictionaries(st.sampled_from(["lr", "max_grad_norm", "freeze_step"]), SWITCH)
-                | SWITCH
+                "params": st.dictionaries(st.sampled_from(["lr", "max_grad_norm", "freeze_step"]), SWITCH) | SWITCH
             },
         )
         | SWITCH,
-        "scheduler": st.fixed_dictionaries(
-            {"params": st.dictionaries(st.just("warmup_num_steps"), SWITCH) | SWITCH}
-        ),
+        "scheduler": st.fixed_dictionaries({"params": st.dictionaries(st.just("warmup_num_steps"), SWITCH) | SWITCH}),
         "mine": SWITCH,
     },
 )
@@ -253,9 +247,7 @@ def test_upgrade_keeps_line_ends_and_indent():
     assert upgrade(text).text == (
         '{\r\n    "bf16": {\r\n        "enabled": true\r\n    },\r\n    "train_batch_size": 8\r\n}\r\n'
     )
-    assert (
-        upgrade('{ # mine\n\t"bfloat16": {"enabled": true}}\n').text == '{\n\t"bf16": {"enabled": true}\n}\n'
-    )
+    assert upgrade('{ # mine\n\t"bfloat16": {"enabled": true}}\n').text == '{\n\t"bf16": {"enabled": true}\n}\n'
 
 
 def test_upgrade_keeps_single_line_objects():
@@ -278,6 +270,4 @@ def test_upgrade_check_grad_overflow_wins():
     text = '{"bf16": {"enabled": true, "check_overflow": false, "check_grad_overflow": true}}'
     found = upgrade(text)
     assert json.loads(found.text) == {"bf16": {"enabled": True, "check_grad_overflow": True}}
-    assert [str(each) for each in found.changes] == [
-        "bf16.check_overflow: left out (check_grad_overflow says it)"
-    ]
+    assert [str(each) for each in found.changes] == ["bf16.check_overflow: left out (check_grad_overflow says it)"]

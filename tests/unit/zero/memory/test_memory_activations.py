@@ -96,9 +96,7 @@ def test_kept_activations_match_autograd(kind, settings, dtype):
 
 def llama(**changes):
     work = {"micro_batch": 2, "length": 256, "width": 2}
-    return activations(
-        describe({"model_type": "llama", "num_hidden_layers": 8, **LLAMA}), Work(**(work | changes))
-    )
+    return activations(describe({"model_type": "llama", "num_hidden_layers": 8, **LLAMA}), Work(**(work | changes)))
 
 
 def test_activation_checkpointing_keeps_one_input_per_layer():

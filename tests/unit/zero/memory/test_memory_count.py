@@ -151,9 +151,7 @@ def built(folder, config):
 
     write(folder, config)
     said = report(build(str(folder)))
-    return generic(
-        said["config"], tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"])
-    )
+    return generic(said["config"], tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"]))
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}

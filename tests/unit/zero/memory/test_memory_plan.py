@@ -33,8 +33,7 @@ def row(made, stage, offload="none", checkpointing=False):
 def test_higher_stage_and_offload_take_less_gpu_memory():
     request = ask()
     totals = [
-        gpu(request, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total
-        for s in range(4)
+        gpu(request, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total for s in range(4)
     ]
     assert totals == sorted(totals, reverse=True)
     for stage in (1, 2, 3):

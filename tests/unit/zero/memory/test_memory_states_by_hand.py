@@ -48,9 +48,7 @@ def test_tensor_across_many_shards_is_held_by_every_rank():
 
 
 @settings(derandomize=True, deadline=None)
-@given(
-    st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 40), st.sampled_from(["none", "cpu"])
-)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 40), st.sampled_from(["none", "cpu"]))
 def test_fullest_rank_is_maximum_over_ranks(group, world, offload):
     asked = sharding(2, offload, world=world)
     assert owned(group, asked, None) == max(owned(group, asked, rank) for rank in range(world))
@@ -69,10 +67,7 @@ def test_offloaded_gradients_are_dealt_round_robin():
 def test_zero1_gradient_accumulation_holds_all_gradients():
     """ZeRO-1 accumulates all gradients, ZeRO-2 those of its own shard."""
     assert states(SMALL, sharding(1)).gpu.gradients == 2 * 128
-    assert (
-        states(SMALL, sharding(1, accumulates=False)).gpu.gradients
-        == states(SMALL, sharding(2)).gpu.gradients
-    )
+    assert states(SMALL, sharding(1, accumulates=False)).gpu.gradients == states(SMALL, sharding(2)).gpu.gradients
 
 
 def test_zero3_pads_tensors_and_keeps_small_ones_whole():
