@@ -91,8 +91,7 @@ def _does_not_divide(global_batch: int, unit: int, product: str, hint: str) -> U
     below = global_batch // unit * unit
     sizes = f"{below} or {below + unit}" if below else str(unit)
     return UsageError(
-        f"global batch {global_batch} does not divide by {product}",
-        fix=f"use --global-batch-size {sizes}{hint}",
+        f"global batch {global_batch} does not divide by {product}", fix=f"use --global-batch-size {sizes}{hint}"
     )
 
 

@@ -165,8 +165,7 @@ def _check_tokens(path: Path, size: int, head: bytes) -> None:
     # llm.c writes 256 int32 of header before its tokens; read as tokens they would be garbage in silence.
     if int.from_bytes(head[:4], "little") in _LLM_C_MAGIC:
         raise UsageError(
-            f"{path} has the header of llm.c; tokens must start at byte 0",
-            fix=f"tail -c +1025 {path} > tokens.bin",
+            f"{path} has the header of llm.c; tokens must start at byte 0", fix=f"tail -c +1025 {path} > tokens.bin"
         )
 
 

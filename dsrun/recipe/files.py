@@ -76,8 +76,7 @@ def _check_model(spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} {what}", fix="merge the adapter first" if adapter else None)
     if not spec.from_scratch and not has_weights(path):
         raise UsageError(
-            f"--model {name} holds config.json but no weights",
-            fix="--from-scratch initialises a model from its config",
+            f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
         )
 
 
@@ -105,8 +104,7 @@ def _check_nvme(name: str) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"--nvme-path {name} cannot be written: {error.strerror}",
-            fix="give a folder on a local NVMe disk",
+            f"--nvme-path {name} cannot be written: {error.strerror}", fix="give a folder on a local NVMe disk"
         ) from error
 
 

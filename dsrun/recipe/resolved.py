@@ -26,19 +26,7 @@ from dsrun.system import variables
 VERSION = 1
 
 _ABOUT_THE_START = frozenset(
-    {
-        "config",
-        "debug",
-        "dry_run",
-        "explain",
-        "find_port",
-        "force",
-        "master_port",
-        "nproc",
-        "output",
-        "resume",
-        "warm",
-    }
+    {"config", "debug", "dry_run", "explain", "find_port", "force", "master_port", "nproc", "output", "resume", "warm"}
 )
 """Flags that say how a run is started, not what it computes."""
 

@@ -34,16 +34,7 @@ def sections() -> dict[str, Mapping[str, Flag]]:
     """The flags by the keys that each section of run.yaml has; an empty one is left to another command."""
     known = vocabulary()
     zero = {"stage": known["zero"], "offload": known["offload"], "nvme_path": known["nvme_path"]}
-    names = (
-        "nproc",
-        "nproc_per_node",
-        "master_port",
-        "find_port",
-        "max_restarts",
-        "hang_timeout",
-        "remedy",
-        "warm",
-    )
+    names = ("nproc", "nproc_per_node", "master_port", "find_port", "max_restarts", "hang_timeout", "remedy", "warm")
     launch = {name: known[name] for name in names}
     return {"train": known, "zero": zero, "launch": launch, "slurm": {}}
 

@@ -39,9 +39,7 @@ class TrainSpec:
         metavar="NAME|DIR",
     )
     task: str = option(
-        "auto",
-        "what the model learns; auto reads it from the model's config",
-        choices=("auto", "seq2seq", "causal-lm"),
+        "auto", "what the model learns; auto reads it from the model's config", choices=("auto", "seq2seq", "causal-lm")
     )
     from_scratch: bool = option(False, "initialise from the model's config instead of loading weights")
     model_config: list[str] = option([], "overrides of the model's config, with --from-scratch", metavar="KEY=VALUE")
@@ -62,10 +60,7 @@ class TrainSpec:
         None, "overrides of the model's config as key=value,key=value", metavar="LIST", example_scripts=True
     )
     model_type: str | None = option(
-        None,
-        "architecture to initialise from scratch when no --model is given",
-        metavar="TYPE",
-        example_scripts=True,
+        None, "architecture to initialise from scratch when no --model is given", metavar="TYPE", example_scripts=True
     )
     tokenizer: str | None = option(
         None, "tokenizer, if not the model's own", aliases=("tokenizer_name",), metavar="NAME|DIR"
@@ -88,9 +83,7 @@ class TrainSpec:
         choices=("0", "1", "2", "3", "auto"),
     )
     offload: str = option(
-        "none",
-        "move optimizer states (and ZeRO-3 parameters) to host memory or NVMe",
-        choices=("none", "cpu", "nvme"),
+        "none", "move optimizer states (and ZeRO-3 parameters) to host memory or NVMe", choices=("none", "cpu", "nvme")
     )
     nvme_path: str | None = option(None, "local NVMe folder for --offload nvme", metavar="DIR")
 
@@ -99,9 +92,7 @@ class TrainSpec:
         None, "samples per optimizer step over all GPUs; accumulation steps follow from it", group="batch"
     )
     micro_batch_size: int | None = option(
-        None,
-        "samples per GPU and forward pass; auto: the largest that fits, found by trying",
-        metavar="N|auto",
+        None, "samples per GPU and forward pass; auto: the largest that fits, found by trying", metavar="N|auto"
     )
 
     # data
@@ -176,8 +167,7 @@ class TrainSpec:
         metavar="N|auto",
     )
     auto_micro_batch: bool = option(
-        False,
-        "begin with the largest micro batch and halve it where memory runs out; also: --micro-batch-size auto",
+        False, "begin with the largest micro batch and halve it where memory runs out; also: --micro-batch-size auto"
     )
     keep: int = option(
         3,

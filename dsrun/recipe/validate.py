@@ -118,8 +118,7 @@ def _zero(recipe: Recipe) -> Iterator[str]:
     _one_zero_source(recipe)
     if spec.offload != "none" and spec.zero == "0":
         raise UsageError(
-            f"{recipe.where('offload')} {spec.offload} needs ZeRO",
-            fix="use --zero 2, or --zero 3 for parameters too",
+            f"{recipe.where('offload')} {spec.offload} needs ZeRO", fix="use --zero 2, or --zero 3 for parameters too"
         )
     if spec.offload == "nvme" and spec.zero not in ("3", "auto"):
         # ZeRO-1 and 2 take any offload device for host memory (DeepSpeedZeroOptimizer tests `device !=
@@ -185,8 +184,7 @@ def _data(recipe: Recipe) -> None:
         )
     if spec.streaming and recipe.value("max_steps") <= 0 and "train" in phases(recipe):
         raise UsageError(
-            f"{recipe.where('streaming')} needs to know when to stop: a stream has no length",
-            fix="add --max_steps N",
+            f"{recipe.where('streaming')} needs to know when to stop: a stream has no length", fix="add --max_steps N"
         )
     if not spec.ignore_pad_token_for_loss:
         raise UsageError(
@@ -198,8 +196,7 @@ def _data(recipe: Recipe) -> None:
 def _precision(recipe: Recipe) -> None:
     if recipe.value("bf16") and recipe.value("fp16"):
         raise UsageError(
-            f"{recipe.where('bf16')} and {recipe.where('fp16')} exclude each other",
-            fix="keep --bf16 where it works",
+            f"{recipe.where('bf16')} and {recipe.where('fp16')} exclude each other", fix="keep --bf16 where it works"
         )
 
 
@@ -228,14 +225,12 @@ def _saving(recipe: Recipe) -> None:
         return
     if every != "auto" and not (every.isdecimal() and int(every) > 0):
         raise UsageError(
-            f"{recipe.where('save_every')} {every}: neither a number of steps nor auto",
-            fix="--save-every 500",
+            f"{recipe.where('save_every')} {every}: neither a number of steps nor auto", fix="--save-every 500"
         )
     for name in ("save_strategy", "save_steps"):
         if recipe.given(name):
             raise UsageError(
-                f"{recipe.where('save_every')} and {recipe.where(name)} both say when to save",
-                fix="keep one of them",
+                f"{recipe.where('save_every')} and {recipe.where(name)} both say when to save", fix="keep one of them"
             )
 
 
@@ -263,16 +258,4 @@ def _idle(recipe: Recipe) -> Iterator[str]:
 
 
 Check = Callable[[Recipe], Iterator[str] | None]
-CHECKS: tuple[Check, ...] = (
-    _ranges,
-    _model,
-    _zero,
-    _batch,
-    _data,
-    _precision,
-    _task,
-    _lora,
-    _saving,
-    _survival,
-    _idle,
-)
+CHECKS: tuple[Check, ...] = (_ranges, _model, _zero, _batch, _data, _precision, _task, _lora, _saving, _survival, _idle)

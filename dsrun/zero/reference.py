@@ -71,10 +71,7 @@ def _preset_rows() -> list[Sequence[str]]:
     presets = list(PRESETS.values())
     return [
         ("bucket, × width²", *(f"{each.bucket:g}" for each in presets)),
-        (
-            "both buckets with their copies, at most of GPU memory",
-            *(f"{each.bucket_share:.0%}" for each in presets),
-        ),
+        ("both buckets with their copies, at most of GPU memory", *(f"{each.bucket_share:.0%}" for each in presets)),
         ("fetched ahead (ZeRO 3), × bucket", *(f"{each.prefetch:g}" for each in presets)),
         ("parameters that stay whole (ZeRO 3), × width", *(f"{10 * each.persistence:g}" for each in presets)),
         ("gathered parameters (ZeRO 3), of GPU memory", *(f"{each.live_share:.1%}" for each in presets)),

@@ -13,14 +13,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.generate import training_blocks
-from dsrun.zero.generate.blocks import (
-    ConfigContext,
-    FlatConfig,
-    HardwareFacts,
-    ReasonedValue,
-    precision,
-    zero,
-)
+from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
 from dsrun.zero.generate.check import check_config, check_flags
 from dsrun.zero.generate.presets import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, given
@@ -111,15 +104,7 @@ def _parsed(text: str) -> Any:
         return text
 
 
-__all__ = [
-    "LARGEST_BUCKET",
-    "SMALLEST_BUCKET",
-    "HardwareFacts",
-    "bucket_elements",
-    "build",
-    "generate",
-    "render",
-]
+__all__ = ["LARGEST_BUCKET", "SMALLEST_BUCKET", "HardwareFacts", "bucket_elements", "build", "generate", "render"]
 
 # The order of the blocks is that in which a reader asks: how much, how exact, how sharded, how updated.
 WRITERS = (

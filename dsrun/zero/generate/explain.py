@@ -116,10 +116,7 @@ def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
             facts.gpu is not None and facts.gpu.memory_gib is None,
             f"--gpu {spec.gpu} is sold with different memory sizes; name one, as in {spec.gpu}-80GB",
         ),
-        (
-            bool(quantized),
-            f"{' and '.join(quantized)}: DeepSpeed compiles its CUDA quantizer at the first start",
-        ),
+        (bool(quantized), f"{' and '.join(quantized)}: DeepSpeed compiles its CUDA quantizer at the first start"),
         (cpu_adam, "DeepSpeed compiles its CPU Adam at the first start, unless the wheel has it"),
         (spec.super_offload, "--super-offload runs on NVIDIA GPUs only, best with NUMA binding of each rank"),
         (spec.autotp > 1 and spec.global_batch_size is not None, _TP_BATCH),
@@ -145,8 +142,5 @@ def _of_the_trainer(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
             case.preset.activation_checkpointing or bool(spec.activation_checkpointing),
             "models of Transformers checkpoint activations by the Trainer's --gradient_checkpointing, not by this file",
         ),
-        (
-            spec.zenflow,
-            "ZenFlow takes the place of gradient accumulation: leave --gradient_accumulation_steps at 1",
-        ),
+        (spec.zenflow, "ZenFlow takes the place of gradient accumulation: leave --gradient_accumulation_steps at 1"),
     ]

@@ -97,10 +97,7 @@ class ZeroSpec:
         choices=PLACES,
     )
     offload_param: Literal["none", "cpu", "nvme"] = option(
-        "none",
-        "keep parameters in host memory or on NVMe (ZeRO 3)",
-        key=f"{ZERO}.offload_param.device",
-        choices=PLACES,
+        "none", "keep parameters in host memory or on NVMe (ZeRO 3)", key=f"{ZERO}.offload_param.device", choices=PLACES
     )
     nvme_path: str | None = option(
         None,
@@ -135,16 +132,10 @@ class ZeroSpec:
         least=1,
     )
     qwz: bool = option(
-        False,
-        "qwZ: gather weights as 8-bit integers (ZeRO 3)",
-        key=f"{ZERO}.zero_quantized_weights",
-        copied=True,
+        False, "qwZ: gather weights as 8-bit integers (ZeRO 3)", key=f"{ZERO}.zero_quantized_weights", copied=True
     )
     qgz: bool = option(
-        False,
-        "qgZ: reduce gradients as 4-bit integers (ZeRO 3)",
-        key=f"{ZERO}.zero_quantized_gradients",
-        copied=True,
+        False, "qgZ: reduce gradients as 4-bit integers (ZeRO 3)", key=f"{ZERO}.zero_quantized_gradients", copied=True
     )
 
     precision: str = option(
@@ -182,10 +173,7 @@ class ZeroSpec:
     eps: float | None = option(None, "term that keeps Adam from dividing by 0", key="optimizer.params.eps", least=0)
     weight_decay: float | None = option(None, "weight decay", key="optimizer.params.weight_decay", least=0)
     muon_lr: float | None = option(
-        None,
-        "Muon's learning rate for matrices; --lr is for the rest",
-        key="optimizer.params.muon_lr",
-        least=0,
+        None, "Muon's learning rate for matrices; --lr is for the rest", key="optimizer.params.muon_lr", least=0
     )
     scheduler: str | None = option(
         None,

@@ -137,10 +137,7 @@ def _elements(number: int) -> str:
 def _half(view: ConfigView, report: Reporter) -> None:
     if _is_on(view, "fp16") and view.model_type and family_of(view.model_type).overflows_in_fp16:
         report.warning(
-            "t5_fp16",
-            ("fp16", "enabled"),
-            overflow_in_fp16(view.model_type),
-            'use "bf16": {"enabled": true}, or fp32',
+            "t5_fp16", ("fp16", "enabled"), overflow_in_fp16(view.model_type), 'use "bf16": {"enabled": true}, or fp32'
         )
     if _is_on(view, "bf16") and view.gpu is not None and not view.gpu.has_bf16:
         message = f"{view.gpu.name} has no bf16 arithmetic: it is emulated, or DeepSpeed refuses it"

@@ -79,13 +79,7 @@ def check(
         report.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
         return report.findings()
     view = ConfigView(
-        source.value,
-        find_target(source.value, target),
-        target is not None,
-        world_size,
-        against,
-        model_type,
-        gpu,
+        source.value, find_target(source.value, target), target is not None, world_size, against, model_type, gpu
     )
     for each in CHECKS:
         each(view, report)
@@ -104,13 +98,7 @@ def _check_text(source: Source, target: Target | None, report: Reporter) -> None
         tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)
         level: Level = "warning" if tolerated else "error"
         words = {"text": issue.text, "lower": WORDS.get(issue.text, "")}
-        report.at(
-            issue.position,
-            level,
-            "json_extension",
-            message.format(**words) + _cut(issue),
-            fix.format(**words),
-        )
+        report.at(issue.position, level, "json_extension", message.format(**words) + _cut(issue), fix.format(**words))
     for duplicate in source.duplicates:
         name = dotted(duplicate.path)
         report.at(

@@ -20,11 +20,7 @@ class Code:
     meaning: str
 
 
-TEXT, READING, ENGINE = (
-    "whoever reads the file",
-    "DeepSpeed, when it reads the file",
-    "DeepSpeed, in its engine",
-)
+TEXT, READING, ENGINE = ("whoever reads the file", "DeepSpeed, when it reads the file", "DeepSpeed, in its engine")
 TRAINER, NOBODY = "the HF Trainer", "nobody"
 
 CODES: dict[str, Code] = {
@@ -50,9 +46,7 @@ CODES: dict[str, Code] = {
     "ignored_key": Code("warning", NOBODY, "another key makes DeepSpeed or the Trainer ignore this one"),
     # the values
     "wrong_type": Code(
-        "error, warning",
-        READING,
-        "a value of another type; a warning when DeepSpeed converts it or does not look",
+        "error, warning", READING, "a value of another type; a warning when DeepSpeed converts it or does not look"
     ),
     "out_of_range": Code("error, warning", READING, "a number outside the bounds that DeepSpeed checks"),
     "not_a_choice": Code("error", READING, "a word that is none of those DeepSpeed takes"),
@@ -60,9 +54,7 @@ CODES: dict[str, Code] = {
     "needs_stage": Code("error, warning", READING, "the value is for other ZeRO stages; a warning when it is ignored"),
     "breaks_later": Code("error", ENGINE, "DeepSpeed reads the value without a word and fails on it later"),
     "conflict": Code(
-        "error, warning",
-        ENGINE,
-        "two settings that exclude each other; a warning where DeepSpeed ignores one of them",
+        "error, warning", ENGINE, "two settings that exclude each other; a warning where DeepSpeed ignores one of them"
     ),
     "auto_nobody_fills": Code(
         "error, warning",
@@ -98,9 +90,7 @@ CODES: dict[str, Code] = {
     "unknown_optimizer": Code("error", ENGINE, "neither DeepSpeed nor torch.optim has an optimizer of that name"),
     "untested_optimizer": Code("error", ENGINE, "ZeRO refuses it without zero_allow_untested_optimizer"),
     "optimizer_param": Code(
-        "error, warning",
-        ENGINE,
-        "the optimizer does not take the parameter, or not this value; Muon ignores it",
+        "error, warning", ENGINE, "the optimizer does not take the parameter, or not this value; Muon ignores it"
     ),
     "optimizer_needs": Code("error, warning", ENGINE, "the optimizer needs something that is not there"),
     "unknown_scheduler": Code("error", ENGINE, "there is no such learning rate scheduler, or ZeRO does not take it"),

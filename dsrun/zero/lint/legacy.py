@@ -6,22 +6,13 @@ BATCH = "set train_batch_size, train_micro_batch_size_per_gpu and gradient_accum
 
 # Keys that DeepSpeed refuses: why, and what to do.
 REMOVED: dict[str, tuple[str, str]] = {
-    "nebula": (
-        "Nebula checkpointing was removed",
-        "leave the block out: checkpoints are written by DeepSpeed itself",
-    ),
+    "nebula": ("Nebula checkpointing was removed", "leave the block out: checkpoints are written by DeepSpeed itself"),
     "compression_training": ("the compression library was removed", "leave the block out"),
-    "amp": (
-        "NVIDIA Apex was removed",
-        'leave it out and use "bf16": {"enabled": true} (or fp16, or torch_autocast)',
-    ),
+    "amp": ("NVIDIA Apex was removed", 'leave it out and use "bf16": {"enabled": true} (or fp16, or torch_autocast)'),
     "quantize_training": ("quantised training (MoQ) was removed", "leave the block out"),
     "sparse_gradients": ("the switch was removed", "leave it out; nn.Embedding(sparse=True) needs no key"),
     "eigenvalue": ("it belonged to quantised training, which was removed", "leave the block out"),
-    "sparse_attention": (
-        "sparse attention was removed",
-        "leave the block out; choose the model's own attention",
-    ),
+    "sparse_attention": ("sparse attention was removed", "leave the block out; choose the model's own attention"),
     "elasticity": ("elastic training was removed", f"leave the block out and {BATCH}"),
     "graph_harvesting": ("CUDA graph harvesting was removed", "leave it out; `compile` has DeepCompile"),
     "curriculum_learning": (
@@ -29,19 +20,13 @@ REMOVED: dict[str, tuple[str, str]] = {
         "leave it out, or move it into data_efficiency.data_sampling",
     ),
     "progressive_layer_drop": ("progressive layer dropping was removed", "leave the block out"),
-    "mics_shard_size": (
-        "MiCS was removed",
-        "leave it out; zero_hpz_partition_size keeps shards inside a node",
-    ),
+    "mics_shard_size": ("MiCS was removed", "leave it out; zero_hpz_partition_size keeps shards inside a node"),
     "mics_hierarchical_params_gather": ("MiCS was removed", "leave it out"),
     "zeropp_loco_param": ("LoCo was removed", "leave it out; zero_quantized_gradients works without it"),
 }
 # Keys of older releases that DeepSpeed no longer knows.
 REMOVED_SINCE: dict[str, tuple[str, str]] = {
-    "cpu_offload_params": (
-        "never was a key of a DeepSpeed release",
-        'use "offload_param": {"device": "cpu"}',
-    ),
+    "cpu_offload_params": ("never was a key of a DeepSpeed release", 'use "offload_param": {"device": "cpu"}'),
     "fp32_allreduce": ("it is gone and ignored", 'use "communication_data_type": "fp32"'),
     "allreduce_always_fp32": ("it is gone and ignored", 'use "communication_data_type": "fp32"'),
     "disable_gradient_allreduce": ("it is gone and ignored", "leave it out"),

@@ -8,14 +8,7 @@ from dsrun.findings import Level
 from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.engine import LATE
 from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
-from dsrun.zero.schema import (
-    did_you_mean,
-    optimizer_params,
-    own_schedulers,
-    schedulers,
-    shown,
-    torch_optimizers,
-)
+from dsrun.zero.schema import did_you_mean, optimizer_params, own_schedulers, schedulers, shown, torch_optimizers
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 # deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.

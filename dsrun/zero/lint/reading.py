@@ -23,17 +23,7 @@ MASTER_KEYS = (
 
 def check_reading(view: ConfigView, report: Reporter) -> None:
     """Everything that makes DeepSpeedConfig raise and that no single key shows."""
-    for check in (
-        _zero,
-        _both_names,
-        _zenflow,
-        _loss_scale,
-        _precision,
-        _allreduce,
-        _optimizer,
-        _data,
-        _rest,
-    ):
+    for check in (_zero, _both_names, _zenflow, _loss_scale, _precision, _allreduce, _optimizer, _data, _rest):
         check(view, report)
 
 
@@ -111,10 +101,7 @@ def _precision(view: ConfigView, report: Reporter) -> None:
     """DeepSpeedConfig._initialize_params and _do_error_check."""
     if view.precision("fp16") and view.precision("bf16"):
         report.error(
-            "fp16_and_bf16",
-            ("bf16",),
-            f"fp16 and bf16 are both on: {EAGER}",
-            'write "fp16": {"enabled": false}',
+            "fp16_and_bf16", ("bf16",), f"fp16 and bf16 are both on: {EAGER}", 'write "fp16": {"enabled": false}'
         )
     bf16 = "bf16" if isinstance(view.raw("bf16"), dict) or view.for_trainer else "bfloat16"
     for family, name in MASTER_KEYS:

@@ -108,10 +108,7 @@ def _legacy(block: Block, path: Path, entry: Entry, report: Reporter) -> None:
         report.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
     elif "deprecated" in entry:
         report.warning(
-            "legacy_key",
-            path,
-            f"{path[-1]} is the old name of {entry['deprecated']}",
-            f"use {entry['deprecated']}",
+            "legacy_key", path, f"{path[-1]} is the old name of {entry['deprecated']}", f"use {entry['deprecated']}"
         )
 
 
@@ -206,17 +203,12 @@ def _check_read_value(path: Path, entry: Entry, value: Any, report: Reporter) ->
     if "choices" in entry and not _is_choice(value, entry):
         words = _typed(entry)
         report.error(
-            "not_a_choice",
-            path,
-            f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}",
-            _repair(value, words),
+            "not_a_choice", path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, words)
         )
         return
     if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":
         report.warning(
-            "wrong_type",
-            path,
-            f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed takes it as it is",
+            "wrong_type", path, f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed takes it as it is"
         )
 
 

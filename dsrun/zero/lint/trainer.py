@@ -21,14 +21,7 @@ from dsrun.zero.schema import Block, Path, blocks, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, ConfigView, Flags
 
 # fill_match looks into these; anything but an object in the way ends in AttributeError.
-LOOKED_INTO = (
-    ("optimizer",),
-    ("optimizer", "params"),
-    ("scheduler",),
-    ("scheduler", "params"),
-    ("fp16",),
-    ("bf16",),
-)
+LOOKED_INTO = (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params"), ("fp16",), ("bf16",))
 LEGACY_BF16 = ("bfloat16",)
 
 
@@ -137,10 +130,7 @@ def _under_deepspeed(path: Path, view: ConfigView, report: Reporter) -> None:
         )
     elif own:
         report.warning(
-            "auto_nobody_fills",
-            path,
-            'the HF Trainer refuses this "auto"',
-            "leave the key out: it is the default",
+            "auto_nobody_fills", path, 'the HF Trainer refuses this "auto"', "leave the key out: it is the default"
         )
     elif block is not None and path[-1] in block.keys and path not in BATCH:
         report.warning("auto_nobody_fills", path, 'DeepSpeed takes this "auto" for a text', _instead(path))
@@ -243,12 +233,7 @@ def _switch(flags: Flags, name: str) -> Any:
 def _unanswered(view: ConfigView, flags: Flags, report: Reporter) -> None:
     """Flags that a block of the file, or a key that it lacks, leaves without effect."""
     silent = (
-        (
-            "max_grad_norm",
-            not view.has("gradient_clipping"),
-            ("gradient_clipping",),
-            "DeepSpeed clips at 1.0",
-        ),
+        ("max_grad_norm", not view.has("gradient_clipping"), ("gradient_clipping",), "DeepSpeed clips at 1.0"),
         ("optim", view.has("optimizer"), ("optimizer",), "the optimizer of the file is used"),
         ("lr_scheduler_type", view.has("scheduler"), ("scheduler",), "the scheduler of the file is used"),
     )

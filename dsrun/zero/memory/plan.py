@@ -53,13 +53,7 @@ def plan(request: PlanRequest) -> Plan:
     if choice is None:
         choice = _best([row for row in rows if row.verdict == "tight"])
     why = _why(choice, rows, request) if choice else ""
-    return Plan(
-        request=request,
-        rows=rows,
-        choice=choice,
-        why=why,
-        remedies=() if choice else tuple(remedies(request)),
-    )
+    return Plan(request=request, rows=rows, choice=choice, why=why, remedies=() if choice else tuple(remedies(request)))
 
 
 def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> Chosen:

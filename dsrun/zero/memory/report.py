@@ -56,12 +56,7 @@ def train_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[str
     argv += ["--model", words.model, *words.data]
     argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
     if request.model.seq2seq:
-        argv += [
-            "--max-source-length",
-            str(request.source_length),
-            "--max-target-length",
-            str(request.length),
-        ]
+        argv += ["--max-source-length", str(request.source_length), "--max-target-length", str(request.length)]
     else:
         argv += ["--max-length", str(request.length)]
     if request.lora:
@@ -217,11 +212,7 @@ def _too_much(row: Candidate) -> str:
     if row.host_short:
         return f"a node's host memory would have to be {max(row.host, row.host_loading) / GIB:.0f} GiB"
     gpu = row.gpu
-    parts = {
-        "model states": gpu.states.gpu.total,
-        "activations": gpu.activations.peak,
-        "buffers": gpu.buffers.total,
-    }
+    parts = {"model states": gpu.states.gpu.total, "activations": gpu.activations.peak, "buffers": gpu.buffers.total}
     largest = max(parts, key=lambda each: parts[each])
     return f"{largest} alone take {parts[largest] / GIB:.1f} GiB"
 

@@ -97,10 +97,7 @@ def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
         return None, ""
     chosen = min(sizes, key=lambda each: (-sizes[each], each))
     others = " or ".join(str(each) for each in sorted(sizes) if each != chosen)
-    return (
-        chosen,
-        f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)",
-    )
+    return (chosen, f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)")
 
 
 LONGEST = 100_000_000

@@ -76,14 +76,7 @@ def estimate(
 
 
 def _compute(
-    cluster: Cluster,
-    *,
-    active: int,
-    trainable: int,
-    parameters: int,
-    tokens: int,
-    steps: int,
-    checkpointing: bool,
+    cluster: Cluster, *, active: int, trainable: int, parameters: int, tokens: int, steps: int, checkpointing: bool
 ) -> float:
     """2 operations per parameter and token forward, 4 backward (Kaplan et al. 2020), 2 of them for weight gradients."""
     operations = 4 + 2 * min(1.0, trainable / parameters) + (2 if checkpointing else 0)

@@ -184,10 +184,7 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     return States(
         gpu=Place(parameters=parameters, gradients=kept, staging=largest),
         host=Place(
-            gradients=FP32 * share + accumulated,
-            master=master,
-            optimizer=moments,
-            staging=width * share + largest,
+            gradients=FP32 * share + accumulated, master=master, optimizer=moments, staging=width * share + largest
         ),
         pinned=(*blocks, largest),
     )
@@ -223,11 +220,7 @@ def _sharded(training: Training, sharding: Sharding) -> States:
         return States(
             gpu=Place(parameters=whole),
             host=Place(parameters=parameters, gradients=gradients + FP32 * trained, master=master, optimizer=moments),
-            pinned=(
-                width * trained,
-                gradients,
-                *(FP32 * each for each in sub_groups(trained, sharding.sub_group)),
-            ),
+            pinned=(width * trained, gradients, *(FP32 * each for each in sub_groups(trained, sharding.sub_group))),
         )
     return _on_nvme(trained, frozen, whole, sharding)
 

@@ -39,14 +39,7 @@ FAMILIES: dict[str, Recipe] = {
     "gemma": Recipe(query_bias=None, output_bias=True, tied=True, heads=16, keys=16, head_dim=256),
     "gemma2": Recipe(query_bias=None, output_bias=True, norms=4, tied=True, heads=8, keys=4, head_dim=256),
     "gemma3_text": Recipe(
-        query_bias=None,
-        output_bias=True,
-        norms=4,
-        query_norms="head",
-        tied=True,
-        heads=8,
-        keys=4,
-        head_dim=256,
+        query_bias=None, output_bias=True, norms=4, query_norms="head", tied=True, heads=8, keys=4, head_dim=256
     ),
     "olmo2": Recipe(query_bias=None, output_bias=True, query_norms="all"),
     "phi3": Recipe(fused=True),

@@ -63,8 +63,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
             raise MissingError(
-                f"model {name!r}: there is no such folder or file",
-                fix="give a folder that holds a config.json",
+                f"model {name!r}: there is no such folder or file", fix="give a folder that holds a config.json"
             )
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"

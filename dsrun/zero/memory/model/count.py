@@ -96,9 +96,7 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
     if not meta:
         shapes = shapes or describe(found.config, from_scratch=from_scratch)
         return Counted(
-            architecture=shapes,
-            how="the architecture's shapes",
-            findings=tuple(_against_files(found, shapes)),
+            architecture=shapes, how="the architecture's shapes", findings=tuple(_against_files(found, shapes))
         )
     try:
         tensors, settings = on_meta_device(found.folder)
