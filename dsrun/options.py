@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable
 from dataclasses import Field, field, fields
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+Spec = TypeVar("Spec")
+UNSET = {"group": None, "flag": None, "aliases": (), "metavar": None, "choices": None, "least": None, "most": None}
 
 
 def option(
@@ -27,10 +34,21 @@ def option(
     documents it.
     """
     common = {"help": help, "group": group, "flag": flag, "aliases": aliases, "metavar": metavar}
-    meta = {**common, "choices": choices, "least": least, "most": most, **own}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=meta)
-    return field(default=default, metadata=meta)
+    return field(default=default, metadata={**common, "choices": choices, "least": least, "most": most, **own})
+
+
+def described(file: Path) -> Callable[[type[Spec]], type[Spec]]:
+    """A decorator that gives each option of a dataclass the metadata of its table in a TOML file (see `option`)."""
+
+    def describe(spec: type[Spec]) -> type[Spec]:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        for each in fields(spec):  # type: ignore[arg-type]
+            table = tables[each.name].items()
+            own = {key: tuple(value) if isinstance(value, list) else value for key, value in table}
+            each.metadata = MappingProxyType({**UNSET, **own})
+        return spec
+
+    return describe
 
 
 def key_of(each: Field[Any]) -> str:
