@@ -15,13 +15,12 @@ from typing import Any
 from dsrun.docpage import GeneratedPart, table
 from dsrun.options import by_group
 from dsrun.zero.generate.blocks import MOVED
-from dsrun.zero.generate.check import FLAG_RULES, FlagRule
+from dsrun.zero.generate.check import FlagRule, flag_rules
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of
 from dsrun.zero.generate.training_blocks import FILLED
-from dsrun.zero.rules import RULES
-from dsrun.zero.rules.rule import Rule
+from dsrun.zero.rules import Rule, rules
 
 
 def markdown() -> str:
@@ -42,7 +41,7 @@ def markdown() -> str:
         "Refused by name, with what to write instead. The places are below `deepspeed/` unless they say otherwise.",
         table(
             ("what is refused", "way out", "where it follows from"),
-            [*map(_rule_row, FLAG_RULES), *map(_rule_row, RULES)],
+            [*map(_rule_row, flag_rules()), *map(_rule_row, rules())],
         ),
         "## What each key does",
         table(("key", "meaning"), [(f"`{key}`", text) for key, text in sorted(meanings().items())]),

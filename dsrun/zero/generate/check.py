@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from math import isfinite, prod
 from typing import Any
 
@@ -13,6 +14,7 @@ from dsrun.findings import Finding
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.spec import STAGES, ZeroSpec, as_typed, flag_of, given
 from dsrun.zero.lint.check import check as lint
+from dsrun.zero.rules import read_rules
 
 REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_needs_stage"})
 """Findings that refuse what was asked also where DeepSpeed would go on without it."""
@@ -27,7 +29,7 @@ STAGES_OF_OPTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class FlagRule:
-    """Flags that do not go together and that the JSON does not show. `message` and `fix` may name fields in braces."""
+    """Flags that do not go together and that the JSON does not show."""
 
     when: Callable[[ZeroSpec], bool]
     message: str
@@ -56,119 +58,43 @@ def _batch_differs(spec: ZeroSpec) -> bool:
     return total is not None and (total != made if all(parts) else total % made != 0)
 
 
-FLAG_RULES = (
-    FlagRule(
-        when=lambda s: s.nvme_path is not None and not _uses_nvme(s),
-        message="--nvme-path {nvme_path}: nothing is offloaded to NVMe",
-        fix="add --offload-optimizer nvme or --offload-param nvme",
-        source="runtime/zero/offload_config.py",
+WHEN: dict[str, Callable[[ZeroSpec], bool]] = {
+    "nvme_path_unused": lambda s: s.nvme_path is not None and not _uses_nvme(s),
+    "nvme_path_missing": lambda s: _uses_nvme(s) and not s.nvme_path,
+    "pin_memory_unused": lambda s: s.pin_memory is not None and s.offload_optimizer == s.offload_param == "none",
+    "rates_without_optimizer": lambda s: (
+        s.target == "trainer"
+        and _rates(s)
+        and (s.optimizer == "client" or (s.optimizer is None and s.offload_optimizer == "none"))
     ),
-    FlagRule(
-        when=lambda s: _uses_nvme(s) and not s.nvme_path,
-        message="offload to nvme has no folder to write to",
-        fix="add --nvme-path /local/nvme",
-        source="runtime/zero/partition_parameters.py (Init._validate_remote_device)",
+    "client_with_rates": lambda s: s.optimizer == "client" and _rates(s),
+    "client_with_scheduler": lambda s: s.optimizer == "client" and s.scheduler not in (None, "none"),
+    "muon_lr_without_muon": lambda s: s.optimizer != "muon" and s.muon_lr is not None,
+    "betas_invalid": lambda s: (
+        s.betas is not None and (len(s.betas) != 2 or max(s.betas) >= 1 or s.optimizer in ("adagrad", "sgd"))
     ),
-    FlagRule(
-        when=lambda s: s.pin_memory is not None and s.offload_optimizer == s.offload_param == "none",
-        message="--pin-memory: nothing is offloaded",
-        fix="add --offload-optimizer cpu",
-        source="runtime/zero/offload_config.py",
+    "eps_unknown": lambda s: s.eps is not None and s.optimizer in ("lion", "sgd"),
+    "schedule_without_end": lambda s: (
+        s.target == "deepspeed" and s.scheduler in ("linear", "cosine") and s.total_steps is None
     ),
-    FlagRule(
-        when=lambda s: (
-            s.target == "trainer"
-            and _rates(s)
-            and (s.optimizer == "client" or (s.optimizer is None and s.offload_optimizer == "none"))
-        ),
-        message="--lr, --betas, --eps and --weight-decay without --optimizer: the Trainer has its own",
-        fix="add --optimizer adamw, or give the Trainer --learning_rate and the like",
-        source="transformers: integrations/deepspeed.py (deepspeed_optim_sched)",
+    "steps_without_scheduler": lambda s: (
+        s.target == "trainer" and s.scheduler is None and (s.warmup_steps is not None or s.total_steps is not None)
     ),
-    FlagRule(
-        when=lambda s: s.optimizer == "client" and _rates(s),
-        message="--optimizer client: the program's own optimizer does not read --lr, --betas, --eps or --weight-decay",
-        fix="remove them",
-        source="runtime/engine.py (_configure_optimizer)",
+    "warmup_too_long": lambda s: (
+        None not in (s.total_steps, s.warmup_steps) and (s.warmup_steps or 0) >= (s.total_steps or 0)
     ),
-    FlagRule(
-        when=lambda s: s.optimizer == "client" and s.scheduler not in (None, "none"),
-        message="--scheduler {scheduler} and --optimizer client: the program brings both, or neither",
-        fix="remove --scheduler",
-        source="accelerate: accelerator.py (_prepare_deepspeed)",
-    ),
-    FlagRule(
-        when=lambda s: s.optimizer != "muon" and s.muon_lr is not None,
-        message="--muon-lr is for Muon",
-        fix="use --optimizer muon",
-        source="runtime/engine.py (_configure_basic_optimizer)",
-    ),
-    FlagRule(
-        when=lambda s: (
-            s.betas is not None and (len(s.betas) != 2 or max(s.betas) >= 1 or s.optimizer in ("adagrad", "sgd"))
-        ),
-        message="--betas takes two numbers below 1, and belongs to Adam, Lion, LAMB and Muon",
-        fix="write --betas 0.9 0.999",
-        source="runtime/engine.py (_configure_basic_optimizer)",
-    ),
-    FlagRule(
-        when=lambda s: s.eps is not None and s.optimizer in ("lion", "sgd"),
-        message="--eps and --optimizer {optimizer}: it has none",
-        fix="remove --eps",
-        source="runtime/engine.py (_configure_basic_optimizer)",
-    ),
-    FlagRule(
-        when=lambda s: s.target == "deepspeed" and s.scheduler in ("linear", "cosine") and s.total_steps is None,
-        message="--scheduler {scheduler} has to know where it ends",
-        fix="add --total-steps N",
-        source="runtime/lr_schedules.py (WarmupDecayLR, WarmupCosineLR)",
-    ),
-    FlagRule(
-        when=lambda s: (
-            s.target == "trainer" and s.scheduler is None and (s.warmup_steps is not None or s.total_steps is not None)
-        ),
-        message="--warmup-steps and --total-steps without --scheduler: the Trainer has its own",
-        fix="add --scheduler linear, or give the Trainer --warmup_steps and --max_steps",
-        source="transformers: integrations/deepspeed.py (deepspeed_optim_sched)",
-    ),
-    FlagRule(
-        when=lambda s: None not in (s.total_steps, s.warmup_steps) and (s.warmup_steps or 0) >= (s.total_steps or 0),
-        message="--warmup-steps {warmup_steps} is not less than --total-steps {total_steps}",
-        fix="warm up for fewer steps",
-        source="runtime/lr_schedules.py (WarmupDecayLR)",
-    ),
-    FlagRule(
-        when=lambda s: s.autotp > 1 and s.sequence_parallel > 1,
-        message="--autotp {autotp} and --sequence-parallel {sequence_parallel} both arrange the ranks",
-        fix="remove one of them",
-        source="__init__.py (initialize) and runtime/engine.py (_configure_tensor_parallel_states replaces the mpu)",
-    ),
-    FlagRule(
-        when=lambda s: s.gpus is not None and s.gpus % _shared(s) != 0,
-        message="--gpus {gpus} is not a multiple of --autotp {autotp} and --sequence-parallel {sequence_parallel}",
-        fix="use a number of GPUs that is",
-        source="utils/groups.py (_init_tp_mesh_device), runtime/sequence_parallel/parallel_state_sp.py",
-    ),
-    FlagRule(
-        when=_batch_differs,
-        message="--global-batch-size {global_batch_size} is not what --micro-batch-size, --accumulation and --gpus "
-        "make",
-        fix="remove --accumulation",
-        source="runtime/config.py (_batch_assertion)",
-    ),
-    FlagRule(
-        when=lambda s: s.target == "deepspeed" and s.sequence_parallel > 1 and s.gpus is None,
-        message="--sequence-parallel {sequence_parallel} --for deepspeed needs to know how many GPUs there are",
-        fix="add --gpus N",
-        source="__init__.py (initialize reads sequence_parallel_size and data_parallel_size together)",
-    ),
-    FlagRule(
-        when=lambda s: s.autoep > 1 and s.stage == 3 and s.sequence_parallel > 1,
-        message="--autoep {autoep}, --zero 3 and --sequence-parallel {sequence_parallel} do not go together",
-        fix="use --zero 2",
-        source="runtime/engine.py (_validate_zero3_moe_compatibility)",
-    ),
-)
+    "autotp_and_sequence_parallel": lambda s: s.autotp > 1 and s.sequence_parallel > 1,
+    "gpus_do_not_divide": lambda s: s.gpus is not None and s.gpus % _shared(s) != 0,
+    "batch_differs": _batch_differs,
+    "sequence_parallel_without_gpus": lambda s: s.target == "deepspeed" and s.sequence_parallel > 1 and s.gpus is None,
+    "autoep_stage_3_and_sequence_parallel": lambda s: s.autoep > 1 and s.stage == 3 and s.sequence_parallel > 1,
+}
+
+
+@cache
+def flag_rules() -> tuple[FlagRule, ...]:
+    """The rules about flags, in the order in which they are checked."""
+    return tuple(FlagRule(when=WHEN[name], **rule) for name, rule in read_rules("flags").items())
 
 
 def check_flags(spec: ZeroSpec) -> None:
@@ -181,7 +107,7 @@ def check_flags(spec: ZeroSpec) -> None:
         if stages and spec.stage not in stages:
             listed = " or ".join(map(str, stages))
             raise UsageError(f"{flag_of(each.name)} does nothing under --zero {spec.stage}", fix=f"use --zero {listed}")
-    for rule in FLAG_RULES:
+    for rule in flag_rules():
         if rule.when(spec):
             raise UsageError(rule.message.format(**asdict(spec)), fix=rule.fix.format(**asdict(spec)))
 

@@ -15,8 +15,7 @@ from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
 from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
-from dsrun.zero.rules import RULES
-from dsrun.zero.rules.rule import broken
+from dsrun.zero.rules import broken
 from dsrun.zero.schema import shown
 from dsrun.zero.view import ConfigView, Flags, Target, find_target
 
@@ -83,7 +82,7 @@ def check(
     )
     for each in CHECKS:
         each(view, report)
-    for rule, message, fix in broken(RULES, view):
+    for rule, message, fix in broken(view):
         report.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
     return report.findings()
 

@@ -10,12 +10,12 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
 from dsrun.zero.generate.blocks import HardwareFacts
-from dsrun.zero.generate.check import FLAG_RULES, STAGES_OF_OPTION
+from dsrun.zero.generate.check import STAGES_OF_OPTION, flag_rules
 from dsrun.zero.generate.config import build, generate, nested
 from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.lint.check import check as lint
-from dsrun.zero.rules import RULES
+from dsrun.zero.rules import rules
 from dsrun.zero.view import ConfigView
 
 ZERO = "zero_optimization"
@@ -138,7 +138,7 @@ def found(asked: ZeroSpec) -> list:
 
 def rules_of(asked: ZeroSpec) -> list:
     view = ConfigView(configured(asked), asked.target, True, asked.gpus)
-    return [rule for rule in RULES if rule.when(view)]
+    return [rule for rule in rules() if rule.when(view)]
 
 
 @pytest.mark.parametrize(("asked", "key"), BROKEN, ids=[f"{key} {index}" for index, (_, key) in enumerate(BROKEN)])
@@ -163,7 +163,7 @@ def test_key_without_effect_is_noticed(asked, key):
 
 def test_every_rule_has_an_example():
     met = {id(rule) for asked, _ in (*BROKEN, *USELESS) for rule in rules_of(asked)}
-    assert [rule.message for rule in RULES if id(rule) not in met] == []
+    assert [rule.message for rule in rules() if id(rule) not in met] == []
 
 
 def test_rules_accept_default_specs():
@@ -225,8 +225,8 @@ def test_incompatible_flags_are_refused_by_name(asked, named):
 
 
 def test_every_flag_rule_has_an_example():
-    met = {id(rule) for asked, _ in FLAGS for rule in FLAG_RULES if rule.when(ZeroSpec(**asked))}
-    assert [rule.message for rule in FLAG_RULES if id(rule) not in met] == []
+    met = {id(rule) for asked, _ in FLAGS for rule in flag_rules() if rule.when(ZeroSpec(**asked))}
+    assert [rule.message for rule in flag_rules() if id(rule) not in met] == []
 
 
 OTHERS = {"--learning_rate", "--warmup_steps", "--max_steps"}
@@ -234,7 +234,7 @@ OTHERS = {"--learning_rate", "--warmup_steps", "--max_steps"}
 
 def test_flag_rules_name_existing_flags():
     flags = {flag_of(name) for name in options()} | OTHERS
-    for rule in FLAG_RULES:
+    for rule in flag_rules():
         for word in re.findall(r"--[a-z][a-z0-9_-]*", f"{rule.message} {rule.fix}"):
             assert word in flags, rule.message
     assert STAGES_OF_OPTION.keys() <= options().keys()
