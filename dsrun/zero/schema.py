@@ -11,6 +11,7 @@ import json
 import math
 import pathlib
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -68,6 +69,12 @@ def version() -> str:
 def removed(block: str) -> tuple[str, ...]:
     """The keys of a block whose feature is gone: DeepSpeed refuses them."""
     return tuple(_content()["removed"].get(block, ()))
+
+
+@cache
+def legacy() -> dict[str, Any]:
+    """What became of the keys and optimizers of older releases."""
+    return tomllib.loads(pathlib.Path(__file__).with_name("legacy.toml").read_text(encoding="utf-8"))
 
 
 def optimizer_params() -> dict[str, list[str] | None]:

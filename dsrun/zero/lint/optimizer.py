@@ -7,8 +7,15 @@ from typing import Any
 from dsrun.findings import Level
 from dsrun.zero.lint.codes import Reporter
 from dsrun.zero.lint.engine import LATE
-from dsrun.zero.lint.legacy import REMOVED_OPTIMIZERS
-from dsrun.zero.schema import did_you_mean, optimizer_params, own_schedulers, schedulers, shown, torch_optimizers
+from dsrun.zero.schema import (
+    did_you_mean,
+    legacy,
+    optimizer_params,
+    own_schedulers,
+    schedulers,
+    shown,
+    torch_optimizers,
+)
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 # deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.
@@ -40,7 +47,7 @@ def check_optimizer(view: ConfigView, report: Reporter) -> None:
 def _name(name: str, view: ConfigView, report: Reporter) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
-        gone = REMOVED_OPTIMIZERS.get(name.lower())
+        gone = legacy()["optimizers"].get(name.lower())
         reason = f": {gone[0]}" if gone else ""
         known = ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()]
         fix = f"use {gone[1]}" if gone else did_you_mean(name, known, "use AdamW")

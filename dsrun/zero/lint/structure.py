@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.zero.lint.codes import Reporter
-from dsrun.zero.lint.legacy import LEGACY, OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_SINCE, RENAMED
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.schema import (
     Block,
@@ -18,6 +17,7 @@ from dsrun.zero.schema import (
     expected,
     homes,
     json_type,
+    legacy,
     nearest,
     outside,
     python_float,
@@ -46,7 +46,7 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
         here = (*path, name)
         key = spellings.get(name)
         if name in removed(block.path):
-            reason, instead = REMOVED.get(name, ("its feature was removed", "leave it out"))
+            reason, instead = legacy()["removed"].get(name, ("its feature was removed", "leave it out"))
             report.error("removed_key", here, f"{name}: {reason}", instead)
         elif key is None or name == "self":
             _unknown(block, here, name, content, report)
@@ -63,9 +63,9 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], repor
         return
     # A model drops an "auto" before it looks at the key.
     refused = block.style == "model" and name != SWALLOWED and (content[name] != AUTO or name == "self")
-    gone = REMOVED_SINCE.get(name)
-    if block.path == "compile" and name in OLD_COMPILE:
-        gone = REMOVED_FROM_COMPILE
+    gone = legacy()["forgotten"].get(name)
+    if block.path == "compile" and name in legacy()["old_compile"]:
+        gone = legacy()["removed_from_compile"]
     where = dotted(path[:-1]) or "the top level"
     message = f"DeepSpeed has no key {name} {'at' if len(path) == 1 else 'in'} {where}"
     message += "" if refused else ", and ignores it in silence"
@@ -78,7 +78,7 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], repor
 
 def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
     """The key of this block that was meant, else the block that the key belongs to."""
-    match = RENAMED.get((block.path, name)) or nearest(name, block.spellings)
+    match = legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
     elsewhere = [each for each in homes().get(name, ()) if each != block.path]
     if elsewhere and len(elsewhere) <= 2:
         return "it belongs into " + " or ".join(each or "the top level" for each in elsewhere)
@@ -103,7 +103,7 @@ def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: 
 
 
 def _legacy(block: Block, path: Path, entry: Entry, report: Reporter) -> None:
-    advice = LEGACY.get(dotted((*filter(None, block.path.split(".")), path[-1])))
+    advice = legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
         report.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
     elif "deprecated" in entry:

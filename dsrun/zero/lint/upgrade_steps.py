@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.zero.lint.legacy import OLD_COMPILE, REMOVED, REMOVED_FROM_COMPILE, REMOVED_OPTIMIZERS, RENAMED
 from dsrun.zero.lint.source import dotted
-from dsrun.zero.schema import Path, blocks, coerce, optimizer_params, removed, shown
+from dsrun.zero.schema import Path, blocks, coerce, legacy, optimizer_params, removed, shown
 from dsrun.zero.view import AUTO
 
 ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"
@@ -80,7 +79,7 @@ def _removed(config: Config, log: Log) -> None:
     """Blocks whose feature is gone."""
     sizes = _block(config, "elasticity").get("micro_batch_sizes")
     for name in removed(""):
-        log.leave_out(config, (name,), REMOVED[name][0])
+        log.leave_out(config, (name,), legacy()["removed"][name][0])
     known = {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
     if not known and isinstance(sizes, list) and sizes and all(isinstance(each, int) and each > 0 for each in sizes):
         config["train_micro_batch_size_per_gpu"] = max(sizes)
@@ -144,7 +143,7 @@ def _zero_keys(config: Config, log: Log) -> None:
     holds = "DeepSpeed refuses it beside its new name"
     log.rename(zero, (ZERO, OLD_GATHER), STAGE_3_GATHER, "it gathers bf16 too", taken=taken, holds=holds)
     for name in removed(ZERO):
-        log.leave_out(zero, (ZERO, name), REMOVED[name][0])
+        log.leave_out(zero, (ZERO, name), legacy()["removed"][name][0])
     log.leave_out(zero, (ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
 
 
@@ -162,7 +161,8 @@ def _moved_aio(config: Config, log: Log) -> None:
 
 def _renamed(config: Config, log: Log) -> None:
     """Keys that got another name inside their block."""
-    for (name, old), new in RENAMED.items():
+    for path, new in legacy()["renamed"].items():
+        name, _, old = path.partition(".")
         block = _block(config, name)
         why = "DeepSpeed no longer reads the old name"
         log.rename(block, (name, old), new, why, taken=new in block, holds=f"{new} says it")
@@ -171,9 +171,9 @@ def _renamed(config: Config, log: Log) -> None:
 def _compile(config: Config, log: Log) -> None:
     """Keys of torch.compile that DeepSpeed 0.14 read from its file."""
     block = _block(config, "compile")
-    gone = [name for name in OLD_COMPILE if name in block]
+    gone = [name for name in legacy()["old_compile"] if name in block]
     for name in gone:
-        log.leave_out(block, ("compile", name), REMOVED_FROM_COMPILE[0])
+        log.leave_out(block, ("compile", name), legacy()["removed_from_compile"][0])
     if gone and not block:
         del config["compile"]
 
@@ -209,9 +209,9 @@ def _optimizer(config: Config, log: Log) -> None:
         what = "left out" if "gradient_clipping" in config else "moved to gradient_clipping"
         config.setdefault("gradient_clipping", limit)
         log.add(("optimizer", "params", "max_grad_norm"), what, "no optimizer takes it")
-    if not isinstance(name, str) or name.lower() not in REMOVED_OPTIMIZERS:
+    if not isinstance(name, str) or name.lower() not in legacy()["optimizers"]:
         return
-    reason, instead = REMOVED_OPTIMIZERS[name.lower()]
+    reason, instead = legacy()["optimizers"][name.lower()]
     block["type"] = instead
     log.add(("optimizer", "type"), f"{name} is now {instead}", reason)
     known = optimizer_params()[instead.lower()] or []

@@ -11,10 +11,9 @@ import pytest
 
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, PART, Reporter
-from dsrun.zero.lint.legacy import REMOVED
 from dsrun.zero.lint.source import Source
 from dsrun.zero.lint.upgrade import upgrade
-from dsrun.zero.schema import CONVERTERS, blocks, removed
+from dsrun.zero.schema import CONVERTERS, blocks, legacy, removed
 from dsrun.zero.view import TRAINER_FILLS
 
 ROOT = Path(__file__).parents[4]
@@ -80,7 +79,7 @@ def test_every_schema_type_has_a_converter():
     entries = [entry for block in blocks().values() for entry in block.keys.values() if "block" not in entry]
     words = {word for entry in entries for word in entry.get("types", [entry.get("type")])}
     assert words - {"enum", "literal"} <= set(CONVERTERS)
-    assert {name for block in ("", "zero_optimization") for name in removed(block)} <= set(REMOVED)
+    assert {name for block in ("", "zero_optimization") for name in removed(block)} <= legacy()["removed"].keys()
 
 
 def test_trainer_filled_keys_match_transformers():
