@@ -23,7 +23,7 @@ from dsrun.train.loop import engine as engines
 from dsrun.train.loop.loss import summed_cross_entropy
 from dsrun.train.model.load import add_lora
 from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.shipped import from_offload
+from dsrun.zero.generate.spec import from_offload
 
 STEPS = 2
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from dsrun.docpage import GeneratedPart, table
 from dsrun.recipe.flags import CHOSEN, Flag, by_spelling, hf_flags, hf_version, own_flags, shown
 from dsrun.recipe.parsed_value import shown_value
-from dsrun.recipe.removed import ROWS, SAME, Becomes, Ignored, Outcome, Removed, When
+from dsrun.recipe.removed import SAME, Case, Removed
+from dsrun.recipe.removed import table as removed_flags
 from dsrun.recipe.spec import TITLES
 
 HELP_COLUMN = 30
+Named = TypeVar("Named", Flag, Removed)
 
 
 def default_text(flag: Flag) -> str:
@@ -61,7 +64,7 @@ def help_text(width: int = 80) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _sorted(flags: Iterable[Flag]) -> list[Flag]:
+def _sorted(flags: Iterable[Named]) -> list[Named]:
     return sorted(flags, key=lambda flag: flag.name)
 
 
@@ -98,13 +101,9 @@ def markdown() -> str:
         "`--trainer_debug` is the training argument `debug`; `--debug underflow_overflow` reaches it too.",
         "## Flags that Transformers 5 removed",
         "Each is translated with one notice on stderr, or refused with what to write instead.",
-        table(("flag", "what happens"), [(f"`--{row.name}`", _fate(row)) for row in _by_name(ROWS)]),
+        table(("flag", "what happens"), [(f"`--{row.name}`", _fate(row)) for row in _sorted(removed_flags().values())]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _by_name(rows: Iterable[Removed]) -> list[Removed]:
-    return sorted(rows, key=lambda row: row.name)
 
 
 def _code(text: str) -> str:
@@ -121,20 +120,17 @@ def _meaning(flag: Flag) -> str:
 
 
 def _fate(row: Removed) -> str:
-    several = len(row.cases) > 1
-    return "; ".join(_case(when, outcome, several=several) for when, outcome in row.cases)
+    return "; ".join(_case(case, several=len(row.cases) > 1) for case in row.cases)
 
 
-def _case(when: When, outcome: Outcome, *, several: bool) -> str:
+def _case(case: Case, *, several: bool) -> str:
     """One case of a removed flag in words."""
-    opening = f"{when.label or 'else'}: " if several else ""
-    if isinstance(outcome, Becomes):
-        flag = by_spelling()[outcome.flag]
-        value = "" if outcome.value is SAME else f" {shown_value(flag.name, outcome.value)}"
+    opening = f"{case.label or 'else'}: " if several else ""
+    if case.becomes:
+        flag = by_spelling()[case.becomes]
+        value = "" if case.value is SAME else f" {shown_value(flag.name, case.value)}"
         return f"{opening}taken as `{flag.shown}{value}`"
-    if isinstance(outcome, Ignored):
-        return f"{opening}ignored, {outcome.reason}"
-    return f"{opening}refused, {outcome.reason}: {outcome.advice}"
+    return f"{opening}refused, {case.reason}: {case.advice}" if case.fix else f"{opening}ignored, {case.reason}"
 
 
 PART = GeneratedPart("dsrun.recipe.reference", markdown)

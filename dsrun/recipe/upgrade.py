@@ -12,7 +12,7 @@ import yaml
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import normalise
 from dsrun.recipe.parsed_value import ParsedValue
-from dsrun.recipe.removed import SAME, Becomes, table, translate
+from dsrun.recipe.removed import SAME, table, translate
 from dsrun.recipe.runfile import read_run_file
 
 SECTION = "train"
@@ -74,13 +74,13 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 
 
 def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> _Edit:
-    outcome = table()[given.name].outcome(given.value)
-    if not isinstance(outcome, Becomes) or outcome.flag in present:
+    case = table()[given.name].case(given.value)
+    if not case.becomes or case.becomes in present:
         return _without(text, key, value)
     start, end = key.start_mark.index, key.end_mark.index
-    if outcome.value is SAME:
-        return _Edit(start, end, outcome.flag)
-    return _Edit(start, value.end_mark.index, f"{outcome.flag}: {_as_yaml(outcome.value)}")
+    if case.value is SAME:
+        return _Edit(start, end, case.becomes)
+    return _Edit(start, value.end_mark.index, f"{case.becomes}: {_as_yaml(case.value)}")
 
 
 def _without(text: str, key: yaml.ScalarNode, value: yaml.Node) -> _Edit:

@@ -19,8 +19,8 @@ from dsrun.zero.generate.check import FlagRule, flag_rules
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of
-from dsrun.zero.generate.training_blocks import FILLED
 from dsrun.zero.rules import Rule, rules
+from dsrun.zero.view import FILLED
 
 
 def markdown() -> str:

@@ -10,29 +10,30 @@ from dsrun.zero.schema import Fitted, Path, blocks, coerce
 
 Target = Literal["trainer", "deepspeed"]
 AUTO = "auto"
+ZERO = "zero_optimization"
 
-# What HfTrainerDeepSpeedConfig fills from the training arguments (transformers.integrations.deepspeed).
-TRAINER_FILLS = frozenset(
-    {
-        ("train_micro_batch_size_per_gpu",),
-        ("gradient_accumulation_steps",),
-        ("train_batch_size",),
-        ("gradient_clipping",),
-        ("optimizer", "params", "lr"),
-        ("optimizer", "params", "betas"),
-        ("optimizer", "params", "eps"),
-        ("optimizer", "params", "weight_decay"),
-        ("scheduler", "params", "warmup_min_lr"),
-        ("scheduler", "params", "warmup_max_lr"),
-        ("scheduler", "params", "warmup_num_steps"),
-        ("scheduler", "params", "total_num_steps"),
-        ("fp16", "enabled"),
-        ("bf16", "enabled"),
-        ("zero_optimization", "reduce_bucket_size"),
-        ("zero_optimization", "stage3_prefetch_bucket_size"),
-        ("zero_optimization", "stage3_param_persistence_threshold"),
-    }
-)
+# What the Trainer fills, and from which training argument (transformers/integrations/deepspeed.py,
+# HfTrainerDeepSpeedConfig.trainer_config_process and trainer_config_finalize, 5.23).
+FILLED = {
+    "train_batch_size": "the other two and the number of processes",
+    "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
+    "gradient_accumulation_steps": "--gradient_accumulation_steps",
+    "gradient_clipping": "--max_grad_norm",
+    "bf16.enabled": "--bf16",
+    "fp16.enabled": "--fp16",
+    f"{ZERO}.reduce_bucket_size": "the model's hidden_size",
+    f"{ZERO}.stage3_prefetch_bucket_size": "the model's hidden_size",
+    f"{ZERO}.stage3_param_persistence_threshold": "the model's hidden_size",
+    "optimizer.params.lr": "--learning_rate",
+    "optimizer.params.betas": "--adam_beta1 and --adam_beta2",
+    "optimizer.params.eps": "--adam_epsilon",
+    "optimizer.params.weight_decay": "--weight_decay",
+    "scheduler.params.warmup_min_lr": "0",
+    "scheduler.params.warmup_max_lr": "--learning_rate",
+    "scheduler.params.warmup_num_steps": "--warmup_steps",
+    "scheduler.params.total_num_steps": "the steps of the run",
+}
+TRAINER_FILLS = frozenset(tuple(key.split(".")) for key in FILLED)
 # What accelerate's DeepSpeedPlugin fills, with constants unless an environment variable says otherwise.
 CONSTANTS: dict[Path, Any] = {
     ("zero_optimization", "stage"): 2,
@@ -42,7 +43,6 @@ CONSTANTS: dict[Path, Any] = {
     ("zero_optimization", "offload_param", "nvme_path"): "none",
     ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): False,
 }
-ZERO = "zero_optimization"
 
 
 class Missing:

@@ -24,7 +24,7 @@ from dsrun.train.distributed import destroy_process_group, init_process_group, w
 from dsrun.train.loop import engine as engines
 from dsrun.train.model.load import add_lora
 from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.shipped import from_offload
+from dsrun.zero.generate.spec import from_offload
 from tests.integration.as_rank import run_to_the_end
 from tests.integration.memory_models import CONFIGS
 

@@ -21,7 +21,7 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.system.packages import own_programs_first
 from dsrun.train.distributed import World
 from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.shipped import from_offload
+from dsrun.zero.generate.spec import from_offload
 
 logger = logging.getLogger(__name__)
 

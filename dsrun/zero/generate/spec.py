@@ -91,6 +91,21 @@ class ZeroSpec:
     overrides: tuple[str, ...] = ()
 
 
+def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False) -> ZeroSpec:
+    """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too.
+
+    `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
+    """
+    place: Offload = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
+    return ZeroSpec(
+        stage=stage,
+        offload_optimizer=place,
+        offload_param=place if stage == 3 else "none",
+        nvme_path=nvme_path if place == "nvme" else None,
+        optimizer="client" if own_optimizer else None,
+    )
+
+
 @cache
 def options() -> dict[str, Field[Any]]:
     """Every option by its field's name, in the order of its declaration."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.blocks import MOVED, ConfigContext, FlatConfig, ReasonedValue, moved
-from dsrun.zero.view import AUTO, ZERO
+from dsrun.zero.view import AUTO, FILLED, ZERO
 
 # DeepSpeed's name and the settings it takes (deepspeed/runtime/engine.py, _configure_basic_optimizer).
 OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -250,26 +250,3 @@ def _zenflow() -> FlatConfig:
         f"{ZERO}.zenflow.full_warm_up_rounds": ReasonedValue(0, usual),
         f"{ZERO}.zenflow.overlap_step": ReasonedValue(False, usual),
     }
-
-
-# What the Trainer fills, and from which training argument (transformers/integrations/deepspeed.py,
-# HfTrainerDeepSpeedConfig.trainer_config_process and trainer_config_finalize, 5.23).
-FILLED = {
-    "train_batch_size": "the other two and the number of processes",
-    "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
-    "gradient_accumulation_steps": "--gradient_accumulation_steps",
-    "gradient_clipping": "--max_grad_norm",
-    "bf16.enabled": "--bf16",
-    "fp16.enabled": "--fp16",
-    f"{ZERO}.reduce_bucket_size": "the model's hidden_size",
-    f"{ZERO}.stage3_prefetch_bucket_size": "the model's hidden_size",
-    f"{ZERO}.stage3_param_persistence_threshold": "the model's hidden_size",
-    "optimizer.params.lr": "--learning_rate",
-    "optimizer.params.betas": "--adam_beta1 and --adam_beta2",
-    "optimizer.params.eps": "--adam_epsilon",
-    "optimizer.params.weight_decay": "--weight_decay",
-    "scheduler.params.warmup_min_lr": "0",
-    "scheduler.params.warmup_max_lr": "--learning_rate",
-    "scheduler.params.warmup_num_steps": "--warmup_steps",
-    "scheduler.params.total_num_steps": "the steps of the run",
-}

@@ -3,7 +3,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import by_spelling
 from dsrun.recipe.parser import parse
-from dsrun.recipe.removed import ROWS, Becomes, table, translate, vocabulary
+from dsrun.recipe.removed import table, translate, vocabulary
 
 # Arguments of Seq2SeqTrainingArguments 4.57 and before, and of older example scripts, that 5.23 does not
 # have.
@@ -41,7 +41,7 @@ def test_removed_flags_hide_no_current_flag():
 
 
 def test_removed_flags_translate_to_current_flags():
-    targets = [outcome.flag for row in ROWS for _, outcome in row.cases if isinstance(outcome, Becomes)]
+    targets = [case.becomes for row in table().values() for case in row.cases if case.becomes]
     assert set(targets) <= set(by_spelling())
 
 

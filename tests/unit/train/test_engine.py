@@ -21,7 +21,7 @@ from dsrun.train.loop.engine import (
     stage_of,
 )
 from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.shipped import from_offload
+from dsrun.zero.generate.spec import from_offload
 
 
 class DeepSpeedEngine:

@@ -20,8 +20,7 @@ from dsrun.zero.generate.presets import (
 )
 from dsrun.zero.generate.shipped import LINES, SHIPPED, listing, readme
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of, options
-from dsrun.zero.generate.training_blocks import FILLED
-from dsrun.zero.view import ZERO
+from dsrun.zero.view import FILLED, ZERO
 
 WIDTH = 4096
 FULL = {
