@@ -1,12 +1,20 @@
-"""Recipe: a training run as the user described it, every value with its source."""
+"""Recipe: a training run as the user described it, every value with its source; and what is wrong with it by itself.
+
+No file, model, GPU or world size is looked at here. What each check says is in checks.toml, when it holds in `WHEN`.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from dsrun.recipe.flags import all_flags
-from dsrun.recipe.parsed_value import COMMAND_LINE
+from dsrun.errors import UsageError
+from dsrun.recipe.flags import ZERO_STAGE, all_flags
+from dsrun.recipe.parsed_value import COMMAND_LINE, shown_value
 from dsrun.recipe.spec import TrainSpec
 
 DEFAULT = "default"
@@ -45,15 +53,15 @@ class Recipe:
         return f"{source}: {name}"
 
 
-FLAGS = {"do_train": "train", "do_eval": "validation", "do_predict": "test"}
+PHASES = {"do_train": "train", "do_eval": "validation", "do_predict": "test"}
 
 
 def phases(recipe: Recipe) -> frozenset[str]:
     """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
     and evaluating where there is validation data; either is left out where its flag says false."""
-    asked = {phase for flag, phase in FLAGS.items() if recipe.hf.get(flag)}
+    asked = {phase for flag, phase in PHASES.items() if recipe.hf.get(flag)}
     if not asked:
-        refused = {phase for flag, phase in FLAGS.items() if recipe.hf.get(flag) is False}
+        refused = {phase for flag, phase in PHASES.items() if recipe.hf.get(flag) is False}
         asked = {"train", "validation"} - refused
     return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
 
@@ -72,3 +80,148 @@ def evaluates_while_training(recipe: Recipe) -> bool:
         or bool(recipe.hf.get("load_best_model_at_end"))
         or recipe.hf.get("save_strategy") == "best"
     )
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, `high` itself included unless `below`; `fix` explains the bound."""
+
+    low: float
+    high: float | None = None
+    below: bool = False
+    fix: str | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether the value lies in the range."""
+        if self.high is None:
+            return value >= self.low
+        return self.low <= value < self.high if self.below else self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"at least {self.low:g}"
+        return f"from {self.low:g} to {'below ' if self.below else ''}{self.high:.10g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """`when` a recipe (and one of `flags`, where there are any) is like that, a notice, or an error with its fix."""
+
+    when: Callable[[Recipe, str], bool]
+    message: str = ""
+    fix: str = ""
+    notice: str = ""
+    flags: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A flag in a message: where it was given, and its `value`."""
+
+    recipe: Recipe
+    name: str
+
+    def __str__(self) -> str:
+        return self.recipe.where(self.name)
+
+    @property
+    def value(self) -> str:
+        return shown_value(self.name, self.recipe.value(self.name))
+
+
+class _Fields(dict[str, Any]):
+    """The flags that a message names."""
+
+    def __init__(self, recipe: Recipe, flag: str) -> None:
+        super().__init__(flag=_Shown(recipe, flag), default_stage=ZERO_STAGE)
+        self.recipe = recipe
+
+    def __missing__(self, name: str) -> _Shown:
+        return _Shown(self.recipe, name)
+
+
+def _below_stage_3(recipe: Recipe, _: str) -> bool:
+    return recipe.spec.offload == "nvme" and recipe.spec.zero not in ("3", "auto")
+
+
+def _two_micro_batches(recipe: Recipe, _: str) -> bool:
+    sizes = {recipe.spec.micro_batch_size, recipe.hf.get("per_device_train_batch_size")}
+    return None not in sizes and len(sizes) == 2
+
+
+def _endless(recipe: Recipe, _: str) -> bool:
+    return recipe.spec.streaming and recipe.value("max_steps") <= 0 and "train" in phases(recipe)
+
+
+def _is_no_number_of_steps(recipe: Recipe, _: str) -> bool:
+    every = recipe.spec.save_every
+    return every not in (None, "auto") and not (str(every).isdecimal() and int(str(every)) > 0)
+
+
+def _truthy(name: str) -> Callable[[Recipe, str], bool]:
+    return lambda r, _: bool(r.value(name))
+
+
+WHEN: dict[str, Callable[[Recipe, str], bool]] = {
+    "no_model": lambda r, _: r.spec.model is r.spec.model_type is r.spec.config_name is None,
+    "config_of_loaded_model": lambda r, name: (
+        bool(r.value(name)) and not r.spec.from_scratch and r.spec.model is not None
+    ),
+    "zero_twice": lambda r, name: bool(r.value("deepspeed")) and r.given(name),
+    "fsdp_and_default_zero": lambda r, _: bool(r.value("fsdp")) and not r.value("deepspeed") and not r.given("zero"),
+    "fsdp_and_zero": lambda r, _: bool(r.value("fsdp")) and bool(r.value("deepspeed") or r.spec.zero != "0"),
+    "offload_without_zero": lambda r, _: r.spec.offload != "none" and r.spec.zero == "0",
+    "nvme_below_stage_3": _below_stage_3,
+    "nvme_without_folder": lambda r, _: r.spec.offload == "nvme" and not r.spec.nvme_path,
+    "nvme_path_unused": lambda r, _: bool(r.spec.nvme_path) and r.spec.offload != "nvme",
+    "micro_batch_twice": _two_micro_batches,
+    "micro_batch_given_and_auto": lambda r, name: r.spec.auto_micro_batch and r.given(name),
+    "auto_micro_batch_without_remedy": lambda r, _: r.spec.auto_micro_batch and not r.spec.remedy,
+    "nothing_to_do": lambda r, _: not phases(r),
+    "stream_without_end": _endless,
+    "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
+    "bf16_and_fp16": lambda r, _: bool(r.value("bf16") and r.value("fp16")),
+    "causal_lm_generates": lambda r, _: r.spec.task == "causal-lm" and bool(r.value("predict_with_generate")),
+    "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),
+    "lora_from_scratch": lambda r, _: r.spec.lora is not None and r.spec.from_scratch,
+    "save_every_invalid": _is_no_number_of_steps,
+    "save_twice": lambda r, name: r.spec.save_every is not None and r.given(name),
+    "save_only_model": _truthy("save_only_model"),
+    "jit_checkpoint": _truthy("enable_jit_checkpoint"),
+    "callback_states": _truthy("restore_callback_states_from_checkpoint"),
+    "sortish_sampler": _truthy("sortish_sampler"),
+}
+
+
+@cache
+def _checks() -> tuple[dict[str, Range], list[Check]]:
+    content = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
+    limits = {flag: row for row in content["ranges"] for flag in row.pop("flags")}
+    checks = [Check(when=WHEN[name], **row) for name, row in content["checks"].items()]
+    return {flag: Range(**row) for flag, row in limits.items()}, checks
+
+
+def ranges() -> dict[str, Range]:
+    """The bounds of flags that are numbers."""
+    return _checks()[0]
+
+
+def validate(recipe: Recipe) -> tuple[str, ...]:
+    """The notices that a recipe calls for. Raises UsageError for the first thing that cannot work."""
+    for name, limits in ranges().items():
+        value = recipe.value(name) if recipe.given(name) else None
+        if value is not None and not limits.holds(value):
+            raise UsageError(f"{recipe.where(name)}: {value} is not {limits}", fix=limits.fix)
+    for item in recipe.spec.model_config:
+        key, equals, _ = item.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{recipe.where('model_config')}: {item!r} is not key=value")
+    notices = []
+    for check in _checks()[1]:
+        for flag in check.flags:
+            if check.when(recipe, flag):
+                text = (check.notice or check.message).format_map(_Fields(recipe, flag))
+                if not check.notice:
+                    raise UsageError(text, fix=check.fix)
+                notices.append(text)
+    return tuple(notices)

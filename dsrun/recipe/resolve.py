@@ -11,10 +11,9 @@ from dsrun.errors import UsageError
 from dsrun.recipe.flags import CHOSEN, FIXED, SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
 from dsrun.recipe.parsed_value import HIDDEN, ParsedValue
 from dsrun.recipe.parser import parse, read_json
-from dsrun.recipe.recipe import DEFAULT, Recipe
+from dsrun.recipe.recipe import DEFAULT, Recipe, validate
 from dsrun.recipe.removed import translate
 from dsrun.recipe.spec import TrainSpec
-from dsrun.recipe.validate import validate
 
 __all__ = ["Recipe", "explain", "resolve", "with_defaults"]
 

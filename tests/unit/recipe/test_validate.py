@@ -1,8 +1,8 @@
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.recipe.recipe import ranges
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.validate import RANGES
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_lora_dropout_below_one(notices, dropout):
 
 def test_flag_defaults_within_ranges(tmp_path):
     recipe = resolve(["--model", "m"], tmp_path)
-    for name, limits in RANGES.items():
+    for name, limits in ranges().items():
         assert recipe.value(name) is None or limits.holds(recipe.value(name)), name
 
 
