@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import CHOSEN, FIXED, SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
+from dsrun.recipe.flags import CHOSEN, DISPLACES, FIXED, SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
 from dsrun.recipe.parsed_value import HIDDEN, ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate
@@ -16,29 +16,6 @@ from dsrun.recipe.removed import translate
 from dsrun.recipe.spec import TrainSpec
 
 __all__ = ["Recipe", "explain", "resolve", "with_defaults"]
-
-# Flags that answer the same question: one given in a stronger place sets those behind it aside in weaker
-# places. So `--deepspeed FILE` wins over run.yaml's zero stage, and the user's --num-train-epochs over a
-# demo's max_steps.
-DISPLACES: Mapping[str, tuple[str, ...]] = {
-    "zero": ("deepspeed",),
-    "deepspeed": ("zero", "offload", "nvme_path"),
-    "micro_batch_size": ("per_device_train_batch_size", "auto_micro_batch"),
-    "per_device_train_batch_size": ("micro_batch_size", "auto_micro_batch"),
-    "auto_micro_batch": ("micro_batch_size", "per_device_train_batch_size"),
-    "save_every": ("save_strategy", "save_steps"),
-    "save_strategy": ("save_every",),
-    "save_steps": ("save_every",),
-    "global_batch_size": ("gradient_accumulation_steps",),
-    "gradient_accumulation_steps": ("global_batch_size",),
-    "max_steps": ("num_train_epochs",),
-    "num_train_epochs": ("max_steps",),
-    "bf16": ("fp16",),
-    "fp16": ("bf16",),
-    "max_length": ("max_source_length", "block_size"),
-    "dataset": ("train_file", "validation_file", "test_file"),
-    "train_file": ("dataset", "dataset_config"),
-}
 
 
 def resolve(argv: Sequence[str], cwd: Path) -> Recipe:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsrun.hardware.gpus import GpuModel
 
@@ -46,43 +48,8 @@ class Preset:
 
 
 PRESETS = {
-    "conservative": Preset(
-        bucket=0.5,
-        persistence=0.2,
-        prefetch=0.5,
-        bucket_share=0.01,
-        live_share=0.01,
-        sub_group=100_000_000,
-        overlap_comm=False,
-        pin_memory=False,
-        activation_checkpointing=True,
-        why="buffers as small as still makes sense, one reduce buffer instead of two, host memory that may be "
-        "swapped out: the step is slower, and a model that only just fits does fit",
-    ),
-    "balanced": Preset(
-        bucket=1.0,
-        persistence=1.0,
-        prefetch=0.9,
-        bucket_share=0.02,
-        live_share=0.025,
-        sub_group=1_000_000_000,
-        overlap_comm=True,
-        pin_memory=True,
-        activation_checkpointing=False,
-        why="the sizes that the Trainer's auto gives, communication beside computing, pinned host memory",
-    ),
-    "aggressive": Preset(
-        bucket=4.0,
-        persistence=2.0,
-        prefetch=0.9,
-        bucket_share=0.05,
-        live_share=0.075,
-        sub_group=1_000_000_000,
-        overlap_comm=True,
-        pin_memory=True,
-        activation_checkpointing=False,
-        why="large buckets and many parameters kept gathered: fewer, longer messages, for a model that fits easily",
-    ),
+    name: Preset(**values)
+    for name, values in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 
 
