@@ -66,7 +66,7 @@ docs: $(VENV)/.train
 	$(BIN)/python -m dsrun.zero.reference docs/config.md
 	$(BIN)/python -m dsrun.zero.lint.codes docs/config-check.md
 	$(BIN)/python -m dsrun.slurm.reference docs/slurm.md
-	$(BIN)/python -m dsrun.zero.generate.shipped ds_configs
+	$(BIN)/python -m dsrun.zero.reference ds_configs
 	$(BIN)/python -m dsrun.wheel.reference docs/wheels.md
 	$(BIN)/python -m dsrun.diagnosis.reference docs/diagnose.md
 

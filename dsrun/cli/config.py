@@ -180,7 +180,7 @@ def _explanation(spec: ZeroSpec, facts: HardwareFacts, form: str) -> str:
 
 
 def _listing(form: str) -> str:
-    from dsrun.zero.generate.shipped import LINES, listing
+    from dsrun.zero.reference import LINES, listing
 
     if form == "text":
         return listing() + "\n"

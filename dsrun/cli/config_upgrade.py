@@ -42,7 +42,7 @@ def command(file: str, output: str | None, in_place: bool, force: bool) -> int:
 
 
 def _run_file(file: str) -> tuple[str, list[str], list[str]]:
-    from dsrun.recipe.upgrade import upgrade_run_file
+    from dsrun.recipe.runfile import upgrade_run_file
 
     found = upgrade_run_file(Path(file), file)
     return found.text, list(found.changes), list(found.left)

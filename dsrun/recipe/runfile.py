@@ -8,7 +8,9 @@ would make them False, a float and a string).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +19,7 @@ import yaml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.flags import Flag, normalise
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
-from dsrun.recipe.removed import vocabulary
+from dsrun.recipe.removed import SAME, table, translate, vocabulary
 
 NULL_TAG = "tag:yaml.org,2002:null"
 FLOAT_TAG = "tag:yaml.org,2002:float"
@@ -45,16 +47,8 @@ def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     Raises UsageError, with file and line, for text that is not YAML, an unknown or doubled key, and a value
     that its flag does not take.
     """
-    loader = _open(path, shown)
-    try:
-        root = loader.get_single_node()
+    with _opened(path, shown) as (loader, root):
         return tuple(_from_root(loader, root, shown))
-    except RecursionError:
-        raise _too_deep(shown) from None
-    except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, shown) from None
-    finally:
-        loader.dispose()
 
 
 def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[str], str]]:
@@ -63,12 +57,9 @@ def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[s
     A scalar is one word as it stands in the file (`20:00:00` is no number of minutes here); a list has several, and
     a mapping one `key=value` each. Keys without a value are left out. Raises UsageError as `read_run_file` does.
     """
-    loader = _open(path, shown)
-    try:
-        root = loader.get_single_node()
-        if root is None or root.tag == NULL_TAG:
-            return []
-        node = next((value for key, value in _pairs(root, shown, "the file") if key.value == section), None)
+    with _opened(path, shown) as (_, root):
+        sections = _pairs(root, shown, "the file") if root is not None and root.tag != NULL_TAG else []
+        node = next((value for key, value in sections if key.value == section), None)
         if node is None or node.tag == NULL_TAG:
             return []
         return [
@@ -77,12 +68,6 @@ def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[s
             if value.tag != NULL_TAG
             for where in [f"{shown}:{_line(key)}: {section}.{key.value}"]
         ]
-    except RecursionError:
-        raise _too_deep(shown) from None
-    except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, shown) from None
-    finally:
-        loader.dispose()
 
 
 def _plain_words(node: yaml.Node, where: str) -> list[str]:
@@ -96,23 +81,25 @@ def _plain_words(node: yaml.Node, where: str) -> list[str]:
     return words
 
 
-def _too_deep(shown: str) -> UsageError:
-    return UsageError(f"{shown}: nested too deeply", fix="give a run.yaml")
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, shown: str) -> UsageError:
-    mark = error.problem_mark or error.context_mark
-    place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-    return UsageError(f"{shown}{place}: not YAML: {error.problem}")
-
-
-def _open(path: Path, shown: str) -> _Loader:
+@contextmanager
+def _opened(path: Path, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
+    """The file's root node, and its loader; what is wrong with its YAML becomes a UsageError."""
     try:
-        return _Loader(path.read_text(encoding="utf-8"))
+        loader = _Loader(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}", fix="give a run.yaml") from None
     except (UnicodeDecodeError, yaml.reader.ReaderError):
         raise UsageError(f"{shown}: not a text file", fix="give a run.yaml") from None
+    try:
+        yield loader, loader.get_single_node()
+    except RecursionError:
+        raise UsageError(f"{shown}: nested too deeply", fix="give a run.yaml") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise UsageError(f"{shown}{place}: not YAML: {error.problem}") from None
+    finally:
+        loader.dispose()
 
 
 def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[ParsedValue]:
@@ -213,3 +200,89 @@ def _check_doubles(node: yaml.Node, shown: str) -> None:
             waiting.extend(value for _, value in _pairs(each, shown, "it"))
         elif isinstance(each, yaml.SequenceNode):
             waiting.extend(each.value)
+
+
+SECTION = "train"
+
+
+@dataclass(frozen=True)
+class UpgradedRun:
+    """The new text, one line for each change, and one for each flag that has no equivalent and was left alone."""
+
+    text: str
+    changes: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """Put `text` in the place of the characters from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
+    """Rewrite the removed training flags of a run.yaml. `shown` is the path as the user wrote it.
+
+    Raises UsageError for a file that `dsrun train --config` would not read either.
+    """
+    given = {each.source: each for each in read_run_file(path, shown)}
+    text = path.read_bytes().decode("utf-8")  # read_text would change the ends of lines
+    present = {each.name for each in given.values()}
+    edits, changes, left = [], [], []
+    for key, value in _section(text, shown):
+        each = given.get(f"{shown}:{key.start_mark.line + 1}")
+        if each is None or normalise(key.value) not in table():
+            continue
+        try:
+            _, notice = translate(each, present)
+        except UsageError as error:
+            left.append(str(error))
+            continue
+        edits.append(_edit(text, key, value, each, present))
+        changes.append(str(notice))
+    for edit in reversed(edits):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return UpgradedRun(text, tuple(changes), tuple(left))
+
+
+def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        if key.value == SECTION and isinstance(value, yaml.MappingNode):
+            if value.flow_style:
+                raise UsageError(
+                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: stands in braces", fix="write one flag a line"
+                )
+            return list(value.value)
+    return []
+
+
+def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> _Edit:
+    case = table()[given.name].case(given.value)
+    if not case.becomes or case.becomes in present:
+        return _without(text, key, value)
+    start, end = key.start_mark.index, key.end_mark.index
+    if case.value is SAME:
+        return _Edit(start, end, case.becomes)
+    return _Edit(start, value.end_mark.index, f"{case.becomes}: {_as_yaml(case.value)}")
+
+
+def _without(text: str, key: yaml.ScalarNode, value: yaml.Node) -> _Edit:
+    """The lines of a key and its value taken out; comments behind them stay."""
+    lines = text.splitlines(keepends=True)
+    first, last = key.start_mark.line, value.end_mark.line
+    if value.end_mark.column == 0 and last > first:
+        last -= 1
+    while last > first and (not lines[last].strip() or lines[last].lstrip().startswith("#")):
+        last -= 1
+    start = sum(map(len, lines[:first]))
+    return _Edit(start, start + sum(map(len, lines[first : last + 1])), "")
+
+
+def _as_yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -28,7 +28,7 @@ from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import load as models
 from dsrun.train.model.load import Task
 from dsrun.train.model.meta_count import report, without_storage
-from dsrun.zero.memory import auto
+from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import describe, generic
@@ -63,14 +63,14 @@ def resolve_zero_auto(
     except MissingError:
         words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
-    return with_defaults(opened, auto.settings(chosen), SOURCE), auto.words(chosen)
+    return with_defaults(opened, memory_plan.settings(chosen), SOURCE), memory_plan.words(chosen)
 
 
-def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> auto.Chosen:
+def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> memory_plan.Chosen:
     spec = recipe.spec
     target, source = lengths(spec, task)
     stored = _as_stored(spec, config)
-    return auto.decide(
+    return memory_plan.decide(
         stored,
         _architecture(spec, stored, config),
         gpus,

@@ -1,21 +1,24 @@
-"""The generated part of docs/config.md: options, presets, what excludes what, and what each key does.
+"""What is generated for the repository: the tables of docs/config.md, and the ready-made files of ds_configs/.
 
-`python -m dsrun.zero.reference` prints it; `python -m dsrun.zero.reference docs/config.md` puts it between the
-markers of that file.
+`python -m dsrun.zero.reference` prints the tables; with docs/config.md it puts them between the markers of that file,
+and with ds_configs it writes the files there, made from the options in shipped.toml, and their README.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import Field
+from pathlib import Path
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
 from dsrun.options import by_group
 from dsrun.zero.generate.blocks import MOVED
 from dsrun.zero.generate.check import FlagRule, flag_rules
+from dsrun.zero.generate.config import generate, render
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of
@@ -99,6 +102,46 @@ def _plain(text: str) -> str:
 
 PART = GeneratedPart("dsrun.zero.reference", markdown)
 
+_FILES = tomllib.loads(Path(__file__).with_name("shipped.toml").read_text(encoding="utf-8"))
+SHIPPED = {name: ZeroSpec(**file["options"]) for name, file in _FILES.items()}
+LINES: dict[str, str] = {name: file["does"] for name, file in _FILES.items()}
+
+README = """# Ready-made DeepSpeed configurations
+
+For `deepspeed --deepspeed_config`, `TrainingArguments(deepspeed=...)` or `dsrun train --deepspeed FILE`. Values that
+say `"auto"` are filled by the Hugging Face Trainer from its own arguments; `dsrun train --zero N` writes the same
+configuration by itself, with bucket sizes that follow the model's width. `dsrun config` makes a file like these for
+any other wish, and `dsrun config --explain` says what each key does. Those with bf16 in them want the Trainer's
+`--bf16`.
+
+| file | what it does |
+| --- | --- |
+{rows}
+
+Made by `python -m dsrun.zero.reference ds_configs`; a test holds files and generator equal.
+"""
+
+
+def readme() -> str:
+    """The README.md of ds_configs/."""
+    return README.format(rows="\n".join(f"| `{name}` | {LINES[name]} |" for name in SHIPPED))
+
+
+def listing() -> str:
+    """One line for each shipped file, as `dsrun config --list` prints them."""
+    width = max(map(len, SHIPPED))
+    return "\n".join(f"{name.ljust(width)}  {LINES[name].replace('`', '')}" for name in SHIPPED)
+
+
+def write_all(folder: Path) -> None:
+    """Write every shipped configuration and the README into `folder`."""
+    for name, spec in SHIPPED.items():
+        (folder / name).write_text(render(generate(spec)))
+    (folder / "README.md").write_text(readme())
+
 
 if __name__ == "__main__":
-    PART.main(sys.argv[1:])
+    if Path(*sys.argv[1:2]).name == "ds_configs":
+        write_all(Path(sys.argv[1]))
+    else:
+        PART.main(sys.argv[1:])

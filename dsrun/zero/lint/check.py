@@ -7,9 +7,8 @@ from typing import Any
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
 from dsrun.zero.lint.advice import check_advice
-from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import Reporter
-from dsrun.zero.lint.engine import check_engine
+from dsrun.zero.lint.engine import check_batch, check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read

@@ -1,13 +1,17 @@
-"""The plan: every strategy evaluated, one chosen, and, where nothing fits, what would."""
+"""The plan: every strategy evaluated, one chosen (also for `dsrun train --zero auto`), and, where nothing fits, what
+would."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.calibration import remembered
+from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch
 from dsrun.zero.memory.strategy import Candidate, evaluate, strategies
 
 NEARLY = 0.95
@@ -146,38 +150,38 @@ def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -
 # when nothing fits
 
 
+Remedy = tuple[str, Candidate | None] | None
+"""What would have to be different, and the strategy that then fits."""
+
+
 def remedies(request: PlanRequest) -> list[str]:
     """What would fit, each found by planning again."""
     ways = (_recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
     found = [way(request) for way in ways]
-    return [each for each in found if each]
+    return [f"{each[0]}: {each[1].strategy}, micro batch {each[1].micro_batch}" for each in found if each and each[1]]
 
 
-def _recomputing(request: PlanRequest) -> str | None:
-    if request.checkpointing != "off":
-        return None
-    found = _fitting(request)
-    if found is None:
-        return None
-    return f"--gradient-checkpointing auto: {found.strategy}, micro batch {found.micro_batch}"
+def _fitting(request: PlanRequest) -> list[Candidate]:
+    rows = [evaluate(request, each) for each in strategies(replace(request, checkpointing="auto"))]
+    return [row for row in rows if row.verdict == "fits"]
 
 
-def _more_host(request: PlanRequest) -> str | None:
+def _best_fitting(request: PlanRequest) -> Candidate | None:
+    fitting = _fitting(request)
+    return _best(list(_compared(fitting))) if fitting else None
+
+
+def _recomputing(request: PlanRequest) -> Remedy:
+    return ("--gradient-checkpointing auto", _best_fitting(request)) if request.checkpointing == "off" else None
+
+
+def _more_host(request: PlanRequest) -> Remedy:
     """The host memory that the strategy which needs least of it would take."""
-    unbounded = replace(request, host_memory=UNBOUNDED)
-    rows = [evaluate(unbounded, each) for each in strategies(replace(request, checkpointing="auto"))]
-    fitting = [row for row in rows if row.verdict == "fits"]
+    fitting = _fitting(replace(request, host_memory=UNBOUNDED))
     if not fitting or _fitting(request):
         return None
     least = min(fitting, key=lambda row: max(row.host, row.host_loading))
-    need = -(-max(least.host, least.host_loading) // GIB)
-    return f"{need} GiB of host memory per node: {least.strategy}, micro batch {least.micro_batch}"
-
-
-def _fitting(request: PlanRequest) -> Candidate | None:
-    rows = [evaluate(request, each) for each in strategies(replace(request, checkpointing="auto"))]
-    fitting = [row for row in rows if row.verdict == "fits"]
-    return _best(list(_compared(fitting))) if fitting else None
+    return f"{-(-max(least.host, least.host_loading) // GIB)} GiB of host memory per node", least
 
 
 def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
@@ -193,58 +197,103 @@ def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
     return least
 
 
-def _more_gpus(request: PlanRequest) -> str | None:
+def _more_gpus(request: PlanRequest) -> Remedy:
     cluster = request.cluster
-    plain = replace(request, global_batch=None)
 
     def row(nodes: int) -> Candidate | None:
-        return _fitting(replace(plain, cluster=cluster.with_nodes(nodes)))
+        return _best_fitting(replace(request, global_batch=None, cluster=cluster.with_nodes(nodes)))
 
     nodes = _smallest(cluster.nodes, cluster.nodes * MOST_MORE, lambda each: row(each) is not None)
-    found = row(nodes) if nodes else None
-    if nodes is None or found is None:
+    if nodes is None:
         return None
-    plural = "" if nodes == 1 else "s"
-    return f"{nodes * cluster.per_node} GPUs ({nodes} node{plural}): {found.strategy}, micro batch {found.micro_batch}"
+    return f"{nodes * cluster.per_node} GPUs ({nodes} node{'' if nodes == 1 else 's'})", row(nodes)
 
 
-def _shorter(request: PlanRequest) -> str | None:
+def _shorter(request: PlanRequest) -> Remedy:
     """Both lengths of a seq2seq model are cut alike, to multiples of 64 tokens."""
     longest = max(request.length, request.source_length if request.model.seq2seq else 0)
 
-    def cut(steps: int) -> PlanRequest:
-        tokens = max(longest - 64 * steps, 1)
-        return replace(request, length=min(request.length, tokens), source_length=min(request.source_length, tokens))
+    def row(steps: int) -> Candidate | None:
+        most = max(longest - 64 * steps, 1)
+        shorter = replace(request, length=min(request.length, most), source_length=min(request.source_length, most))
+        return _best_fitting(shorter)
 
-    steps = _smallest(0, (longest - 1) // 64, lambda each: _fitting(cut(each)) is not None)
-    found = _fitting(cut(steps)) if steps else None
-    if not steps or found is None:
-        return None
-    tokens = max(longest - 64 * steps, 1)
-    return f"samples of at most {tokens} tokens: {found.strategy}, micro batch {found.micro_batch}"
+    steps = _smallest(0, (longest - 1) // 64, lambda each: row(each) is not None)
+    return (f"samples of at most {max(longest - 64 * steps, 1)} tokens", row(steps)) if steps else None
 
 
-def _with_lora(request: PlanRequest) -> str | None:
+def _with_lora(request: PlanRequest) -> Remedy:
     if request.lora is not None:
         return None
-    found = _fitting(replace(request, lora=ADVISED_RANK))
-    if found is None:
-        return None
-    return f"LoRA (--lora {ADVISED_RANK}): {found.strategy}, micro batch {found.micro_batch}"
+    return f"LoRA (--lora {ADVISED_RANK})", _best_fitting(replace(request, lora=ADVISED_RANK))
 
 
-def _larger_gpu(request: PlanRequest) -> str | None:
+def _larger_gpu(request: PlanRequest) -> Remedy:
     """The least memory each GPU would need, in whole GiB."""
     cluster = request.cluster
-    plain = replace(request, global_batch=None)
 
     def row(gib: int) -> Candidate | None:
-        model = replace(cluster.model, memory_gib=gib)
-        return _fitting(replace(plain, cluster=replace(cluster, memory=float(gib), model=model)))
+        larger = replace(cluster, memory=float(gib), model=replace(cluster.model, memory_gib=gib))
+        return _best_fitting(replace(request, global_batch=None, cluster=larger))
 
-    least = int(cluster.memory)
-    size = _smallest(least, LARGER * least, lambda gib: row(gib) is not None)
-    found = row(size) if size else None
-    if size is None or found is None:
-        return None
-    return f"GPUs of {size} GiB: {found.strategy}, micro batch {found.micro_batch}"
+    size = _smallest(int(cluster.memory), LARGER * int(cluster.memory), lambda gib: row(gib) is not None)
+    return (f"GPUs of {size} GiB", row(size)) if size else None
+
+
+def decide(
+    config: Mapping[str, Any],
+    model: Architecture,
+    cluster: Cluster,
+    *,
+    precision: str,
+    length: int | None = None,
+    source_length: int | None = None,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    lora: int | None = None,
+    checkpointing: bool | None = None,
+    offload: str | None = None,
+) -> Chosen:
+    """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
+
+    `config` is the model's config.json, by which corrections of `dsrun plan --calibrate` are found again.
+
+    What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
+    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError when nothing fits,
+    with what would.
+    """
+    switch: Switch = "auto" if checkpointing is None else "on" if checkpointing else "off"
+    usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
+    share = None if micro_batch is None else micro_batch * cluster.world
+    if micro_batch is not None and global_batch is not None and global_batch % (micro_batch * cluster.world):
+        raise UsageError(f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs")
+    request = PlanRequest(
+        model=model,
+        cluster=cluster,
+        length=length or usual,
+        source_length=source_length or usual,
+        # One micro batch of the given size per step: the largest that fits is then that or one of its divisors.
+        global_batch=share or global_batch,
+        lora=lora,
+        precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
+        checkpointing=switch,
+    )
+    request = request.corrected(remembered(config, request))
+    return choose(request, micro_batch=micro_batch, offload=offload)
+
+
+def settings(chosen: Chosen) -> dict[str, object]:
+    """The choice as values of `dsrun train`'s flags."""
+    values: dict[str, object] = {"zero": str(chosen.stage), "micro_batch_size": chosen.micro_batch}
+    if chosen.offload != "none":
+        values["offload"] = chosen.offload
+    if chosen.checkpointing:
+        values["gradient_checkpointing"] = True
+    return values
+
+
+def words(chosen: Chosen) -> str:
+    """What was chosen, in one line for the user."""
+    place = "" if chosen.offload == "none" else f" with states on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
+    again = ", recomputing activations" if chosen.checkpointing else ""
+    return f"--zero auto: ZeRO-{chosen.stage}{place}, micro batch {chosen.micro_batch}{again} (`dsrun plan` says why)"

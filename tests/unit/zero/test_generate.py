@@ -9,8 +9,8 @@ import pytest
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
 from dsrun.zero.generate.config import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements, generate, render
-from dsrun.zero.generate.shipped import SHIPPED
 from dsrun.zero.generate.spec import ZeroSpec, from_offload
+from dsrun.zero.reference import SHIPPED
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))

@@ -18,8 +18,8 @@ from dsrun.zero.generate.presets import (
     live_parameters,
     reduce_bucket,
 )
-from dsrun.zero.generate.shipped import LINES, SHIPPED, listing, readme
 from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of, options
+from dsrun.zero.reference import LINES, SHIPPED, listing, readme
 from dsrun.zero.view import FILLED, ZERO
 
 WIDTH = 4096

@@ -6,9 +6,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve, with_defaults
-from dsrun.zero.memory.auto import decide, settings, words
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.plan import Chosen
+from dsrun.zero.memory.plan import Chosen, decide, settings, words
 from dsrun.zero.memory.request import cluster
 
 ONE_B = {
