@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dsrun.launch.context import LocalLauncher
     from dsrun.launch.job import Job, Outcome, Topology
     from dsrun.launch.signals import StartupSignals
-    from dsrun.recipe.resolve import Recipe
+    from dsrun.recipe.recipe import Recipe
     from dsrun.runs.folder import RunFolder
     from dsrun.slurm.render.program import Program
 

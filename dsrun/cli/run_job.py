@@ -20,7 +20,7 @@ from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 
 if TYPE_CHECKING:
     from dsrun.launch.job import Job, Outcome, Topology
-    from dsrun.recipe.resolve import Recipe
+    from dsrun.recipe.recipe import Recipe
     from dsrun.runs.folder import RunFolder
 
 WORKER = "dsrun.train"

@@ -14,7 +14,7 @@ from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.spec import Given
 
 if TYPE_CHECKING:
-    from dsrun.recipe.resolve import Recipe
+    from dsrun.recipe.recipe import Recipe
     from dsrun.slurm.render.options import SlurmSpec
 
 RUN_FILE = "run.yaml"

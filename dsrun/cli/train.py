@@ -26,7 +26,7 @@ from dsrun.cli.run_job import (
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
-    from dsrun.recipe.resolve import Recipe
+    from dsrun.recipe.recipe import Recipe
 
 
 class TrainCommand(click.Command):

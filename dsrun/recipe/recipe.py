@@ -6,14 +6,14 @@ No file, model, GPU or world size is looked at here. What each check says is in 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import ZERO_STAGE, all_flags
+from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags
 from dsrun.recipe.parsed_value import COMMAND_LINE, shown_value
 from dsrun.recipe.spec import TrainSpec
 
@@ -35,6 +35,17 @@ class Recipe:
     sources: dict[str, str]
     notices: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], sources: Mapping[str, str], **rest: tuple[str, ...]) -> Recipe:
+        """The recipe of values by their canonical names."""
+        own = own_flags()
+        return cls(
+            spec=TrainSpec(**{name: value for name, value in values.items() if name in own}),
+            hf={hf_flags()[name].key: value for name, value in values.items() if name not in own},
+            sources=dict.fromkeys(own, DEFAULT) | dict(sources),
+            **rest,
+        )
 
     def given(self, name: str) -> bool:
         """Whether the flag of this name has a value from anywhere but dsrun's own default."""

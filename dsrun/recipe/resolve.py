@@ -13,9 +13,6 @@ from dsrun.recipe.parsed_value import HIDDEN, ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate
 from dsrun.recipe.removed import translate
-from dsrun.recipe.spec import TrainSpec
-
-__all__ = ["Recipe", "explain", "resolve", "with_defaults"]
 
 
 def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
@@ -25,8 +22,10 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     without looking at models, data or hardware.
     """
     notices: list[str] = []
-    recipe = _recipe(_with_implied(given_values(argv, cwd, notices)), notices)
-    return replace(recipe, notices=(*recipe.notices, *validate(recipe)), argv=tuple(argv))
+    given = _with_implied(given_values(argv, cwd, notices))
+    values = {name: each.value for name, each in given.items()}
+    recipe = Recipe.of(values, {name: each.source for name, each in given.items()}, argv=tuple(argv))
+    return replace(recipe, notices=(*notices, *validate(recipe)))
 
 
 def given_values(
@@ -107,14 +106,6 @@ def _displaced(stronger: Iterable[tuple[str, Any]]) -> dict[str, str]:
         if value is not None and value is not False and value != -1
         for weaker in DISPLACES.get(name, ())
     }
-
-
-def _recipe(given: Mapping[str, ParsedValue], notices: Sequence[str]) -> Recipe:
-    own = own_flags()
-    spec = TrainSpec(**{name: each.value for name, each in given.items() if name in own})
-    hf = {hf_flags()[name].key: each.value for name, each in given.items() if name not in own}
-    sources = dict.fromkeys(own, DEFAULT) | {name: each.source for name, each in given.items()}
-    return Recipe(spec=spec, hf=hf, sources=sources, notices=tuple(notices))
 
 
 def with_defaults(recipe: Recipe, values: Mapping[str, Any], source: str) -> Recipe:

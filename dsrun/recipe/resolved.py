@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import SECRETS, all_flags, hf_flags, own_flags
+from dsrun.recipe.flags import SECRETS, all_flags, own_flags
 from dsrun.recipe.parsed_value import HIDDEN, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_json_atomic
@@ -47,19 +46,11 @@ def from_json(found: Mapping[str, Any], where: str) -> Recipe:
     try:
         if found["version"] != VERSION:
             raise KeyError("version")
-        values, sources = dict(found["values"]), dict(found["sources"])
-        own = own_flags()
-        recipe = Recipe(
-            spec=TrainSpec(**{name: value for name, value in values.items() if name in own}),
-            hf={hf_flags()[name].key: value for name, value in values.items() if name not in own},
-            sources=dict.fromkeys(own, "default") | sources,
-            argv=tuple(found["argv"]),
-        )
+        return Recipe.of(dict(found["values"]), dict(found["sources"]), argv=tuple(found["argv"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{where} is not a recipe of this version of dsrun ({error})", fix="use one version on all nodes"
         ) from None
-    return recipe
 
 
 def with_secrets_of(recipe: Recipe, other: Recipe) -> Recipe:

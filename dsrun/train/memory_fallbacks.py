@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan
-from dsrun.recipe.resolve import Recipe
+from dsrun.recipe.recipe import Recipe
 from dsrun.runs.records import write_json_atomic
 
 REMEDY_FILE = "remedy.json"

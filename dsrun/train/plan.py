@@ -13,8 +13,8 @@ from dsrun.errors import MissingError
 from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.flags import ZERO_STAGE
-from dsrun.recipe.recipe import evaluation_is_asked_for, phases
-from dsrun.recipe.resolve import Recipe, with_defaults
+from dsrun.recipe.recipe import Recipe, evaluation_is_asked_for, phases
+from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import cpu_bf16
 from dsrun.train import distributed as worlds

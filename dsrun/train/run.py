@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import PrinterCallback, set_seed
 
-from dsrun.recipe.recipe import phases
-from dsrun.recipe.resolve import Recipe
+from dsrun.recipe.recipe import Recipe, phases
 from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import first_request

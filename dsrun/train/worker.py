@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.recipe.recipe import phases
-from dsrun.recipe.resolve import Recipe
+from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
 from dsrun.runs.attempts import earlier_signatures, is_another

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from dsrun.demo.build import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS
-from dsrun.recipe.resolve import Recipe, with_defaults
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.variables import cache_root
 from dsrun.train.model.load import decide_task, load_config

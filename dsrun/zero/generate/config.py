@@ -15,7 +15,6 @@ from dsrun.errors import UsageError
 from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
 from dsrun.zero.generate.check import check_config, check_flags
-from dsrun.zero.generate.presets import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, given
 from dsrun.zero.schema import Entry, blocks, coerce, expected, homes, nearest, outside, removed
 from dsrun.zero.view import AUTO
@@ -103,8 +102,6 @@ def _parsed(text: str) -> Any:
     except ValueError:
         return text
 
-
-__all__ = ["LARGEST_BUCKET", "SMALLEST_BUCKET", "HardwareFacts", "bucket_elements", "build", "generate", "render"]
 
 # The order of the blocks is that in which a reader asks: how much, how exact, how sharded, how updated.
 WRITERS = (

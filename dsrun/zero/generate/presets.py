@@ -58,11 +58,6 @@ def memory_of(gpu: GpuModel | None) -> int:
     return (gpu.memory_gib if gpu else None) or USUAL_MEMORY_GIB
 
 
-def bucket_elements(hidden_size: int) -> int:
-    """Elements in one reduce bucket: hidden_size squared, as the Trainer's own "auto" has it, within sane bounds."""
-    return reduce_bucket(PRESETS["balanced"], hidden_size, None)
-
-
 def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int:
     """Elements of one reduce bucket; even, as DeepSpeed's ZeRO-1 and 2 want their all-gather bucket.
 

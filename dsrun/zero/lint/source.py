@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
@@ -20,6 +21,7 @@ IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
 BLANK = " \t\n\r"
+SKIPPED = re.compile(r"[ \t\n\r]+|((?://|#)[^\n]*|/\*.*?\*/)", re.DOTALL)
 WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 # json.load takes these three beyond the standard.
 NUMBER_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -76,12 +78,16 @@ class DuplicateKey:
 
 @dataclass
 class Source:
-    """What a JSON text holds. `positions` has the place of every key and of every element of a list."""
+    """What a JSON text holds. `positions` has the place of every key and of every element of a list.
+
+    `inline` are the objects and lists that stand on one line, by id; holding them keeps the ids theirs.
+    """
 
     value: Any
     positions: dict[Path, Position] = field(default_factory=dict)
     issues: list[SyntaxIssue] = field(default_factory=list)
     duplicates: list[DuplicateKey] = field(default_factory=list)
+    inline: dict[int, Any] = field(default_factory=dict)
 
     def position(self, path: Path) -> Position:
         """Where the key stands, or the nearest enclosing one that does; the top of the file else."""
@@ -122,8 +128,6 @@ class _Reader:
         return self.source
 
     def _position(self, at: int | None = None) -> Position:
-        from bisect import bisect_right
-
         at = self.at if at is None else at
         line = bisect_right(self.starts, at)
         return Position(line, at - self.starts[line - 1] + 1)
@@ -136,32 +140,22 @@ class _Reader:
 
     def _skip(self) -> None:
         """Go on to the next thing that is neither blank nor comment."""
-        while self.at < len(self.text):
-            if self._peek() in BLANK:
-                self.at += 1
-            elif self.text.startswith(("//", "#"), self.at):
-                self._comment(self.text.find("\n", self.at))
-            elif self.text.startswith("/*", self.at):
-                end = self.text.find("*/", self.at + 2)
-                if end < 0:
-                    raise self._error("a comment without its end */")
-                self._comment(end + 2)
-            else:
-                return
-
-    def _comment(self, end: int) -> None:
-        end = len(self.text) if end < 0 else end
-        self.source.issues.append(SyntaxIssue("comment", self._position(), self.text[self.at : end].strip()))
-        self.at = end
+        while match := SKIPPED.match(self.text, self.at):
+            if match[1]:
+                self.source.issues.append(SyntaxIssue("comment", self._position(), match[1].strip()))
+            self.at = match.end()
+        if self.text.startswith("/*", self.at):
+            raise self._error("a comment without its end */")
 
     def _value(self, path: Path, depth: int) -> Any:
         if depth > DEEPEST:
             raise self._error(f"more than {DEEPEST} levels deep")
-        head = self._peek()
-        if head == "{":
-            return self._object(path, depth)
-        if head == "[":
-            return self._list(path, depth)
+        head, start = self._peek(), self.at
+        if head in ("{", "["):
+            found = self._object(path, depth) if head == "{" else self._list(path, depth)
+            if found and "\n" not in self.text[start : self.at]:
+                self.source.inline[id(found)] = found
+            return found
         if head in ('"', "'"):
             return self._string()
         number = NUMBER.match(self.text, self.at)
@@ -255,7 +249,9 @@ class _Reader:
             here = (*path, key)
             if key in found:
                 self.source.duplicates.append(DuplicateKey(here, position, self.source.positions[here]))
-                self._forget(here)
+                # The last of two equal keys holds: the places inside the first no longer mean anything.
+                for inside in [each for each in self.source.positions if each[: len(here)] == here]:
+                    del self.source.positions[inside]
             self.source.positions[here] = position
             self._skip()
             if self._peek() != ":":
@@ -264,11 +260,6 @@ class _Reader:
             self._skip()
             found[key] = self._value(here, depth + 1)
         return found
-
-    def _forget(self, path: Path) -> None:
-        """The last of two equal keys holds: the places inside the first no longer mean anything."""
-        for each in [each for each in self.source.positions if each[: len(path)] == path]:
-            del self.source.positions[each]
 
     def _list(self, path: Path, depth: int) -> list[Any]:
         found: list[Any] = []

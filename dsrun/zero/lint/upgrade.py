@@ -7,33 +7,13 @@ A file without old keys comes back byte for byte.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.lint.source import BLANK, MARK, NotJsonError, Source, read
 from dsrun.zero.lint.upgrade_steps import STEPS, Change, Log
-from dsrun.zero.schema import Path
-
-Inline = dict[int, object]
-
-
-def one_liners(source: Source) -> Inline:
-    """The objects and lists that stand on the line of their key, by id; holding them keeps the ids theirs."""
-    found: Inline = {}
-    _collect((), source.value, source, found)
-    return found
-
-
-def _collect(path: Path, value: Any, source: Source, found: Inline) -> None:
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    line = source.position(path).line
-    if members and all(
-        position.line == line for each, position in source.positions.items() if each[: len(path)] == path
-    ):
-        found[id(value)] = value
-    for key, each in members:
-        _collect((*path, key), each, source, found)
 
 
 def indent_of(text: str, source: Source) -> str:
@@ -46,17 +26,17 @@ def indent_of(text: str, source: Source) -> str:
     return "  "
 
 
-def write(value: Any, text: str, source: Source, inline: Inline) -> str:
+def write(value: Any, text: str, source: Source) -> str:
     """The value as JSON with a final newline, in the manner of `text`, which `source` was read from."""
     letters = text.removeprefix(MARK)
-    written = _Writer(indent_of(text, source), inline, ascii=letters.isascii()).written(value, "") + "\n"
+    written = _Writer(indent_of(text, source), source.inline, ascii=letters.isascii()).written(value, "") + "\n"
     return written.replace("\n", "\r\n") if "\r\n" in text else written
 
 
 @dataclass(frozen=True)
 class _Writer:
     indent: str
-    inline: Inline
+    inline: Collection[int]
     ascii: bool
 
     def written(self, value: Any, pad: str, *, flat: bool = False) -> str:
@@ -104,13 +84,12 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     if not isinstance(config, dict):
         raise UsageError(f"{file}: not a JSON object", fix="a DeepSpeed config is one object {…}")
     log = Log()
-    inline = one_liners(source)
     _text(source, log)
     for step in STEPS:
         step(config, log)
     if not log.changes:
         return Upgraded(text, ())
-    return Upgraded(write(config, text, source, inline), tuple(log.changes))
+    return Upgraded(write(config, text, source), tuple(log.changes))
 
 
 def _text(source: Source, log: Log) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
-from dsrun.zero.generate.config import LARGEST_BUCKET, SMALLEST_BUCKET, bucket_elements, generate, render
+from dsrun.zero.generate.config import generate, render
+from dsrun.zero.generate.presets import LARGEST_BUCKET, PRESETS, SMALLEST_BUCKET, reduce_bucket
 from dsrun.zero.generate.spec import ZeroSpec, from_offload
 from dsrun.zero.reference import SHIPPED
 
@@ -34,7 +35,7 @@ def test_deepspeed_accepts_shipped_configs(name):
         config[block] |= {"enabled": block == "bf16"}
     parsed = DeepSpeedConfig(config)
     assert parsed.zero_optimization_stage == SHIPPED[name].stage
-    assert parsed.zero_config.reduce_bucket_size == bucket_elements(1024)
+    assert parsed.zero_config.reduce_bucket_size == reduce_bucket(PRESETS["balanced"], 1024, None)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -52,7 +53,7 @@ def test_zero3_gathers_weights_on_save():
 
 @pytest.mark.parametrize(("hidden", "elements"), [(64, SMALLEST_BUCKET), (4096, 4096 * 4096), (32768, LARGEST_BUCKET)])
 def test_bucket_size_follows_hidden_size_within_bounds(hidden, elements):
-    assert bucket_elements(hidden) == elements
+    assert reduce_bucket(PRESETS["balanced"], hidden, None) == elements
 
 
 def test_offload_param_only_under_zero3():
