@@ -278,8 +278,7 @@ def decide(
         precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
         checkpointing=switch,
     )
-    request = request.corrected(remembered(config, request))
-    return choose(request, micro_batch=micro_batch, offload=offload)
+    return choose(replace(request, factor=remembered(config, request)), micro_batch=micro_batch, offload=offload)
 
 
 def settings(chosen: Chosen) -> dict[str, object]:

@@ -12,7 +12,7 @@ from dsrun.errors import UsageError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.activations import Attention, Work
+from dsrun.zero.memory.activations import Attention, Sizes, Work, sizes
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.states import Precision
 
@@ -156,9 +156,10 @@ class PlanRequest:
                 fix=f"use --global-batch-size {either}",
             )
 
-    def corrected(self, factor: float) -> PlanRequest:
-        """The same request with a calibration's correction."""
-        return replace(self, factor=factor)
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that the generator chooses for it."""
+        return sizes(self.preset, self.model.hidden, self.cluster.model)
 
     @property
     def budget(self) -> float:

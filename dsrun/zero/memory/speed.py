@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsrun.zero.memory.model.architecture import Training
 from dsrun.zero.memory.request import Cluster
 from dsrun.zero.memory.states import Sharding
 
@@ -30,6 +31,23 @@ HIDDEN = 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step of `micro_batches` micro batches with `tokens` tokens each, on every rank.
+
+    `active` counts the parameters that one token goes through.
+    """
+
+    cluster: Cluster
+    sharding: Sharding
+    training: Training
+    active: int
+    tokens: int
+    micro_batches: int
+    checkpointing: bool
+    overlap: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Seconds per optimizer step, and what most of them are spent on."""
 
@@ -37,87 +55,54 @@ class Estimate:
     reason: str
 
 
-def estimate(
-    *,
-    cluster: Cluster,
-    sharding: Sharding,
-    parameters: int,
-    trainable: int,
-    active: int,
-    micro_batch: int,
-    steps: int,
-    tokens: int,
-    checkpointing: bool,
-    overlap: bool,
-) -> Estimate:
-    """One optimizer step of `steps` micro batches of `micro_batch` samples with `tokens` tokens each, on every rank.
-
-    `parameters`, `trainable` and `active` count elements: all, those updated, and those one token goes through.
-    """
-    compute = _compute(
-        cluster,
-        active=active,
-        trainable=trainable,
-        parameters=parameters,
-        tokens=micro_batch * tokens,
-        steps=steps,
-        checkpointing=checkpointing,
-    )
-    moved = _communication(cluster, sharding, parameters, trainable, steps)
-    hidden = HIDDEN * min(compute, moved) if overlap else 0.0
-    host = _offload(cluster, sharding, trainable, steps)
+def estimate(step: Step) -> Estimate:
+    """The time of a step."""
+    compute, moved, host = _compute(step), _communication(step), _offload(step)
+    hidden = HIDDEN * min(compute, moved) if step.overlap else 0.0
     parts = {
-        "recomputing" if checkpointing else "computing": compute,
-        _words(sharding): moved,
-        f"the optimizer on {'NVMe' if sharding.offload == 'nvme' else 'the CPU'}": host,
+        "recomputing" if step.checkpointing else "computing": compute,
+        "gathering parameters" if step.sharding.stage == 3 else "reducing gradients": moved,
+        f"the optimizer on {'NVMe' if step.sharding.offload == 'nvme' else 'the CPU'}": host,
     }
     seconds = compute + moved - hidden + host
-    return Estimate(seconds=seconds, reason=_reason(parts, seconds, checkpointing))
+    return Estimate(seconds=seconds, reason=_reason(parts, seconds, step.checkpointing))
 
 
-def _compute(
-    cluster: Cluster, *, active: int, trainable: int, parameters: int, tokens: int, steps: int, checkpointing: bool
-) -> float:
+def _compute(step: Step) -> float:
     """2 operations per parameter and token forward, 4 backward (Kaplan et al. 2020), 2 of them for weight gradients."""
-    operations = 4 + 2 * min(1.0, trainable / parameters) + (2 if checkpointing else 0)
-    peak = (cluster.model.bf16_tflops or USUAL_TFLOPS) * 1e12 * EFFICIENCY
-    reached = tokens / (tokens + HALF_EFFICIENT)
-    return steps * operations * active * tokens / (peak * reached)
+    trained = min(1.0, step.training.trainable / step.training.parameters)
+    operations = 4 + 2 * trained + (2 if step.checkpointing else 0)
+    peak = (step.cluster.model.bf16_tflops or USUAL_TFLOPS) * 1e12 * EFFICIENCY
+    reached = step.tokens / (step.tokens + HALF_EFFICIENT)
+    return step.micro_batches * operations * step.active * step.tokens / (peak * reached)
 
 
-def _communication(cluster: Cluster, sharding: Sharding, parameters: int, trainable: int, steps: int) -> float:
+def _communication(step: Step) -> float:
+    cluster, width, trainable = step.cluster, step.sharding.width, step.training.trainable
     if cluster.world == 1:
         return 0.0
     inside = NVLINK if cluster.has_nvlink else PCIE
     speed = min(inside, NETWORK) if cluster.nodes > 1 else inside
-    width = sharding.width
-    share = (cluster.world - 1) / cluster.world
-    if sharding.stage == 0:
-        moved = 2 * 4 * trainable
-    elif sharding.stage == 1:
-        moved = 2 * width * trainable
-    elif sharding.stage == 2:
+    moved = {
+        0: 2 * 4 * trainable,
+        1: 2 * width * trainable,
         # Gradients are reduced after every micro batch, weights gathered once a step.
-        moved = width * trainable * (steps + 1)
-    else:
-        moved = steps * width * (2 * parameters + trainable)
-    return share * moved / (speed * GIGA)
+        2: width * trainable * (step.micro_batches + 1),
+        3: step.micro_batches * width * (2 * step.training.parameters + trainable),
+    }[step.sharding.stage]
+    return (cluster.world - 1) / cluster.world * moved / (speed * GIGA)
 
 
-def _offload(cluster: Cluster, sharding: Sharding, trainable: int, steps: int) -> float:
-    if sharding.offload == "none":
+def _offload(step: Step) -> float:
+    if step.sharding.offload == "none":
         return 0.0
-    share = trainable / cluster.world
-    copies = (steps + 1) * sharding.width * share / (PCIE * GIGA)
-    update = share * cluster.per_node / HOST_ADAM
-    if sharding.offload == "cpu":
+    share = step.training.trainable / step.cluster.world
+    copies = (step.micro_batches + 1) * step.sharding.width * share / (PCIE * GIGA)
+    update = share * step.cluster.per_node / HOST_ADAM
+    if step.sharding.offload == "cpu":
         return copies + update
     # Master copy and moments are read and written, gradients written and read.
-    return copies + update + share * cluster.per_node * 32 / (NVME * GIGA)
-
-
-def _words(sharding: Sharding) -> str:
-    return "gathering parameters" if sharding.stage == 3 else "reducing gradients"
+    return copies + update + share * step.cluster.per_node * 32 / (NVME * GIGA)
 
 
 def _reason(parts: dict[str, float], seconds: float, checkpointing: bool) -> str:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Literal
 
 from dsrun.zero.generate.presets import GIB, nvme_buffer
-from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers, sizes
+from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.speed import estimate
+from dsrun.zero.memory.speed import Step, estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -110,7 +110,6 @@ def _states(model: Architecture, lora: int | None, sharding: Sharding) -> States
 
 def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
     """The strategy over the request's ranks. Without a global batch a step may have any number of micro batches."""
-    chosen = sizes(request.preset, request.model.hidden, request.cluster.model)
     share = request.global_batch and request.global_batch // request.cluster.world
     return Sharding(
         stage=strategy.stage,
@@ -118,8 +117,8 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
         world=request.cluster.world,
         precision=request.precision,
         accumulates=share != 1,
-        persistence=chosen.persistence,
-        sub_group=chosen.sub_group,
+        persistence=request.sizes.persistence,
+        sub_group=request.sizes.sub_group,
         nvme_buffer=nvme_buffer(request.model.largest, request.cluster.world),
     )
 
@@ -127,12 +126,11 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
 def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     """One GPU's memory with this strategy and micro batch."""
     sharding = sharding_of(request, strategy)
-    chosen = sizes(request.preset, request.model.hidden, request.cluster.model)
     trained = _training(request.model, request.lora)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
     return Gpu(
         states=_states(request.model, request.lora, sharding),
-        buffers=buffers(request.model, trained, sharding, chosen, checkpointing=strategy.checkpointing),
+        buffers=buffers(request.model, trained, sharding, request.sizes, checkpointing=strategy.checkpointing),
         activations=activations(request.model, work),
         factor=request.factor,
     )
@@ -167,18 +165,17 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
     sharding = sharding_of(request, strategy)
     trained = _training(request.model, request.lora)
     steps = _accumulation(request, micro_batch or 1)
-    time = estimate(
+    step = Step(
         cluster=request.cluster,
         sharding=sharding,
-        parameters=trained.parameters,
-        trainable=trained.trainable,
+        training=trained,
         active=active_parameters(request.model),
-        micro_batch=micro_batch or 1,
-        steps=steps,
-        tokens=request.tokens,
+        tokens=(micro_batch or 1) * request.tokens,
+        micro_batches=steps,
         checkpointing=strategy.checkpointing,
-        overlap=sizes(request.preset, request.model.hidden, request.cluster.model).overlap,
+        overlap=request.sizes.overlap,
     )
+    time = estimate(step)
     return Candidate(
         strategy=strategy,
         verdict=verdict if micro_batch else "does not fit",
@@ -223,6 +220,6 @@ def _host(request: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int
     """
     ranks, parameters = request.cluster.per_node, request.model.parameters
     loading = 2 * parameters if strategy.stage == 3 else 4 * parameters * ranks
-    pinned = sizes(request.preset, request.model.hidden, request.cluster.model).pinned
+    pinned = request.sizes.pinned
     held = peak.states.host_bytes if pinned else peak.states.host.total
     return ranks * (PROCESS + held), ranks * PROCESS + loading
