@@ -5,7 +5,10 @@ A flat mapping holds them: the key's path, blocks joined by dots, to a `Reasoned
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.hardware.gpus import GpuModel
@@ -69,6 +72,17 @@ class ConfigContext:
         return place in (self.spec.offload_optimizer, self.spec.offload_param)
 
 
+@cache
+def tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """The content of fixed.toml."""
+    return tomllib.loads(Path(__file__).with_name("fixed.toml").read_text(encoding="utf-8"))
+
+
+def fixed(name: str) -> FlatConfig:
+    """Keys whose values and reasons are always the same."""
+    return {key: ReasonedValue(*row) for key, row in tables()["keys"][name].items()}
+
+
 def moved(path: str, why: str) -> str:
     """The reason, with the history of a default that moved."""
     return f"{why}; written out because the default was {MOVED[path]}"
@@ -116,14 +130,7 @@ def precision(case: ConfigContext) -> FlatConfig:
         flat[overflow] = ReasonedValue(True, moved(overflow, "an infinite gradient must not reach the weights"))
     flat["fp16.enabled"] = ReasonedValue(enabled["fp16"], why)
     if enabled["fp16"]:
-        scaling = "DeepSpeed's own default, written out so that the file says what happens under --fp16"
-        flat |= {
-            "fp16.loss_scale": ReasonedValue(0, f"0 is dynamic loss scaling; {scaling}"),
-            "fp16.initial_scale_power": ReasonedValue(16, scaling),
-            "fp16.loss_scale_window": ReasonedValue(1000, scaling),
-            "fp16.hysteresis": ReasonedValue(2, scaling),
-            "fp16.min_loss_scale": ReasonedValue(1, scaling),
-        }
+        flat |= fixed("fp16")
     if case.spec.torch_autocast != "none":
         flat |= {
             "torch_autocast.enabled": ReasonedValue(True, "asked by --torch-autocast"),

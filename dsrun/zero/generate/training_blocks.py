@@ -6,38 +6,14 @@ from math import sqrt
 from typing import Any
 
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.blocks import MOVED, ConfigContext, FlatConfig, ReasonedValue, moved
-from dsrun.zero.view import AUTO, FILLED, ZERO
+from dsrun.zero.generate.blocks import MOVED, ConfigContext, FlatConfig, ReasonedValue, fixed, moved, tables
+from dsrun.zero.view import AUTO, FILLED
 
-# DeepSpeed's name and the settings it takes (deepspeed/runtime/engine.py, _configure_basic_optimizer).
-OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "adamw": ("AdamW", ("lr", "betas", "eps", "weight_decay")),
-    "adam": ("Adam", ("lr", "betas", "eps", "weight_decay")),
-    "lion": ("Lion", ("lr", "betas", "weight_decay")),
-    "adagrad": ("Adagrad", ("lr", "eps", "weight_decay")),
-    "lamb": ("Lamb", ("lr", "betas", "eps", "weight_decay")),
-    "sgd": ("SGD", ("lr", "weight_decay")),
-    "muon": ("Muon", ("lr", "betas", "eps", "weight_decay")),
-}
-# Not in deepspeed/runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS.
-UNTESTED = frozenset({"lamb", "sgd"})
-ADAM = frozenset({"adam", "adamw"})
-# The defaults of the training arguments; below, optimizers to which these numbers mean something else. Lion steps by
-# signs, so its rate is 3 to 10 times smaller (arXiv 2302.06675, 5); SGD and Adagrad do not rescale gradients as Adam.
-DEFAULTS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-OF_ITS_OWN: dict[str, dict[str, Any]] = {
-    "lion": {"lr": 1e-5, "betas": [0.9, 0.99]},
-    "sgd": {"lr": 1e-2},
-    "adagrad": {"lr": 1e-3, "eps": 1e-10},
-}
-MUON_MOMENTUM = 0.95
 # An orthogonal update times 0.2 · sqrt(width) moves weights as far as Adam's (Moonlight, arXiv 2502.16982, 2.2).
 MUON_SCALE = 0.2
 WARMUP_STEPS = 100
 WARMUP_SHARE = 0.03
 SCHEDULERS = {"warmup": "WarmupLR", "linear": "WarmupDecayLR", "cosine": "WarmupCosineLR"}
-ZENFLOW_UPDATE = 4
-ZENFLOW_SELECT = 64
 
 
 def batch(case: ConfigContext) -> FlatConfig:
@@ -96,22 +72,23 @@ def optimizer(case: ConfigContext) -> FlatConfig:
             return {}
         why = "the program's own optimizer steps on the host, which DeepSpeed otherwise refuses"
         return {"zero_force_ds_cpu_optimizer": ReasonedValue(False, why)}
-    name, takes = OPTIMIZERS[kind]
+    row = tables()["optimizers"][kind]
+    name = row["name"]
     why = f"asked by --optimizer {kind}" if spec.optimizer else "the usual choice"
     if offloaded and spec.optimizer is None:
         why = "DeepSpeed's vectorised CPU Adam, for states in host memory"
     flat = {"optimizer.type": ReasonedValue(name, why)}
-    for key in takes:
+    for key in row["settings"]:
         flat[f"optimizer.params.{key}"] = _setting(case, kind, key)
     if kind == "adam":
         flat["optimizer.params.adam_w_mode"] = ReasonedValue(
             False, 'DeepSpeed\'s "Adam" is AdamW unless told otherwise'
         )
-    if kind in ADAM | {"muon"} and not offloaded:
-        flat |= _torch_adam()
+    if kind in ("adam", "adamw", "muon") and not offloaded:
+        flat |= fixed("torch_adam")
     if kind == "muon":
         flat |= _muon(case)
-    if kind in UNTESTED and spec.stage:
+    if row.get("untested") and spec.stage:
         why = f"DeepSpeed has not tested {name} under ZeRO and wants this said"
         flat["zero_allow_untested_optimizer"] = ReasonedValue(True, why)
     return flat
@@ -130,23 +107,17 @@ def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
 
 def usual(kind: str | None, key: str) -> Any:
     """The number for a setting that nobody gave and nobody fills."""
-    return OF_ITS_OWN.get(kind or "", {}).get(key, DEFAULTS[key])
-
-
-def _torch_adam() -> FlatConfig:
-    """torch_adam: written whenever Adam runs on the GPU."""
-    why = "PyTorch's AdamW needs no compiler; DeepSpeed's FusedAdam is compiled at first use"
-    return {"optimizer.params.torch_adam": ReasonedValue(True, why)}
+    return tables()["optimizers"].get(kind or "", tables()["optimizers"]["adamw"])["settings"][key]
 
 
 def _muon(case: ConfigContext) -> FlatConfig:
     spec = case.spec
-    flat = {"optimizer.params.momentum": ReasonedValue(MUON_MOMENTUM, "Muon's usual momentum, of all its groups")}
+    flat = fixed("muon")
     rate = spec.muon_lr
     why = "asked by --muon-lr"
     if rate is None and not case.trainer:
         width = case.facts.hidden_size or presets.USUAL_WIDTH
-        rate = float(f"{(spec.lr or DEFAULTS['lr']) * MUON_SCALE * sqrt(width):.1e}")
+        rate = float(f"{(spec.lr or usual('muon', 'lr')) * MUON_SCALE * sqrt(width):.1e}")
         why = f"0.2 · sqrt({width}) times the learning rate: Muon's updates then move weights as far as Adam's"
     if rate is not None:
         flat["optimizer.params.muon_lr"] = ReasonedValue(rate, why)
@@ -172,15 +143,11 @@ def scheduler(case: ConfigContext) -> FlatConfig:
         steps = max(1, round(spec.total_steps * WARMUP_SHARE)) if spec.total_steps else WARMUP_STEPS
     flat[name + "warmup_num_steps"] = _filled(case, "warmup_num_steps", steps)
     if kind == "cosine":
-        flat[name + "warmup_min_ratio"] = ReasonedValue(0.0, "the warm-up begins at 0")
-        flat[name + "cos_min_ratio"] = ReasonedValue(0.0, "where the cosine ends; DeepSpeed's own default is 0.0001")
+        flat |= fixed("cosine")
     else:
         flat[name + "warmup_min_lr"] = ReasonedValue(0, "the warm-up begins at 0")
         flat[name + "warmup_max_lr"] = _top_rate(case)
-    flat[name + "warmup_type"] = ReasonedValue(
-        "linear", "a straight line, as everywhere else; DeepSpeed's own default is logarithmic"
-    )
-    return flat
+    return flat | fixed("warmup_type")
 
 
 def _filled(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
@@ -222,31 +189,12 @@ def extras(case: ConfigContext) -> FlatConfig:
     """Blocks that other switches bring along."""
     spec, flat = case.spec, FlatConfig()
     if spec.zenflow:
-        flat |= _zenflow()
+        flat |= fixed("zenflow")
     if case.offloads("nvme"):
-        why = "DeepSpeed's own default, written out; `ds_io` measures what suits a drive"
-        numbers = {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1}
-        flags = {"single_submit": False, "overlap_events": True}
-        flat |= {f"aio.{key}": ReasonedValue(value, why) for key, value in (numbers | flags).items()}
+        flat |= fixed("aio")
     asked = spec.activation_checkpointing
     if asked or (asked is None and case.preset.activation_checkpointing and not case.trainer):
         why = "asked for" if asked else f"preset {spec.preset}, for models that call deepspeed.checkpointing"
         for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
             flat[f"activation_checkpointing.{key}"] = ReasonedValue(False, f"{why}; off unless asked for")
     return flat
-
-
-def _zenflow() -> FlatConfig:
-    usual = "DeepSpeed's own default, written out"
-    return {
-        f"{ZERO}.zenflow.topk_ratio": ReasonedValue(0.1, usual),
-        f"{ZERO}.zenflow.select_strategy": ReasonedValue(
-            "step", "counts steps: DeepSpeed counts epochs only with a data loader of its own"
-        ),
-        f"{ZERO}.zenflow.select_interval": ReasonedValue(ZENFLOW_SELECT, "the important columns change slowly"),
-        f"{ZERO}.zenflow.update_interval": ReasonedValue(
-            ZENFLOW_UPDATE, "the CPU applies the rest every fourth step; takes the place of accumulation"
-        ),
-        f"{ZERO}.zenflow.full_warm_up_rounds": ReasonedValue(0, usual),
-        f"{ZERO}.zenflow.overlap_step": ReasonedValue(False, usual),
-    }
