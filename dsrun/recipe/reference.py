@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from dsrun.docpage import GeneratedPart, table
@@ -46,21 +46,13 @@ def _grouped() -> list[tuple[str, list[Flag]]]:
 
 def help_text(width: int = 80) -> str:
     """The flags of `dsrun train` as plain text of at most `width` columns."""
-    parts = [_help_group(title, flags, width) for title, flags in _grouped()]
+    parts = ["\n".join([f"{title}:", *(_help_entry(flag, width) for flag in flags)]) for title, flags in _grouped()]
     names = " ".join(flag.shown for flag in _sorted(hf_flags().values()))
     title = f"Training arguments of Transformers ({hf_version()}), under their own names:"
-    parts.append(
-        textwrap.fill(title, width)
-        + "\n"
-        + textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    )
-    parts.append(
-        textwrap.fill(
-            "Hyphens and underscores in a flag are the same; a switch takes an optional true or false, and "
-            "--no-NAME turns it off. Flags that Transformers 5 removed are translated with a notice.",
-            width,
-        )
-    )
+    listed = textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    notes = "Hyphens and underscores in a flag are the same; a switch takes an optional true or false, and --no-NAME "
+    notes += "turns it off. Flags that Transformers 5 removed are translated with a notice."
+    parts += [f"{textwrap.fill(title, width)}\n{listed}", textwrap.fill(notes, width)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -68,14 +60,11 @@ def _sorted(flags: Iterable[Named]) -> list[Named]:
     return sorted(flags, key=lambda flag: flag.name)
 
 
-def _help_group(title: str, flags: Sequence[Flag], width: int) -> str:
-    return "\n".join([f"{title}:", *(_help_entry(flag, width) for flag in flags)])
-
-
 def _help_entry(flag: Flag, width: int) -> str:
     """One flag: name and value to the left, meaning to the right, or below where there is no room."""
     head = f"  {flag.shown} {value_text(flag)}".rstrip()
-    meaning = flag.help + _help_default(flag)
+    default = default_text(flag)
+    meaning = flag.help + (f" [{default}]" if default not in ("", "false") else "")
     indent = " " * HELP_COLUMN
     lines = textwrap.wrap(meaning, max(20, width - HELP_COLUMN), break_on_hyphens=False)
     if len(head) > HELP_COLUMN - 2:
@@ -83,16 +72,14 @@ def _help_entry(flag: Flag, width: int) -> str:
     return "\n".join([head.ljust(HELP_COLUMN) + lines[0], *(indent + line for line in lines[1:])])
 
 
-def _help_default(flag: Flag) -> str:
-    text = default_text(flag)
-    return f" [{text}]" if text and text != "false" else ""
-
-
 def markdown() -> str:
     """The generated part of docs/train.md: our flags by group, the names of the others, the removed flags."""
     parts = ["## Flags of dsrun"]
     for title, flags in _grouped():
-        rows = [(f"`{flag.shown}`", _value_cell(flag), _code(default_text(flag)), _meaning(flag)) for flag in flags]
+        rows = [
+            (f"`{flag.shown}`", _code(value_text(flag)) or "switch", _code(default_text(flag)), _meaning(flag))
+            for flag in flags
+        ]
         parts += [f"### {title}", table(("flag", "value", "default", "meaning"), rows)]
     parts += [
         "## Training arguments of Transformers",
@@ -110,13 +97,10 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def _value_cell(flag: Flag) -> str:
-    return _code(value_text(flag)) or "switch"
-
-
-def _meaning(flag: Flag) -> str:
+def _row(flag: Flag) -> tuple[str, str, str, str]:
     also = ", ".join(f"`{shown(alias)}`" for alias in flag.aliases)
-    return flag.help + (f"; also {also}" if also else "")
+    meaning = flag.help + (f"; also {also}" if also else "")
+    return f"`{flag.shown}`", _code(value_text(flag)) or "switch", _code(default_text(flag)), meaning
 
 
 def _fate(row: Removed) -> str:

@@ -58,7 +58,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
     except RuntimeError as error:  # ~name of somebody who is not known here
         raise MissingError(f"model {name!r}: {error}", fix="give a folder that holds a config.json") from None
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UsageError(f"model {name!r} cannot be read: {error.strerror}", fix="give a model's folder") from None
+        raise _no_config(f"model {name!r} cannot be read: {error.strerror}") from None
     snapshot = cached_snapshot(name, hub_cache(environ))
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
@@ -100,26 +100,25 @@ def cached_snapshot(name: str, cache: Path) -> Path | None:
     return next((each for each in snapshots if (each / "config.json").is_file()), None)
 
 
+def _no_config(message: str) -> UsageError:
+    return UsageError(message, fix="give a model's folder")
+
+
 def _found(name: str, folder: Path, file: Path) -> Found:
     try:
         if file.is_file() and file.stat().st_size > LARGEST_CONFIG:
-            raise UsageError(
-                f"{file} is no model config: it has more than {LARGEST_CONFIG // 2**20} MiB",
-                fix="give a model's folder",
-            )
+            raise _no_config(f"{file} is no model config: it has more than {LARGEST_CONFIG // 2**20} MiB")
         config = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError:
-        raise UsageError(f"{file} cannot be read: nested too deeply", fix="give a model's folder") from None
+        raise _no_config(f"{file} cannot be read: nested too deeply") from None
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no config.json", fix="give a model's folder") from error
+        raise _no_config(f"{folder} holds no config.json") from error
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", fix="give a model's folder") from error
+        raise _no_config(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # no UTF-8, no JSON, or a number of more digits than Python reads
-        raise UsageError(
-            f"{file} cannot be read: {str(error).partition(';')[0]}", fix="give a model's folder"
-        ) from error
+        raise _no_config(f"{file} cannot be read: {str(error).partition(';')[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UsageError(f"{file} is no model config: it has no model_type", fix="give a model's folder")
+        raise _no_config(f"{file} is no model config: it has no model_type")
     return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
 
 
