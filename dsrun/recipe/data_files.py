@@ -127,7 +127,7 @@ def _read_head(path: Path) -> tuple[bytes, bool]:
             with path.open("rb") as plain:
                 head = plain.read(HEAD + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is not a sound gzip file: {error}") from error
+        raise UsageError(f"{path} is not a valid gzip file: {error}") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if not head:

@@ -76,10 +76,7 @@ def markdown() -> str:
     """The generated part of docs/train.md: our flags by group, the names of the others, the removed flags."""
     parts = ["## Flags of dsrun"]
     for title, flags in _grouped():
-        rows = [
-            (f"`{flag.shown}`", _code(value_text(flag)) or "switch", _code(default_text(flag)), _meaning(flag))
-            for flag in flags
-        ]
+        rows = [_row(flag) for flag in flags]
         parts += [f"### {title}", table(("flag", "value", "default", "meaning"), rows)]
     parts += [
         "## Training arguments of Transformers",

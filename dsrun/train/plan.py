@@ -63,7 +63,7 @@ def resolve_zero_auto(
     except MissingError:
         words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
-    return with_defaults(opened, memory_plan.settings(chosen), SOURCE), memory_plan.words(chosen)
+    return with_defaults(opened, memory_plan.settings(chosen), SOURCE), memory_plan.message(chosen)
 
 
 def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> memory_plan.Chosen:

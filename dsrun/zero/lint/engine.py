@@ -18,7 +18,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 def check_engine(view: ConfigView, report: Reporter) -> None:
     """Errors that come after reading."""
-    for check in (_numbers, _words, _dtypes, _clipping, _stages, _nvme, _zenflow):
+    for check in (_numbers, _log_level, _dtypes, _clipping, _stages, _nvme, _zenflow):
         check(view, report)
 
 
@@ -49,7 +49,7 @@ def _numbers(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", ("flops_profiler", "profile_step"), message)
 
 
-def _words(view: ConfigView, report: Reporter) -> None:
+def _log_level(view: ConfigView, report: Reporter) -> None:
     """deepspeed.utils.logging.set_log_level_from_string."""
     level = view.raw("log_level")
     if level in (MISSING, None) or (view.for_trainer and level == AUTO):

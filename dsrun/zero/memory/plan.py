@@ -291,7 +291,7 @@ def settings(chosen: Chosen) -> dict[str, object]:
     return values
 
 
-def words(chosen: Chosen) -> str:
+def message(chosen: Chosen) -> str:
     """What was chosen, in one line for the user."""
     place = "" if chosen.offload == "none" else f" with states on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
     again = ", recomputing activations" if chosen.checkpointing else ""

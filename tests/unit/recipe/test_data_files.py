@@ -38,7 +38,7 @@ BAD = {
     "odd.bin": (b"abc", "no whole number of uint16"),
     "llmc.bin": ((20240520).to_bytes(4, "little") + bytes(1020), "header of llm.c"),
     "d.jsonl": (gzip.compress(b"{}"), "is a gzip file"),
-    "e.jsonl.gz": (b'{"text": 1}', "not a sound gzip"),
+    "e.jsonl.gz": (b'{"text": 1}', "not a valid gzip"),
     "f.xlsx": (b"PK", "says nothing about the data"),
     "none": (b"{}", "says nothing about the data"),
     "g.bin.gz": (gzip.compress(b"ab"), "not read compressed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
@@ -91,15 +92,8 @@ class _Layer:
 
     def blocks(self, layers: int) -> list[Block]:
         """The layers in order; some of a mixture of experts may be plain."""
-        sparse = [self._is_sparse(index) for index in range(layers)]
-        runs: list[Block] = []
-        for index in range(layers):
-            weights = self._weights(sparse=sparse[index])
-            if runs and runs[-1].weights == weights:
-                runs[-1] = Block("model.layers", runs[-1].repeat + 1, weights)
-            else:
-                runs.append(Block("model.layers", 1, weights))
-        return runs
+        each = (self._weights(sparse=self._is_sparse(index)) for index in range(layers))
+        return [Block("model.layers", len(list(run)), weights) for weights, run in groupby(each)]
 
     def active_ffn(self) -> int:
         """The feed-forward width one token goes through."""
@@ -152,6 +146,10 @@ class _Layer:
         return [router, inside, outside] if self.recipe.query_norms == "" else [inside, outside, router]
 
 
+def _plain_stack(layers: int, heads: int, width: int, ffn: int) -> Stack:
+    return Stack(layers=layers, heads=heads, queries=width, keys=width, ffn=ffn, gated=False, norms=2)
+
+
 def gpt2(config: Settings, *, from_scratch: bool) -> Architecture:
     """GPT-2 (Radford et al. 2019): learned positions, LayerNorm, one matrix for queries, keys and values."""
     width = config.number("n_embd", default=768)
@@ -183,7 +181,7 @@ def gpt2(config: Settings, *, from_scratch: bool) -> Architecture:
     heads = config.number("n_head", default=12)
     return Architecture(
         family="gpt2", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=Stack(layers=layers, heads=heads, queries=width, keys=width, ffn=ffn, gated=False, norms=2),
+        decoder=_plain_stack(layers, heads, width, ffn),
         positions=positions, dropout=config.share("resid_pdrop", 0.1),
     )  # fmt: skip
 
@@ -213,7 +211,7 @@ def gpt_neox(config: Settings, *, from_scratch: bool) -> Architecture:
     heads = config.number("num_attention_heads", default=64)
     return Architecture(
         family="gpt_neox", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=Stack(layers=layers, heads=heads, queries=width, keys=width, ffn=ffn, gated=False, norms=2),
+        decoder=_plain_stack(layers, heads, width, ffn),
         dropout=config.share("hidden_dropout", 0.0),
     )  # fmt: skip
 
@@ -252,6 +250,6 @@ def opt(config: Settings, *, from_scratch: bool) -> Architecture:
     heads = config.number("num_attention_heads", default=12)
     return Architecture(
         family="opt", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=Stack(layers=layers, heads=heads, queries=width, keys=width, ffn=ffn, gated=False, norms=2),
+        decoder=_plain_stack(layers, heads, width, ffn),
         positions=positions, dropout=config.share("dropout", 0.1),
     )  # fmt: skip
