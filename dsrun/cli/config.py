@@ -13,7 +13,7 @@ import click
 from dsrun.cli.output import print_note, write_file
 from dsrun.errors import UsageError, nearest
 from dsrun.options import by_group
-from dsrun.zero.generate.spec import TITLES, ZeroSpec, options
+from dsrun.zero.generate.spec import ZeroSpec, options
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
@@ -87,8 +87,8 @@ class ConfigGroup(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under the headings of the spec, then those of the command itself."""
-        titles = {each.name: TITLES[group] for group, found in by_group(ZeroSpec).items() for each in found}
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*TITLES.values(), "Output")}
+        titles = {each.name: title for title, found in by_group(ZeroSpec).items() for each in found}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*by_group(ZeroSpec), "Output")}
         for each in self.get_params(ctx):
             if record := each.get_help_record(ctx):
                 groups[titles.get(each.name or "", "Output")].append(record)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import TypeVar
 
 from dsrun.docpage import GeneratedPart, table
@@ -16,7 +18,6 @@ from dsrun.recipe.flags import CHOSEN, Flag, by_spelling, hf_flags, hf_version, 
 from dsrun.recipe.parsed_value import shown_value
 from dsrun.recipe.removed import SAME, Case, Removed
 from dsrun.recipe.removed import table as removed_flags
-from dsrun.recipe.spec import TITLES
 
 HELP_COLUMN = 30
 Named = TypeVar("Named", Flag, Removed)
@@ -40,8 +41,7 @@ def value_text(flag: Flag) -> str:
 
 
 def _grouped() -> list[tuple[str, list[Flag]]]:
-    flags = own_flags().values()
-    return [(title, [each for each in flags if each.group == group]) for group, title in TITLES.items()]
+    return [(title, list(flags)) for title, flags in groupby(own_flags().values(), key=attrgetter("group"))]
 
 
 def help_text(width: int = 80) -> str:

@@ -12,17 +12,6 @@ from pathlib import Path
 
 from dsrun.options import described
 
-# The groups in the order of --help and of docs/train.md.
-TITLES = {
-    "model": "Model",
-    "zero": "ZeRO",
-    "batch": "Batch",
-    "data": "Data",
-    "lora": "LoRA",
-    "survive": "Checkpoints and restarts",
-    "run": "Run",
-}
-
 
 @described(Path(__file__).with_suffix(".toml"))
 @dataclass(frozen=True, kw_only=True)

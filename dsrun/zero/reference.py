@@ -21,7 +21,7 @@ from dsrun.zero.generate.check import FlagRule, flag_rules
 from dsrun.zero.generate.config import generate, render
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
-from dsrun.zero.generate.spec import TITLES, ZeroSpec, flag_of
+from dsrun.zero.generate.spec import ZeroSpec, flag_of
 from dsrun.zero.rules import Rule, rules
 from dsrun.zero.view import FILLED
 
@@ -31,7 +31,7 @@ def markdown() -> str:
     parts = ["## Options"]
     for group, found in by_group(ZeroSpec).items():
         rows = map(_option_row, found)
-        parts += [f"### {TITLES[group]}", table(("flag", "value", "default", "meaning", "key"), rows)]
+        parts += [f"### {group}", table(("flag", "value", "default", "meaning", "key"), rows)]
     parts += [
         "## Presets",
         table(("", *PRESETS), _preset_rows()),

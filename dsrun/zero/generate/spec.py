@@ -18,19 +18,6 @@ from dsrun.options import described
 Offload = Literal["none", "cpu", "nvme"]
 STAGES = (0, 1, 2, 3)
 
-# The groups in the order of --help and of docs/config.md.
-TITLES = {
-    "target": "For whom",
-    "zero": "ZeRO",
-    "offload": "Offload",
-    "zeropp": "ZeRO++",
-    "precision": "Precision",
-    "optimizer": "Optimizer",
-    "batch": "Batch",
-    "parallel": "Parallelism and compilation",
-    "other": "Any other key",
-}
-
 
 @described(Path(__file__).with_suffix(".toml"))
 @dataclass(frozen=True, kw_only=True)

