@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from dsrun.zero.memory.activations import sizes
+from dsrun.zero.generate.presets import sizes
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.states import Sharding, states

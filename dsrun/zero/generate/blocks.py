@@ -168,12 +168,13 @@ def zero(case: ConfigContext) -> FlatConfig:
 
 
 def _sizes(case: ConfigContext) -> FlatConfig:
-    spec, facts, preset = case.spec, case.facts, case.preset
+    spec, facts = case.spec, case.facts
     width = facts.hidden_size
     basis = f"the model's width {width}" if width else f"a width of {presets.USUAL_WIDTH}, no --model was given"
     if width is None and not case.trainer:
         width = presets.USUAL_WIDTH
-    bucket = presets.reduce_bucket(preset, width or presets.USUAL_WIDTH, facts.gpu)
+    sizes = presets.sizes(spec.preset, width or presets.USUAL_WIDTH, facts.gpu)
+    bucket = sizes.reduce_bucket
     memory = f"{presets.memory_of(facts.gpu)} GiB of GPU memory"
     sized = f"preset {spec.preset}, {basis}, {memory}"
     filled = "the Trainer fills it from the model's hidden_size"
@@ -191,22 +192,20 @@ def _sizes(case: ConfigContext) -> FlatConfig:
             else "it only helps when gradients are copied to the host",
         )
         return flat
-    return flat | _zero3_sizes(case, width, bucket, sized)
+    return flat | _zero3_sizes(case, sizes, sized, is_auto=not width)
 
 
-def _zero3_sizes(case: ConfigContext, width: int | None, bucket: int, sized: str) -> FlatConfig:
+def _zero3_sizes(case: ConfigContext, sizes: presets.Sizes, sized: str, *, is_auto: bool) -> FlatConfig:
     preset, named = case.preset, f"preset {case.spec.preset}"
     filled = "the Trainer fills it from the model's hidden_size"
     live = ReasonedValue(
-        presets.live_parameters(preset, case.facts.gpu),
+        sizes.live,
         f"{named}: {preset.live_share:.1%} of {presets.memory_of(case.facts.gpu)} GiB of GPU memory, two bytes each",
     )
     prefetch, persistence = ReasonedValue(AUTO, filled), ReasonedValue(AUTO, filled)
-    if width:
-        prefetch = ReasonedValue(presets.prefetch_bucket(preset, bucket), f"{preset.prefetch:g} of a bucket; {sized}")
-        persistence = ReasonedValue(
-            presets.persistence_threshold(preset, width), f"norms and biases stay whole; {sized}"
-        )
+    if not is_auto:
+        prefetch = ReasonedValue(sizes.prefetch, f"{preset.prefetch:g} of a bucket; {sized}")
+        persistence = ReasonedValue(sizes.persistence, f"norms and biases stay whole; {sized}")
     return {
         f"{ZERO}.sub_group_size": ReasonedValue(
             preset.sub_group, f"{named}: a smaller slice needs less memory in the step"

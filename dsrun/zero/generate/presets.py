@@ -73,19 +73,37 @@ def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int
     return _even(min(wanted, most))
 
 
-def prefetch_bucket(preset: Preset, bucket: int) -> int:
-    """Elements that ZeRO-3 fetches ahead."""
-    return int(preset.prefetch * bucket)
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes, in elements, that go into DeepSpeed's JSON for a model, GPU and preset.
+
+    `prefetch` is what ZeRO-3 fetches ahead, `persistence` up to what size its parameters stay whole (norms and biases,
+    at 10 times the width), `live` the most it has gathered at a time. `overlap`: gradients are reduced beside the
+    backward pass; `pinned`: offloaded states lie in page-locked memory.
+    """
+
+    reduce_bucket: int
+    prefetch: int
+    persistence: int
+    live: int
+    overlap: bool
+    sub_group: int
+    pinned: bool
 
 
-def persistence_threshold(preset: Preset, hidden_size: int) -> int:
-    """Elements below which a ZeRO-3 parameter stays whole: norms and biases, at 10 times the width."""
-    return int(10 * preset.persistence * hidden_size)
-
-
-def live_parameters(preset: Preset, gpu: GpuModel | None) -> int:
-    """Most gathered elements of ZeRO-3 at a time."""
-    return _rounded(int(memory_of(gpu) * GIB * preset.live_share / BYTES_PER_PARAMETER))
+def sizes(preset: str, hidden: int, gpu: GpuModel | None) -> Sizes:
+    """What a preset means for a model `hidden` elements wide."""
+    chosen = PRESETS[preset]
+    bucket = reduce_bucket(chosen, hidden, gpu)
+    return Sizes(
+        reduce_bucket=bucket,
+        prefetch=int(chosen.prefetch * bucket),
+        persistence=int(10 * chosen.persistence * hidden),
+        live=_rounded(int(memory_of(gpu) * GIB * chosen.live_share / BYTES_PER_PARAMETER)),
+        overlap=chosen.overlap_comm,
+        sub_group=chosen.sub_group,
+        pinned=chosen.pin_memory,
+    )
 
 
 def nvme_buffer(largest: int, world: int) -> int:

@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.hardware.gpus import GpuModel
-from dsrun.zero.generate import presets
+from dsrun.zero.generate.presets import Sizes
 from dsrun.zero.memory.model.architecture import Architecture, NormKind, Stack, Training
 from dsrun.zero.memory.states import Sharding
 
@@ -207,22 +206,6 @@ FRAGMENTATION = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes, in elements, that `dsrun config` writes into DeepSpeed's JSON for this model, GPU and preset.
-
-    `overlap`: gradients are reduced beside the backward pass; `pinned`: offloaded states lie in page-locked memory.
-    """
-
-    reduce_bucket: int
-    prefetch: int
-    persistence: int
-    live: int
-    overlap: bool
-    sub_group: int
-    pinned: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Buffers:
     """Bytes on one GPU."""
 
@@ -234,21 +217,6 @@ class Buffers:
     @property
     def total(self) -> int:
         return self.buckets + self.gathered + self.autocast + self.context
-
-
-def sizes(preset: str, hidden: int, gpu: GpuModel | None) -> Sizes:
-    """What the generator chooses for a model `hidden` elements wide."""
-    chosen = presets.PRESETS[preset]
-    bucket = presets.reduce_bucket(chosen, hidden, gpu)
-    return Sizes(
-        reduce_bucket=bucket,
-        prefetch=presets.prefetch_bucket(chosen, bucket),
-        persistence=presets.persistence_threshold(chosen, hidden),
-        live=presets.live_parameters(chosen, gpu),
-        overlap=chosen.overlap_comm,
-        sub_group=chosen.sub_group,
-        pinned=chosen.pin_memory,
-    )
 
 
 def buffers(

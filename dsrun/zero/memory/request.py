@@ -11,8 +11,8 @@ from typing import Literal
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.model_families import family_of, overflow_in_fp16
-from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.activations import Attention, Sizes, Work, sizes
+from dsrun.zero.generate.presets import GIB, Sizes, sizes
+from dsrun.zero.memory.activations import Attention, Work
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.states import Precision
 

@@ -15,8 +15,8 @@ from dsrun.zero.generate.presets import (
     LARGEST_BUCKET,
     PRESETS,
     SMALLEST_BUCKET,
-    live_parameters,
     reduce_bucket,
+    sizes,
 )
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.reference import LINES, SHIPPED, listing, readme
@@ -149,7 +149,7 @@ def test_presets_are_ordered_by_memory_use():
         assert first < second < third
     assert [each[f"{ZERO}.overlap_comm"] for each in values] == [False, True, True]
     assert [each[f"{ZERO}.offload_optimizer.pin_memory"] for each in values] == [False, True, True]
-    assert live_parameters(PRESETS["balanced"], None) == 1_000_000_000
+    assert sizes("balanced", WIDTH, None).live == 1_000_000_000
 
 
 def test_option_wins_over_preset():
