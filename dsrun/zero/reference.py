@@ -17,11 +17,10 @@ from typing import Any
 from dsrun.docpage import GeneratedPart, table
 from dsrun.options import by_group
 from dsrun.zero.generate.blocks import MOVED
-from dsrun.zero.generate.check import FlagRule, flag_rules
 from dsrun.zero.generate.config import generate, render
 from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.presets import PRESETS
-from dsrun.zero.generate.spec import ZeroSpec, flag_of
+from dsrun.zero.generate.spec import FlagRule, ZeroSpec, flag_of, flag_rules
 from dsrun.zero.rules import Rule, rules
 from dsrun.zero.view import FILLED
 

@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
 from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
-from dsrun.zero.generate.check import check_config, check_flags
-from dsrun.zero.generate.spec import ZeroSpec, as_typed, given
+from dsrun.zero.generate.spec import ZeroSpec, as_typed, check_flags, given
+from dsrun.zero.lint.check import check as lint
 from dsrun.zero.schema import Entry, blocks, coerce, expected, homes, nearest, outside, removed
 from dsrun.zero.view import AUTO
 
+REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_needs_stage"})
+"""Findings that refuse what was asked also where DeepSpeed would go on without it."""
 # Their keys are the arguments of the class that is named beside them.
 FREE = ("optimizer.params", "scheduler.params")
 
@@ -127,6 +130,22 @@ def generate(spec: ZeroSpec, *, hidden_size: int | None = None, facts: HardwareF
     config = nested(build(spec, facts))
     check_config(config, spec, facts)
     return config
+
+
+def check_config(config: Mapping[str, Any], spec: ZeroSpec, facts: HardwareFacts) -> list[Finding]:
+    """All findings of the linter. Raises UsageError for one on which DeepSpeed stops, or that voids a setting."""
+    findings = lint(
+        json.dumps(config),
+        target="deepspeed" if spec.target == "deepspeed" else "trainer",
+        world_size=spec.gpus,
+        model_type=facts.model_type,
+        gpu=facts.gpu,
+    )
+    for each in findings:
+        if each.level == "error" or each.code in REFUSED:
+            asked = ", ".join(as_typed(option.name, value) for option, value in given(spec) if option.name != "gpus")
+            raise UsageError(f"{each.message} ({asked})" if asked else each.message, fix=each.fix)
+    return findings
 
 
 def nested(flat: FlatConfig) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
-from dsrun.zero.generate.check import check_config
-from dsrun.zero.generate.config import build, nested
+from dsrun.zero.generate.config import build, check_config, nested
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import optimizer_of
 

@@ -10,10 +10,9 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
 from dsrun.zero.generate.blocks import HardwareFacts
-from dsrun.zero.generate.check import STAGES_OF_OPTION, flag_rules
 from dsrun.zero.generate.config import build, generate, nested
 from dsrun.zero.generate.explain import notices
-from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
+from dsrun.zero.generate.spec import STAGES_OF_OPTION, ZeroSpec, flag_of, flag_rules, options
 from dsrun.zero.lint.check import check as lint
 from dsrun.zero.rules import rules
 from dsrun.zero.view import ConfigView
