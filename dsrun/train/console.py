@@ -46,11 +46,7 @@ class Console:
 
     def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
         self._rich = RichConsole(
-            file=out,
-            force_terminal=terminal,
-            width=width if terminal else 120,
-            highlight=False,
-            soft_wrap=True,
+            file=out, force_terminal=terminal, width=width if terminal else 120, highlight=False, soft_wrap=True
         )
         self._silent = out is None
         self._transcript: TextIO | None = None

@@ -43,13 +43,7 @@ DEFAULT_LOGGING_STEPS = 10
 
 
 def run(
-    recipe: Recipe,
-    title: str,
-    world: World,
-    folder: RunFolder,
-    console: Console,
-    *,
-    context: RankContext | None = None,
+    recipe: Recipe, title: str, world: World, folder: RunFolder, console: Console, *, context: RankContext | None = None
 ) -> None:
     """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
 

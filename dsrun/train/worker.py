@@ -124,14 +124,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
         if notice:
             console.notice(notice)
     recipe, title = with_demo(recipe, notify=console.notice)
-    run(
-        recipe,
-        title,
-        world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))),
-        folder,
-        console,
-        context=context,
-    )
+    run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
     destroy_process_group()
 
 

@@ -215,12 +215,7 @@ class StreamOfBatches(IterableDataset):
                 yield self._share(rows, first, filler, epoch, after)
 
     def _share(
-        self,
-        rows: list[dict[str, Any]],
-        first: int,
-        filler: dict[str, Any],
-        epoch: int,
-        after: dict[str, Any] | None,
+        self, rows: list[dict[str, Any]], first: int, filler: dict[str, Any], epoch: int, after: dict[str, Any] | None
     ) -> Taken:
         """This rank's part of a round of all ranks; `first` is the number of the round's first row."""
         start = self.split.rank * self.split.micro_batch

@@ -85,16 +85,7 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     """
     tidy(folder)
     names = [path.name for _, path in folder.checkpoints()]
-    names += [
-        "model",
-        "adapter",
-        "metrics.jsonl",
-        "events.jsonl",
-        "run.json",
-        "recipe.json",
-        "console.log",
-        "FINISHED",
-    ]
+    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "recipe.json", "console.log", "FINISHED"]
     for pattern in ("predictions-*.jsonl", "samples-rank-*.jsonl"):
         names += [path.name for path in folder.path.glob(pattern)]
     results = [path for path in (folder.path / name for name in names) if path.exists()]
@@ -132,11 +123,7 @@ def _own_or_given(
     start = rank0_first(lambda: _step(given))
     beyond = -1 if start is None else start
     own = _newest(
-        folder,
-        lambda step, path: step > beyond and _is_signed(path, signed),
-        trust=trust,
-        notify=notify,
-        beat=beat,
+        folder, lambda step, path: step > beyond and _is_signed(path, signed), trust=trust, notify=notify, beat=beat
     )
     return own or _given(given, trust=trust, notify=notify, beat=beat)
 
@@ -147,12 +134,7 @@ def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
 
 
 def _newest(
-    folder: RunFolder,
-    wanted: Callable[[int, Path], bool] = lambda *_: True,
-    *,
-    trust: bool,
-    notify: Notify,
-    beat: Beat,
+    folder: RunFolder, wanted: Callable[[int, Path], bool] = lambda *_: True, *, trust: bool, notify: Notify, beat: Beat
 ) -> Path | None:
     for _, path in rank0_first(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
         findings = read_through(path, trust=trust, beat=beat)

@@ -13,15 +13,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import signatures
-from dsrun.runs.manifest import (
-    MANIFEST,
-    STATE_FILE,
-    damaged,
-    missing_or_wrong_size,
-    read_manifest,
-    shared_out,
-    within,
-)
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_size, read_manifest, shared_out, within
 from dsrun.runs.ownership import refuse_untrusted
 from dsrun.runs.schema import Manifest
 from dsrun.system.host import versions
@@ -93,8 +85,7 @@ def check_foreign(path: Path, *, trust: bool) -> None:
         tag = latest.read_bytes().decode(errors="replace").strip()
         if not tag or not (path / tag).is_dir():
             raise UsageError(
-                f"{path}: its file `latest` names {tag!r}, which is not there",
-                fix="choose another checkpoint",
+                f"{path}: its file `latest` names {tag!r}, which is not there", fix="choose another checkpoint"
             )
 
 

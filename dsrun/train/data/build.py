@@ -144,12 +144,7 @@ class _Maker:
         largest = max(int(chunk.max()) for chunk in ids if len(chunk))
         written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
         counted = {"counts": asdict(counts), "largest": largest}
-        return {
-            "kind": "text",
-            "tokens": written,
-            "dtype": narrowest(largest),
-            "parts": {part.split: counted},
-        }
+        return {"kind": "text", "tokens": written, "dtype": narrowest(largest), "parts": {part.split: counted}}
 
     def rows(self, work: Path) -> Meta:
         """Each part of the source as a folder of rows."""

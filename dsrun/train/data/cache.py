@@ -67,8 +67,7 @@ def obtain(
         _acquire(lock, notify, waiting)
     except OSError as error:
         raise MissingError(
-            f"the cache {root} cannot be written: {error.strerror or error}",
-            fix="set DSRUN_CACHE to a writable folder",
+            f"the cache {root} cannot be written: {error.strerror or error}", fix="set DSRUN_CACHE to a writable folder"
         ) from error
     try:
         found = _read(folder, since)

@@ -41,11 +41,7 @@ from dsrun.train.data.tokens.tokenise import check_vocabulary
 __all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 
 Notify = Callable[[str], None]
-SAMPLE_FLAGS = {
-    "train": "--max-train-samples",
-    "validation": "--max-eval-samples",
-    "test": "--max-predict-samples",
-}
+SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}
 
 
 def prepare_data(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
@@ -234,11 +230,9 @@ class _Preparation:
 
     def _samples(self, split: str) -> int | None:
         spec = self.spec
-        return {
-            "train": spec.max_train_samples,
-            "validation": spec.max_eval_samples,
-            "test": spec.max_predict_samples,
-        }[split]
+        return {"train": spec.max_train_samples, "validation": spec.max_eval_samples, "test": spec.max_predict_samples}[
+            split
+        ]
 
     def _limits(self) -> Limits:
         relative = family_of(self.request.model_type).relative_positions
@@ -248,9 +242,7 @@ class _Preparation:
     def _languages(self) -> None:
         if self.request.task == "seq2seq" and is_multilingual(self.tokenizer):
             set_languages(
-                self.tokenizer,
-                self.spec.source_lang or self.spec.lang,
-                self.spec.target_lang or self.spec.lang,
+                self.tokenizer, self.spec.source_lang or self.spec.lang, self.spec.target_lang or self.spec.lang
             )
 
     def _collator(self) -> Collator:

@@ -198,10 +198,7 @@ class _Job:
         write_json_atomic(self.folder / "config.json", config)
 
     def _verify(
-        self,
-        reference: Mapping[str, torch.Tensor],
-        adapt: Callable[[Any], Any],
-        dtypes: frozenset[torch.dtype],
+        self, reference: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any], dtypes: frozenset[torch.dtype]
     ) -> None:
         config = verify.read_config(self.folder)
         expected = verify.logits_of_weights(config, reference, adapt)

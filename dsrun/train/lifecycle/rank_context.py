@@ -101,9 +101,7 @@ class PreemptionHandler:
         # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes. What is sent to one
         # that has not forgotten the pipe yet waits until it has.
         os.register_at_fork(
-            before=self._block_signals,
-            after_in_parent=self._unblock_signals,
-            after_in_child=self._reset_in_child,
+            before=self._block_signals, after_in_parent=self._unblock_signals, after_in_child=self._reset_in_child
         )
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
 
@@ -154,8 +152,7 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
     for name in names:
         if name not in signal.Signals.__members__:
             raise UsageError(
-                f"{variables.SAVE_ON}: {name} is not a signal",
-                fix="name signals without SIG, such as USR1,TERM",
+                f"{variables.SAVE_ON}: {name} is not a signal", fix="name signals without SIG, such as USR1,TERM"
             )
     file = environ.get(variables.STOP_FILE)
     return PreemptionHandler(

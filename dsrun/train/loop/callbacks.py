@@ -184,10 +184,7 @@ def memory() -> dict[str, int]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures = {"host_memory": resident, "host_memory_peak": max(peak, resident)}
     if torch.cuda.is_available():
-        figures |= {
-            "gpu_memory": torch.cuda.memory_reserved(),
-            "gpu_memory_peak": torch.cuda.max_memory_reserved(),
-        }
+        figures |= {"gpu_memory": torch.cuda.memory_reserved(), "gpu_memory_peak": torch.cuda.max_memory_reserved()}
     return figures
 
 

@@ -21,14 +21,7 @@ from dsrun.train.lifecycle.callbacks import (
     PreemptionCallback,
     SaveTimer,
 )
-from dsrun.train.loop.callbacks import (
-    EngineCheck,
-    LogLastStep,
-    LossSpikeDetector,
-    Profiler,
-    Recorder,
-    StopEarly,
-)
+from dsrun.train.loop.callbacks import EngineCheck, LogLastStep, LossSpikeDetector, Profiler, Recorder, StopEarly
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.plan import Plan
@@ -92,13 +85,7 @@ class AdaptiveSaveInterval(TrainerCallback):
 
 
 def build_callbacks(
-    trainer: RunTrainer,
-    plan: Plan,
-    folder: RunFolder,
-    records: RunRecords,
-    console: Console,
-    *,
-    parameters: int,
+    trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console, *, parameters: int
 ) -> None:
     """Add all callbacks to the trainer of this rank."""
     spec, context = plan.recipe.spec, trainer.context

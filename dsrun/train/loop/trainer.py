@@ -19,13 +19,7 @@ from dsrun.train.lifecycle.callbacks import EvaluationLeftError, StopVote, remem
 from dsrun.train.lifecycle.rank_context import RankContext
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator
-from dsrun.train.loop.loss import (
-    LossState,
-    loss_is_native,
-    shifts_labels,
-    summed_cross_entropy,
-    target_tokens,
-)
+from dsrun.train.loop.loss import LossState, loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.reshape import trainer_hooks
 
@@ -192,11 +186,7 @@ class RunTrainer(Checkpointing):
     # evaluation
 
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: Any = None,
-        metric_key_prefix: str = "eval",
-        **gen_kwargs: Any,
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **gen_kwargs: Any
     ) -> dict[str, float]:
         """Exact loss and, for seq2seq, scores of generated text over `eval_dataset`, by default the validation data."""
         began = time.monotonic()

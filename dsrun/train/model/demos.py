@@ -13,12 +13,7 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.system.variables import cache_root
 from dsrun.train.model.load import decide_task, load_config
 
-BATCH_FLAGS = (
-    "global_batch_size",
-    "micro_batch_size",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-)
+BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
 T5_PREFIX = "translate English to Romanian: "
 
 

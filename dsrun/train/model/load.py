@@ -234,8 +234,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         if not is_path(name) and hub.is_unreachable(error):
             raise hub.unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
         raise UsageError(
-            f"{what} {name!r} could not be loaded: {first}",
-            fix="give a local folder or the name of a Hub repository",
+            f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error
     except ImportError as error:
         raise MissingError(f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}") from error

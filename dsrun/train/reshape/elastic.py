@@ -105,13 +105,7 @@ def adapt(
         if _note(folder) != note:
             notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
             _Conversion(
-                checkpoint=checkpoint,
-                saved=saved,
-                layout=layout,
-                folder=folder,
-                note=note,
-                names=names,
-                beat=beat,
+                checkpoint=checkpoint, saved=saved, layout=layout, folder=folder, note=note, names=names, beat=beat
             ).run_all()
     changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
     if layout.stage in (1, 2):
@@ -132,8 +126,7 @@ def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
     for each in (saved, layout):
         if each.stage == 0 and each.engine:
             raise UsageError(
-                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.words}",
-                fix=f"use {as_saved}",
+                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.words}", fix=f"use {as_saved}"
             )
     if layout.own_scheduler != saved.own_scheduler:
         who = "DeepSpeed's own" if saved.own_scheduler else "the Trainer's"

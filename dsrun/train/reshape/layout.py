@@ -196,10 +196,7 @@ def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:
         "ds_version": source.counters["ds_version"],
         # ZeRO-1 and 2 read the first, ZeRO-3 the second.
         "param_groups": [{**common, "params": []}] * GROUPS,
-        "optimizer_state_dict": {
-            "state": {0: {"step": source.step}},
-            "param_groups": [{**common, "params": []}],
-        },
+        "optimizer_state_dict": {"state": {0: {"step": source.step}}, "param_groups": [{**common, "params": []}]},
     }
 
 

@@ -105,12 +105,7 @@ class PlainCheckpoint:
 
     @property
     def counters(self) -> dict[str, Any]:
-        return {
-            "global_steps": self.step,
-            "global_samples": 0,
-            "skipped_steps": 0,
-            "ds_version": deepspeed.__version__,
-        }
+        return {"global_steps": self.step, "global_samples": 0, "skipped_steps": 0, "ds_version": deepspeed.__version__}
 
     @property
     def loss_scaler(self) -> dict[str, Any]:

@@ -113,13 +113,7 @@ def encode_chat(
     """
     if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
         found = _render(
-            tokenizer,
-            messages,
-            tools,
-            where,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
+            tokenizer, messages, tools, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
     full = _render(tokenizer, messages, tools, where, tokenize=False)
