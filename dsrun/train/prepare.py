@@ -9,7 +9,7 @@ from pathlib import Path
 from dsrun.recipe.files import check_files
 from dsrun.recipe.resolve import resolve
 from dsrun.train.console import Console
-from dsrun.train.lifecycle import failure
+from dsrun.train.rank_context import explain_failure
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in argv:
             raise
-        code, message = failure.explain(_interrupt_in(error) or error)
+        code, message = explain_failure(_interrupt_in(error) or error)
         console.print(f"error: {message}", style="red")
         return code
     return 0
@@ -42,9 +42,8 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     from transformers.utils import logging as transformers_logging
 
     from dsrun.recipe.recipe import phases
-    from dsrun.train.model import load as models
-    from dsrun.train.model.demos import with_demo
-    from dsrun.train.plan import data_request, prepare_and_report
+    from dsrun.train import model as models
+    from dsrun.train.plan import data_request, prepare_and_report, with_demo
 
     transformers_logging.set_verbosity_error()
     recipe, _ = with_demo(recipe, notify=console.notice)

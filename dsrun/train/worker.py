@@ -25,10 +25,15 @@ from dsrun.system import variables
 from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.process_end import die_with_parent
-from dsrun.train import memory_fallbacks
 from dsrun.train.console import Console, open_console, send_output_to
-from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
+from dsrun.train.rank_context import (
+    RankContext,
+    handler_from_env,
+    is_supervised,
+    record_failure,
+    record_interruption,
+    show_stacks_in,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,9 +82,9 @@ def main(argv: Sequence[str]) -> int:
         # A rank whose peers have left fails in the exchange that it waits in.
         if stopping.stopped_before_training and not isinstance(error, DsrunError):
             console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
-            failure.interrupted()
+            record_interruption()
             return 0
-        code, message = failure.record(error, rank=rank, log=log, progress=context.progress)
+        code, message = record_failure(error, rank=rank, log=log, progress=context.progress)
         if variables.CONSOLE not in os.environ:
             console.print(f"error: {message}", style="red")
         if debug:
@@ -101,9 +106,10 @@ def _set_aside_earlier_run(asked: Recipe, folder: RunFolder) -> Path | None:
     if asked.spec.resume != "never" or "train" not in phases(asked):
         return None
     from dsrun.train.checkpoint.resume import holds_another_run, set_earlier_run_aside
+    from dsrun.train.plan import clear_fallbacks
 
     if not is_another(os.environ):
-        memory_fallbacks.clear(folder.path)
+        clear_fallbacks(folder.path)
         return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
     if not holds_another_run(folder, earlier_signatures(os.environ)):
         return None
@@ -115,7 +121,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     if rank == 0:
         console.record_in(folder.console)
     from dsrun.train.distributed import destroy_process_group, world_from_env
-    from dsrun.train.model.demos import with_demo
+    from dsrun.train.plan import with_demo
     from dsrun.train.run import run
 
     if rank == 0:

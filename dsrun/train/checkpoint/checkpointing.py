@@ -124,14 +124,30 @@ class Checkpointing(Seq2SeqTrainer):
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
-        # DeepSpeed prints when it is imported.
-        from dsrun.train.checkpoint.shards import use_shard_writer
-
-        use_shard_writer(self.model_wrapped, lambda: self._under_way)
+        self._keep_write_errors(self.model_wrapped.checkpoint_engine)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
             save.seal(*(file for file in sorted(folder.rglob("*")) if file.is_file()))
+
+    def _keep_write_errors(self, engine: Any) -> None:
+        """Have DeepSpeed's checkpoint engine, unless its JSON chose another one, write through the save under way.
+
+        Between two files DeepSpeed's save_checkpoint meets in barriers: an exception on one rank would leave the others
+        in the next one until the process group times out.
+        """
+        stock = engine.save
+        if type(engine).__name__ != "TorchCheckpointEngine" or "save" in vars(engine):
+            return
+
+        def write(state_dict: Any, path: str) -> None:
+            save = self._under_way
+            if save is None or save.folder not in Path(path).parents:
+                stock(state_dict, path)
+            else:
+                save.write(lambda: stock(state_dict, path), Path(path))
+
+        engine.save = write
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Weights and tokenizer, on the rank that writes them; no training_args.bin, which nothing reads back and which

@@ -12,7 +12,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.fsync_pool import sync_file
 from dsrun.runs.records import fsync_folder
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.model.load import AUTO_CLASS, Task
+from dsrun.train.model import AUTO_CLASS, Task
 
 # Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
 OPTIMIZER_BYTES = 12

@@ -17,10 +17,10 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_
 from dsrun.runs.ownership import refuse_untrusted
 from dsrun.runs.schema import Manifest
 from dsrun.system.host import versions
-from dsrun.train.data.tokens.special import tokenizer_identity
+from dsrun.train.data.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.loop.engine import stage_of
-from dsrun.train.model.load import lora_targets
+from dsrun.train.model import lora_targets
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")

@@ -14,15 +14,15 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.train.data.cache import Meta
-from dsrun.train.data.mapping import map_rows, quiet
-from dsrun.train.data.rows.layouts import Hints, Layout, detect, known_layouts
-from dsrun.train.data.rows.limits import Counts, check_sample_count
-from dsrun.train.data.rows.normal import normalise
-from dsrun.train.data.rows.sources import FileSource, Source
-from dsrun.train.data.tokens.chat import check_template
-from dsrun.train.data.tokens.files import flat_chunks, narrowest, write_tokens
-from dsrun.train.data.tokens.tokenise import IGNORED, Row, RowEncoder
+from dsrun.train.data.cache import Meta, map_rows, quiet
+from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
+from dsrun.train.data.normal import normalise
+from dsrun.train.data.request import Counts, check_sample_count
+from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.token_files import flat_chunks, narrowest, write_tokens
+from dsrun.train.data.tokenise import Row, RowEncoder
+from dsrun.train.data.tokenizer import check_template
+from dsrun.train.loop.batches import IGNORED
 
 Progress = Callable[[str, int, int], None]
 

@@ -12,23 +12,26 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
 from dsrun.train.data.build import Job, Part, Progress, build
-from dsrun.train.data.cache import Meta, key_of, obtain
-from dsrun.train.data.mapping import quiet
-from dsrun.train.data.request import Collator, DataRequest, PreparedData, Rows
-from dsrun.train.data.rows.layouts import Hints
-from dsrun.train.data.rows.limits import (
+from dsrun.train.data.cache import Meta, key_of, obtain, quiet
+from dsrun.train.data.layouts import Hints
+from dsrun.train.data.request import (
+    Collator,
     Counts,
+    DataRequest,
     Limits,
+    PreparedData,
+    Rows,
     Truncation,
     check_sample_count,
     idle_lengths,
     limits_of,
     truncation_of,
 )
-from dsrun.train.data.rows.sources import SPLITS, Source, Sources, TableSource, find_sources
+from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.tokens.files import TokenBin, divide, is_bin, open_tokens
-from dsrun.train.data.tokens.special import (
+from dsrun.train.data.token_files import TokenBin, divide, is_bin, open_tokens
+from dsrun.train.data.tokenise import check_vocabulary
+from dsrun.train.data.tokenizer import (
     is_multilingual,
     library_versions,
     pad_with_end,
@@ -36,7 +39,6 @@ from dsrun.train.data.tokens.special import (
     set_languages,
     tokenizer_identity,
 )
-from dsrun.train.data.tokens.tokenise import check_vocabulary
 
 __all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 

@@ -1,20 +1,167 @@
-"""What a run asks of its data and what it gets: request, prepared rows, and their collator."""
+"""What a run asks of its data and what it gets: lengths, prepared rows, counts of what was cut, and the collator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from datasets import Dataset
 
+from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.rows.limits import Truncation
-from dsrun.train.data.stream import RowStream
-from dsrun.train.data.tokens.files import TokenBin
-from dsrun.train.data.tokens.tokenise import IGNORED
+from dsrun.train.loop.batches import IGNORED
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from dsrun.train.data.stream import RowStream
+    from dsrun.train.data.token_files import TokenBin
+
+
+DEFAULT_LENGTH = 1024
+"""Cap of a source or block nobody chose, as in the Transformers example scripts."""
+DEFAULT_TARGET = 128
+# Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
+_UNLIMITED = 1_000_000
+
+
+@dataclass
+class Counts:
+    """What happened to rows: how many were read, cut, and left out, and why."""
+
+    rows: int = 0
+    cut: int = 0
+    cut_source: int = 0
+    cut_target: int = 0
+    incomplete: int = 0
+    no_loss: int = 0
+    first_incomplete: str = ""
+    first_no_loss: str = ""
+
+    def add(self, other: dict[str, Any]) -> None:
+        """Sum numbers; the first place that was seen stays."""
+        for name, value in other.items():
+            mine = getattr(self, name)
+            setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
+
+    def notices(self, split: str, limit: int) -> list[str]:
+        """What the user should know about rows that were left out."""
+        lines = []
+        if self.incomplete:
+            lines.append(
+                f"{split}: {self.incomplete:,} of {self.rows:,} rows lack a text and are left out "
+                f"(the first: {self.first_incomplete})"
+            )
+        if self.no_loss:
+            lines.append(
+                f"{split}: {self.no_loss:,} of {self.rows:,} rows have nothing to learn from within {limit:,} "
+                f"tokens and are left out (the first: {self.first_no_loss})"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class Limits:
+    """In tokens: `source` is also the whole sequence of a causal LM; only seq2seq has targets."""
+
+    source: int
+    target: int
+    eval_target: int
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
+
+    cut: int
+    total: int
+    limit: int
+    target_limit: int | None = None
+
+    def sentence(self) -> str:
+        """For the user: "312 of 10,000 examples were cut at 512 tokens"."""
+        at = f"{self.limit:,} tokens"
+        if self.target_limit is not None:
+            at = f"{self.limit:,} source or {self.target_limit:,} target tokens"
+        if not self.cut:
+            return f"none of {self.total:,} examples was cut at {at}"
+        return f"{self.cut:,} of {self.total:,} examples {'was' if self.cut == 1 else 'were'} cut at {at}"
+
+
+def truncation_of(counts: Counts, source_limit: int, target_limit: int) -> Truncation:
+    """What was counted, with the limits that were met."""
+    if counts.cut_source and counts.cut_target:
+        return Truncation(counts.cut, counts.rows, source_limit, target_limit)
+    return Truncation(counts.cut, counts.rows, target_limit if counts.cut_target else source_limit)
+
+
+def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> Limits:
+    """The limits that the flags ask for, or the defaults where they do not.
+
+    `max_positions` is the number of positions the model knows, None when they are relative (T5) or unbounded.
+
+    Raises:
+        UsageError: a limit is too small to hold anything, or above the model's positions.
+    """
+    default = min(DEFAULT_LENGTH, max_positions or DEFAULT_LENGTH, _sane(tokenizer.model_max_length))
+    if task == "causal-lm":
+        flag, asked = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
+        length = _checked(flag, asked, default, max_positions, least=2)
+        return Limits(length, length, length)
+    least = tokenizer.num_special_tokens_to_add(pair=False) + 1
+    flag, asked = _first(("--max-source-length", spec.max_source_length), ("--max-length", spec.max_length))
+    # With --resize-position-embeddings the model is made to fit the source.
+    positions = None if spec.resize_position_embeddings else max_positions
+    source = _checked(flag, asked, default, positions, least)
+    short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
+    target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
+    eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
+    return Limits(source, target, eval_target)
+
+
+def idle_lengths(spec: TrainSpec, task: str) -> str | None:
+    """A notice of the lengths that were given and that this task does not have."""
+    if task == "causal-lm":
+        others, own = ("max_source_length", "max_target_length", "val_max_target_length"), "--max-length"
+        kind = "a causal language model"
+    else:
+        others, own, kind = ("block_size",), "--max-source-length", "a seq2seq model"
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(spec, name) is not None]
+    return f"{kind} has no {' or '.join(given)}: nothing is cut there ({own} N)" if given else None
+
+
+def check_sample_count(flag: str, asked: int | None, there: int, what: str) -> None:
+    """Refuse to promise more samples than there are.
+
+    Raises:
+        UsageError: with both numbers.
+    """
+    if asked is None:
+        return
+    if asked < 1:
+        raise UsageError(f"{flag} {asked}: at least one sample is needed")
+    if asked > there:
+        raise UsageError(f"{flag} {asked:,}: there are only {there:,} {what}", fix=f"{flag} {there}")
+
+
+def _first(*flags: tuple[str, int | None]) -> tuple[str, int | None]:
+    return next((pair for pair in flags if pair[1] is not None), flags[0])
+
+
+def _checked(flag: str, asked: int | None, default: int, positions: int | None, least: int) -> int:
+    if asked is None:
+        return default
+    if asked < least:
+        raise UsageError(f"{flag} {asked}: a sequence needs at least {least} tokens")
+    if positions is not None and asked > positions:
+        raise UsageError(f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
+    return asked
+
+
+def _sane(length: int | None) -> int:
+    return length if length and 0 < length < _UNLIMITED else _UNLIMITED
 
 
 @dataclass
@@ -96,7 +243,7 @@ def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor
     return torch.from_numpy(out)
 
 
-Rows = Dataset | TokenBin | RowStream
+Rows: TypeAlias = "Dataset | TokenBin | RowStream"
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import pyarrow as pa
 from datasets import Dataset
 
 from dsrun.train.data.build import Job, encoder_for, layout_of, normal_row, normal_schema
-from dsrun.train.data.rows.layouts import Layout
-from dsrun.train.data.rows.readers import Mark
-from dsrun.train.data.rows.sources import FileSource, Source, TableSource
-from dsrun.train.data.tokens.tokenise import Row, RowEncoder
+from dsrun.train.data.layouts import Layout
+from dsrun.train.data.readers import Mark
+from dsrun.train.data.sources import FileSource, Source, TableSource
+from dsrun.train.data.tokenise import Row, RowEncoder
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
 # too what is read twice when a reader goes on where another one stopped.

@@ -13,7 +13,7 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.export.write import Weight
-from dsrun.train.model import hub
+from dsrun.train.model import is_unreachable, unreachable
 
 PREFIX = "base_model.model."
 _PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])\.weight")
@@ -54,8 +54,8 @@ def base_folder(adapter: Adapter) -> Path:
     try:
         found = snapshot_download(adapter.base, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"])
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        if hub.is_unreachable(error):
-            raise hub.unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error
+        if is_unreachable(error):
+            raise unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error
         raise UsageError(
             f"the adapter's base model {adapter.base!r} is neither a folder nor on the Hub",
             fix="put it where base_model_name_or_path in adapter_config.json says",

@@ -22,10 +22,10 @@ from transformers.utils.logging import disable_progress_bar
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
+from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
 from dsrun.train.export.write import Weight, sha256, write_weights
-from dsrun.train.reshape.plain import in_adapter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.train.checkpoint.plain import ADAPTER, in_adapter
+from dsrun.train.checkpoint.zero_shards import WINDOW, ZeroCheckpoint, load, state_folder
 from dsrun.train.export.write import Weight, read_weights
-from dsrun.train.reshape.plain import ADAPTER, in_adapter
-from dsrun.train.reshape.shards import WINDOW, ZeroCheckpoint, load, state_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
 

@@ -12,16 +12,23 @@ import torch
 import torch.distributed as dist
 import transformers.trainer
 
-from dsrun.train.batching.batches import Split
-from dsrun.train.batching.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
+from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
-from dsrun.train.lifecycle.callbacks import EvaluationLeftError, StopVote, remember_evaluation
-from dsrun.train.lifecycle.rank_context import RankContext
 from dsrun.train.loop import engine
-from dsrun.train.loop.evaluation import Evaluation, Evaluator
-from dsrun.train.loop.loss import LossState, loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loop.batches import Split
+from dsrun.train.loop.evaluation import (
+    Evaluation,
+    Evaluator,
+    LossState,
+    loss_is_native,
+    shifts_labels,
+    summed_cross_entropy,
+    target_tokens,
+)
+from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
-from dsrun.train.reshape import trainer_hooks
+from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.rank_context import RankContext
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
 transformers.trainer.skip_first_batches = start_at
@@ -131,7 +138,7 @@ class RunTrainer(Checkpointing):
     def _load_best_model(self) -> None:
         """The best checkpoint may have been saved by another number of ranks, before an elastic resume."""
         self.check_best_checkpoint()
-        with trainer_hooks.best_checkpoint(self, run=Path(self.args.output_dir)):
+        with elastic.best_checkpoint(self, run=Path(self.args.output_dir)):
             super()._load_best_model()
 
     def count_tokens(self, before: int) -> None:

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.train.arguments import check_arguments, in_a_line
+from dsrun.train.loop.arguments import check_arguments, in_a_line
 
 TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
 LLAMA = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -66,7 +66,7 @@ def test_valid_trainer_arguments_accepted(said, flags):
 
 
 def test_missing_liger_kernel_named(said, monkeypatch):
-    monkeypatch.setattr("dsrun.train.arguments.is_liger_kernel_available", lambda: False)
+    monkeypatch.setattr("dsrun.train.loop.arguments.is_liger_kernel_available", lambda: False)
     with pytest.raises(MissingError, match="pip install liger-kernel"):
         said(use_liger_kernel=True)
 

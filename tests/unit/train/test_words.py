@@ -13,9 +13,9 @@ from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
 from dsrun.train.console import Console, duration, number
-from dsrun.train.lifecycle import failure
 from dsrun.train.loop.callbacks import format_metrics
-from dsrun.train.report import SHOWN_LENGTH, in_a_line
+from dsrun.train.rank_context import Progress, explain_failure, record_failure
+from dsrun.train.records import SHOWN_LENGTH, in_a_line
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")])
@@ -88,7 +88,7 @@ def test_progress_line_outside_terminal():
     ],
 )
 def test_failure_message_is_one_line_with_advice(error, code, words):
-    found, message = failure.explain(error)
+    found, message = explain_failure(error)
     assert found == code
     assert words in message
     assert "\n" not in message
@@ -96,7 +96,7 @@ def test_failure_message_is_one_line_with_advice(error, code, words):
 
 def test_failure_report_left_for_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv(variables.FAILURES, str(tmp_path))
-    failure.record(UsageError("bad"), rank=3, log=None, progress=failure.Progress())
+    record_failure(UsageError("bad"), rank=3, log=None, progress=Progress())
     facts = json.loads((tmp_path / "rank-3.json").read_text())
     assert (facts["exit_code"], facts["message"], facts["expected"]) == (2, "bad", True)
 

@@ -19,7 +19,7 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
-from dsrun.train.model.hub import HTTP_ERROR, first_line, is_unreachable
+from dsrun.train.model import HTTP_ERROR, first_line, is_unreachable
 from dsrun.train.plan import Plan
 
 LOSS_METRICS = ("loss", "perplexity")

@@ -18,8 +18,8 @@ import torch
 from safetensors import safe_open
 
 from dsrun.errors import UsageError
+from dsrun.train.checkpoint.zero_shards import load
 from dsrun.train.export.write import Weight, read_weights, write_file
-from dsrun.train.reshape.shards import load
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -43,7 +43,7 @@ def trainer_order(plan: Plan) -> list[list[str]]:
     decay. The model is built without memory for its weights."""
     from transformers import Trainer
 
-    from dsrun.train.model.load import AUTO_CLASS, add_lora
+    from dsrun.train.model import AUTO_CLASS, add_lora
 
     spec = plan.recipe.spec
     with torch.device("meta"):

@@ -20,7 +20,7 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs.records import Appender
 from dsrun.runs.samples import append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
-from dsrun.train.batching.batches import (
+from dsrun.train.loop.batches import (
     BatchLoader,
     GlobalBatchSampler,
     Split,

@@ -1,93 +1,19 @@
-"""Chat data: conversations as rows bring them, and which tokens of their rendering the assistant wrote."""
+"""What dsrun asks of a tokenizer: padding, languages, identity, and chat templates."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-
-_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-    "function": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-    "developer": "developer",
-    "system": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-"""Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
+from dsrun.model_families import family_of
+from dsrun.recipe.spec import TrainSpec
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
-    """One conversation in the form that chat templates take; [] for none.
-
-    Raises:
-        UsageError: a message is not a dictionary, has an unknown role, or holds something other than text.
-    """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{where}: a conversation must be a list of messages, not a text") from error
-    if value is None:
-        return []
-    if not isinstance(value, Sequence):
-        raise UsageError(f"{where}: a conversation must be a list of messages, not a {type(value).__name__}")
-    return [_message(item, where) for item in value]
-
-
-def _message(item: Any, where: str) -> dict[str, Any]:
-    if not isinstance(item, Mapping):
-        raise UsageError(f"{where}: a message must be a dictionary with role and content")
-    # Arrow fills in the keys that other messages have; templates ask whether a key is there at all.
-    message = without_none(item)
-    role = message.pop("from", None) if "role" not in message else message.pop("role")
-    content = message.pop("value", None) if "content" not in message else message.pop("content")
-    if role not in _ROLES:
-        raise UsageError(f"{where}: unknown role {role!r} in a message", fix=f"known: {', '.join(_ROLES)}")
-    if content is None and not message.get("tool_calls"):
-        raise UsageError(f"{where}: a message of the {_ROLES[role]} has no content")
-    return {"role": _ROLES[role], "content": _plain(content, where), **message}
-
-
-def _plain(content: Any, where: str) -> str:
-    """Text of a message; a list of text parts is joined, anything that is not text is refused."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise UsageError(f"{where}: the content of a message is a {type(content).__name__}, not text")
-    parts = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type", "part") if isinstance(part, Mapping) else type(part).__name__
-            raise UsageError(f"{where}: a message holds a part of type {kind!r}; dsrun trains on text")
-        parts.append(text)
-    return "".join(parts)
-
-
-def without_none(value: Any) -> Any:
-    """A copy without the dictionary entries that are None, at every depth."""
-    if isinstance(value, Mapping):
-        return {key: without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [without_none(item) for item in value]
-    return value
 
 
 def check_template(tokenizer: Any, where: str) -> None:
@@ -201,3 +127,124 @@ def _mark_by_prefixes(
             edges.append(len(prefix))
         marks[edges[0] : edges[1]] = [True] * (edges[1] - edges[0])
     return ids, marks
+
+
+def pad_with_end(tokenizer: Any, task: str) -> str | None:
+    """Give a causal model's tokenizer without padding token its end token for it; returns a notice.
+
+    The batches mark padding by position, so the true end tokens are learned all the same.
+
+    Raises:
+        UsageError: an encoder-decoder's tokenizer has none.
+    """
+    if tokenizer.pad_token_id is not None:
+        return None
+    if task == "seq2seq":
+        raise UsageError(
+            "the tokenizer has no padding token, without which an encoder-decoder model cannot batch",
+            fix="give --tokenizer one with a pad_token",
+        )
+    if tokenizer.eos_token is None:
+        return "the tokenizer has neither padding nor end token: nothing marks where a document ends"
+    tokenizer.pad_token = tokenizer.eos_token
+    return f"the tokenizer has no padding token: {tokenizer.eos_token} pads, outside the loss"
+
+
+def prefix_notice(spec: TrainSpec, model_type: str) -> str | None:
+    """The original T5 knows its tasks by a prefix; mT5, and what starts from scratch, does not."""
+    own = spec.from_scratch or (spec.model or "").startswith("demo-")
+    if not family_of(model_type).task_prefix or spec.source_prefix is not None or own:
+        return None
+    return (
+        "T5 was trained with a prefix before every source and none is given "
+        "(--source-prefix 'translate English to German: ' or 'summarize: ')"
+    )
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    """A digest of everything that bears on the ids: vocabulary and rules, special tokens, template, languages."""
+    digest = hashlib.sha256()
+    own = {
+        "class": type(tokenizer).__name__,
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "template": getattr(tokenizer, "chat_template", None),
+        "languages": [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")],
+        "limit": tokenizer.model_max_length,
+    }
+    digest.update(json.dumps(own, sort_keys=True, default=str).encode())
+    if tokenizer.is_fast:
+        rules = json.loads(tokenizer.backend_tokenizer.to_str())
+        # These two are left over from the last call and set anew by every next one.
+        rules.pop("truncation", None)
+        rules.pop("padding", None)
+        digest.update(json.dumps(rules, sort_keys=True).encode())
+    else:
+        # What a slow tokenizer consists of only its files tell (Marian has two SentencePiece models).
+        with tempfile.TemporaryDirectory() as folder:
+            for name in sorted(tokenizer.save_vocabulary(folder)):
+                digest.update(Path(name).read_bytes())
+        digest.update(json.dumps(tokenizer.get_added_vocab(), sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of what tokenises: an upgrade tokenises once more."""
+    import tokenizers
+    import transformers
+
+    return {"tokenizers": tokenizers.__version__, "transformers": transformers.__version__}
+
+
+def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
+    """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages; others are left alone.
+
+    Such a tokenizer writes a language token into every source and target; its default is English for both, which trains
+    a wrong model in silence.
+
+    Raises:
+        UsageError: no language was given, or the tokenizer does not know it.
+    """
+    if not is_multilingual(tokenizer):
+        return
+    for language, flag in ((source, "--source-lang"), (target, "--target-lang")):
+        if not language:
+            raise UsageError(
+                f"{type(tokenizer).__name__} writes a language token into every sample and needs {flag}",
+                fix=f"{flag} {_some_codes(tokenizer)[0]} (known: {', '.join(_some_codes(tokenizer)[:8])} …)",
+            )
+        if not _knows(tokenizer, language):
+            close = [code for code in _codes(tokenizer) if code[:2] == language[:2]] or _some_codes(tokenizer)
+            raise UsageError(
+                f"{flag} {language}: {type(tokenizer).__name__} does not know this language",
+                fix=f"known: {', '.join(close[:8])}",
+            )
+    tokenizer.src_lang = source
+    tokenizer.tgt_lang = target
+
+
+def is_multilingual(tokenizer: Any) -> bool:
+    """Whether source and target carry language tokens.
+
+    FSMT's tokenizer has the attributes too, but for one fixed pair that its vocabulary decides, and no codes.
+    """
+    return hasattr(type(tokenizer), "src_lang") and hasattr(tokenizer, "tgt_lang")
+
+
+def _codes(tokenizer: Any) -> list[str]:
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if codes:
+        return list(codes)
+    # NLLB keeps its codes among the special tokens only.
+    return [token for token in getattr(tokenizer, "all_special_tokens", []) if "_" in token.strip("_")]
+
+
+def _some_codes(tokenizer: Any) -> list[str]:
+    return _codes(tokenizer) or ["CODE"]
+
+
+def _knows(tokenizer: Any, language: str) -> bool:
+    codes = _codes(tokenizer)
+    if codes:
+        return language in codes
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return tokenizer.convert_tokens_to_ids(language) not in (None, unknown)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from dsrun.errors import UsageError
-from dsrun.train.reshape.shards import ZeroCheckpoint, load, state_folder
+from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
 
 Change = Literal["none", "order", "convert"]
 

@@ -1,11 +1,18 @@
-"""The model and its tokenizer: from a name or folder to something that can be trained."""
+"""The model and its tokenizer: from a name or folder, here or on the Hub, to something that can be trained."""
 
 from __future__ import annotations
 
 import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -14,13 +21,81 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    dynamic_module_utils,
 )
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model import hub
-from dsrun.train.model.hub import OwnCode, one_at_a_time, reference_in
+
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""What the HTTP client raises and `datasets` lets through; releases of the Hub package differ in the client."""
+
+NO_NETWORK = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError)
+ABSENT_FILE = "does not appear to have a file named"
+
+LOCK = ".dsrun.lock"
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache.
+
+    The libraries wrap what the HTTP client said once or twice, each release in other types; at the bottom there is
+    Python's own ConnectionError, or the Hub client's word that it looked into its cache in vain.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, NO_NETWORK):
+            return True
+        # Also behind `raise … from None`, by which httpx2 hides the socket's own error.
+        seen = seen.__cause__ or seen.__context__
+    # Offline, transformers finds no weights in the cache and says that the repository has none.
+    return constants.HF_HUB_OFFLINE and isinstance(error, OSError) and ABSENT_FILE in str(error)
+
+
+def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
+    """The error for `what` ("model x"); `instead` names the flag that takes local files."""
+    offline = ", unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
+    return MissingError(
+        f"{what} cannot be fetched from the Hub: {reason}",
+        fix=f"check the network{offline}, or give local files: {instead}",
+        cause="hf_gated_or_offline",
+    )
+
+
+@contextmanager
+def one_at_a_time(trusted: bool) -> Iterator[None]:
+    """Nobody else on this machine copies code in here; without `trusted` there is none to copy.
+
+    Where nothing can be written there is no lock, and no need of one: the code is in its place, or transformers fails.
+    """
+    with ExitStack() as stack:
+        if trusted:
+            folder = Path(dynamic_module_utils.HF_MODULES_CACHE)
+            # filelock raises NotImplementedError on a file system without flock(2).
+            with suppress(OSError, NotImplementedError):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(folder / LOCK))
+        yield
+
+
+def reference_in(config: Any, auto_class: type) -> str | None:
+    """Which class of the model's own code `auto_class` stands for, as its config says; None for one of transformers."""
+    return (getattr(config, "auto_map", None) or {}).get(auto_class.__name__)
+
+
+class OwnCode:
+    """Loads the code alone, by the name that all of transformers' classes have for it."""
+
+    @staticmethod
+    def from_pretrained(name: str, *, reference: str, **options: Any) -> type:
+        return dynamic_module_utils.get_class_from_dynamic_module(reference, name, **options)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +174,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
             model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
         except (ValueError, ImportError) as error:
             name = spec.model or config.model_type
-            refused = _refused_attention(spec.attn_implementation, name, hub.first_line(error))
+            refused = _refused_attention(spec.attn_implementation, name, first_line(error))
             if refused:
                 raise refused from error
             raise
@@ -227,12 +302,12 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         return loader.from_pretrained(name, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
-        first = hub.first_line(error)
+        first = first_line(error)
         refused = _refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
-        if not is_path(name) and hub.is_unreachable(error):
-            raise hub.unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
+        if not is_path(name) and is_unreachable(error):
+            raise unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
         raise UsageError(
             f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error

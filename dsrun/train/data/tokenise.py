@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.train.data.rows.layouts import Layout
-from dsrun.train.data.rows.limits import Counts
-from dsrun.train.data.rows.normal import normalise
-from dsrun.train.data.tokens.chat import encode_chat
-
-IGNORED = -100
-"""The label that cross entropy leaves out (torch's ignore_index)."""
+from dsrun.train.data.layouts import Layout
+from dsrun.train.data.normal import normalise
+from dsrun.train.data.request import Counts
+from dsrun.train.data.tokenizer import encode_chat
+from dsrun.train.loop.batches import IGNORED
 
 Row = dict[str, Any]
 

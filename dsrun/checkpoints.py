@@ -1,4 +1,4 @@
-"""What one checkpoint holds, from its manifest, its config and the headers of its weights."""
+"""What lies in checkpoints, read without torch: those of a run as a table, and the contents of one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,135 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dsrun.checkpoints.listing import Entry, entry
 from dsrun.errors import UsageError
-from dsrun.runs.manifest import read_manifest
+from dsrun.runs.commit import HIDDEN
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest
+
+State = Literal["complete", "damaged", "saving", "foreign"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One checkpoint: `size` in bytes, `time` as ISO 8601 in UTC, `zero_stage` and `world_size` where they are known.
+
+    `state`: complete (all files there, in their sizes), damaged, saving (hidden: being written, or left by a run that
+    died), or foreign (written by something else, without a manifest). `why` tells what is wrong with a damaged one.
+    """
+
+    step: int
+    path: Path
+    state: State
+    size: int
+    time: str
+    zero_stage: int | None
+    world_size: int | None
+    best: bool
+    why: str = ""
+
+
+def entries(run: RunFolder) -> list[Entry]:
+    """The checkpoints of `run`, highest step first, with one that is being saved."""
+    found = run.checkpoints()
+    best = best_step([path for _, path in found])
+    hidden = RunFolder(run.path / HIDDEN).checkpoints()
+    return [
+        *(_entry(step, path, best, hidden=True) for step, path in hidden),
+        *(_entry(step, path, best) for step, path in found),
+    ]
+
+
+def entry(checkpoint: Path) -> Entry:
+    """One checkpoint by its folder."""
+    number = checkpoint.name.rpartition("-")[2]
+    step = int(number) if number.isdigit() else _stored_step(checkpoint)
+    return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
+
+
+def find(path: Path) -> RunFolder | Path:
+    """What the user gave: a run folder, or a checkpoint's. Raises UsageError for anything else."""
+    if (path / MANIFEST).is_file() or (path / STATE_FILE).is_file() or _looks_like_one(path):
+        return path
+    run = RunFolder(path)
+    if run.run_json.is_file() or run.checkpoints() or (path / HIDDEN).is_dir():
+        return run
+    what = "holds no checkpoint" if path.is_dir() else "does not exist"
+    raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train, or a checkpoint-N in it")
+
+
+def best_step(checkpoints: list[Path]) -> int | None:
+    """The step of the best checkpoint, as the newest one whose state can be read has it."""
+    for path in checkpoints:
+        state = _state(path)
+        if state:
+            best = state.get("best_global_step")
+            return best if isinstance(best, int) and best else None
+    return None
+
+
+def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> Entry:
+    manifest = read_manifest(path)
+    extra = manifest["extra"] if manifest else {}
+    findings = missing_or_wrong_size(path)
+    foreign = not manifest and not (path / MANIFEST).exists() and bool(_state(path))
+    state: State = "saving" if hidden else "foreign" if foreign else "damaged" if findings else "complete"
+    if manifest:
+        size, time = sum(file["size"] for file in manifest["files"].values()), manifest["time"]
+    else:
+        size, time = _measured(path)
+    return Entry(
+        step=step,
+        path=path,
+        state=state,
+        size=size,
+        time=time,
+        zero_stage=_number(extra.get("zero_stage")),
+        world_size=_number(extra.get("world_size")),
+        best=step == best and not hidden,
+        why=findings[0].message if state == "damaged" else "",
+    )
+
+
+def _measured(path: Path) -> tuple[int, str]:
+    """Size and time of a folder without a manifest: the files' own, or the folder's where there are none yet. What
+    vanishes meanwhile counts nothing."""
+    size, newest = 0, path.stat().st_mtime if path.is_dir() else 0.0
+    for file in path.rglob("*"):
+        try:
+            facts = file.stat()
+        except OSError:
+            continue
+        if file.is_file():
+            size += facts.st_size
+            newest = max(newest, facts.st_mtime)
+    time = datetime.fromtimestamp(newest, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return size, time
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _stored_step(checkpoint: Path) -> int:
+    return _number(_state(checkpoint).get("global_step")) or 0
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _looks_like_one(path: Path) -> bool:
+    """Also a checkpoint so damaged that nothing but its name is left."""
+    return path.is_dir() and path.name.startswith("checkpoint-") and path.name[len("checkpoint-") :].isdigit()
+
 
 # Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
 # length as a little-endian number; the header, JSON with dtype, shape and data_offsets by tensor name, and

@@ -1,10 +1,7 @@
-"""Callbacks around steps, evaluations and saves: preemption, heartbeat and events."""
+"""Leaving when asked to: the ranks' vote, the save before the exit, and the evaluation that is made up for."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +9,10 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from dsrun.train.lifecycle.rank_context import PreemptionHandler, RankContext
-from dsrun.train.loop.nan import NanGuard
-from dsrun.train.records import RunRecords, step_of
+from dsrun.train.rank_context import PreemptionHandler, RankContext
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
-
-PROGRESS_SECONDS = 60.0
 
 
 class EvaluationLeftError(Exception):
@@ -132,59 +125,3 @@ class HeartbeatCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.context.progress.step = state.global_step
         self.context.heart.step(state.global_step)
-
-
-class EventCallback(TrainerCallback):
-    """The events of training that are no save. Rank 0 only."""
-
-    def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.records = records
-        self.clock = clock
-        self._reported = clock()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.records.training(state.global_step)
-        self._reported = self.clock()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # How far a run was that was killed without a word.
-        if self.clock() - self._reported >= PROGRESS_SECONDS:
-            self._reported = self.clock()
-            self.records.event("progress", step=state.global_step)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        self.records.evaluated(state.global_step, metrics)
-
-
-class SaveTimer:
-    """What goes with a save, on all ranks: no NaN is saved, the heart says so, the ledger has it.
-
-    `saved` (step, seconds) is called with the time that training waited.
-    """
-
-    def __init__(
-        self,
-        context: RankContext,
-        records: RunRecords,
-        guard: NanGuard,
-        model: Any,
-        saved: Callable[[int, float], None] = lambda _step, _seconds: None,
-    ) -> None:
-        self.context = context
-        self.records = records
-        self.guard = guard
-        self.model = model
-        self.saved = saved
-
-    def __call__(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
-        """`begin` before anything is written, `visible` when the checkpoint is complete, `end` when training goes
-        on."""
-        step = step_of(folder)
-        if phase == "begin":
-            self.context.heart.enter("saving")
-            self.guard.check_weights(self.model, step)
-        self.records.checkpoint(phase, folder, seconds, details)
-        if phase == "end":
-            self.context.progress.saved = step
-            self.context.heart.enter("training")
-            self.saved(step, seconds)

@@ -13,8 +13,8 @@ from dsrun.errors import UsageError
 from dsrun.recipe.data_files import FORMATS, data_format
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.rows.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
-from dsrun.train.model import hub
+from dsrun.train.data.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
+from dsrun.train.model import HTTP_ERROR, first_line, unreachable
 
 SPLITS = ("train", "validation", "test")
 
@@ -179,7 +179,7 @@ def _saved(path: Path) -> dict[str, Source]:
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} cannot be loaded as a saved dataset: {hub.first_line(error)}") from error
+        raise UsageError(f"{path} cannot be loaded as a saved dataset: {first_line(error)}") from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
     return _tables(loaded, str(path))
@@ -217,7 +217,7 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
         loaded = datasets.load_dataset(
             name, spec.dataset_config, token=spec.token, cache_dir=spec.cache_dir, streaming=spec.streaming
         )
-    except (OSError, ValueError, RuntimeError, hub.HTTP_ERROR) as error:
+    except (OSError, ValueError, RuntimeError, HTTP_ERROR) as error:
         _explain_hub(spec, error)
     return _tables(loaded, name)
 
@@ -225,7 +225,7 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
 def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     from datasets.exceptions import DatasetNotFoundError
 
-    name, reason = spec.dataset, hub.first_line(error)
+    name, reason = spec.dataset, first_line(error)
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
             raise UsageError(
@@ -238,7 +238,7 @@ def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     if isinstance(error, ValueError | RuntimeError):
         fix = "--dataset-config" if "onfig" in reason else None
         raise UsageError(f"dataset {name}: {reason}", fix=fix) from error
-    raise hub.unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
+    raise unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
 
 
 def _tables(loaded: Any, name: str) -> dict[str, Source]:

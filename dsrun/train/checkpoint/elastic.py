@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -19,20 +20,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from filelock import FileLock, Timeout
+from transformers import TrainerCallback, set_seed
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.commit import CONVERTED
 from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
-from dsrun.train.reshape import plain
-from dsrun.train.reshape.layout import Layout, Source, layout_of, write_schedule, write_universal
-from dsrun.train.reshape.shards import ZeroCheckpoint
+from dsrun.train.checkpoint import plain
+from dsrun.train.checkpoint.layout import Layout, Source, layout_of, write_schedule, write_universal
+from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
 
 if TYPE_CHECKING:
+    from dsrun.train.checkpoint.plain import Names
     from dsrun.train.plan import Plan
-    from dsrun.train.reshape.plain import Names
 
 NOTE = "source.json"
 VERSION = 1
@@ -245,3 +248,74 @@ def _note(folder: Path) -> Any:
 def discard(run: Path) -> None:
     """Remove what was converted for `run`."""
     shutil.rmtree(run / CONVERTED, ignore_errors=True)
+
+
+logger = logging.getLogger(__name__)
+
+
+class Reshaped(TrainerCallback):
+    """Between the load of a converted checkpoint and the first step: the engine becomes an ordinary one.
+
+    The conversion is removed once the run has a checkpoint of its own.
+    """
+
+    def __init__(self, trainer: Any, start: Adapted, *, run: Path) -> None:
+        self.trainer = trainer
+        self.start = start
+        self.run = run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.start.converted:
+            settle(self.trainer.model_wrapped)
+        if self.start.reseed:
+            # Ranks that the checkpoint has random states for get those when the epoch begins, after this.
+            set_seed(seed_of(args.seed, state.global_step, args.process_index))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            discard(self.run)
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """A seed for a rank that joins at `step`: the same in every attempt, another on every rank and at every step."""
+    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+def settle(engine: Any) -> None:
+    """Undo what the universal load leaves in the engine.
+
+    load_universal stays on, and the next load would look for a universal checkpoint. ZeRO-3's loader gives one and the
+    same step to all groups: a tensor, as torch's optimizers need it, would be counted up once per group and step
+    (stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3); an integer is right for DeepSpeed's Adam alone.
+    """
+    engine._config.load_universal_checkpoint = False
+    base = engine.optimizer.optimizer
+    if not type(base).__module__.startswith("torch.optim"):
+        return
+    on_device = any(group.get("fused") or group.get("capturable") for group in base.param_groups)
+    for parameter, state in base.state.items():
+        if "step" in state:
+            place = parameter.device if on_device else torch.device("cpu")
+            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device=place)
+
+
+@contextmanager
+def best_checkpoint(trainer: Any, *, run: Path) -> Iterator[None]:
+    """Around the Trainer's load of the best checkpoint: it may be older than an elastic resume."""
+    best = trainer.state.best_model_checkpoint
+    if best is None or not trainer.is_deepspeed_enabled:
+        yield
+        return
+    layout = Layout.wanted(trainer.split.world_size, trainer.ds_config)
+    start = adapt(Path(best), layout, run=run, notify=logger.info, built=True)
+    engine = trainer.model_wrapped
+    engine._config.load_universal_checkpoint = start.converted
+    trainer.state.best_model_checkpoint = str(start.path)
+    try:
+        yield
+    finally:
+        engine._config.load_universal_checkpoint = False
+        trainer.state.best_model_checkpoint = best
+        if trainer.args.should_save and start.converted:
+            discard(run)

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import key_of, obtain
-from dsrun.train.data.rows.sources import FileSource, Source
-from dsrun.train.data.tokens.tokenise import check_vocabulary
+from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.tokenise import check_vocabulary
 
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest
