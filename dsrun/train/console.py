@@ -7,6 +7,7 @@ into the run folder's console.log.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -77,14 +78,6 @@ class Console:
         for name, value in rows:
             self.print(f"  {name.ljust(width)}  {value}")
 
-    def task(self, what: str) -> PlainTask:
-        """Progress of something that is not training: tokenising, evaluating."""
-        return PlainTask(self, what)
-
-    def training(self, total: int, start: int) -> TrainingBar:
-        """The one progress bar of the training loop, from optimizer step `start` to `total`."""
-        return TrainingBar(self, total, start)
-
 
 class _Figures(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -93,7 +86,7 @@ class _Figures(ProgressColumn):
 
 
 class TrainingBar:
-    """Training progress with loss, tokens/s and ETA."""
+    """The one progress bar of the training loop, from optimizer step `start` to `total`: loss, tokens/s and ETA."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         self.console = console
@@ -118,7 +111,6 @@ class TrainingBar:
             self._task = self._bar.add_task("training", total=total, completed=start)
 
     def advance(self, step: int) -> None:
-        """An optimizer step is done."""
         if self._bar:
             self._bar.update(self._task, completed=step, figures=f"{self._figures}  ETA {self._eta(step)}")
 
@@ -146,7 +138,7 @@ class TrainingBar:
 
 
 class PlainTask:
-    """A counter that stays silent when it finishes soon."""
+    """Progress of something that is not training, such as tokenising; silent when it finishes soon."""
 
     def __init__(self, console: Console, what: str) -> None:
         self.console = console
@@ -184,7 +176,8 @@ def send_output_to(log: Path, *, echo: bool = False) -> None:
         for target in (1, 2):
             os.dup2(fd, target)
         os.close(fd)
-        sys.stdout.reconfigure(line_buffering=True)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
     handlers.append(logging.StreamHandler(sys.stderr))
     logging.basicConfig(format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True)
     # These report every HTTP request and file lock at INFO and DEBUG.

@@ -21,7 +21,7 @@ from dsrun.system.host import cpu_bf16
 from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
 from dsrun.train import model as models
-from dsrun.train.console import Console
+from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
 from dsrun.train.distributed import World
 from dsrun.train.loop import engine
@@ -122,7 +122,7 @@ def prepare_and_report(
     request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
 ) -> PreparedData:
     """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
-    task = console.task("tokenising")
+    task = PlainTask(console, "tokenising")
 
     def progress(_split: str, done: int, total: int) -> None:
         beat()

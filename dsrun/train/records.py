@@ -209,7 +209,7 @@ def evaluate_and_predict(
             continue
         metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
         console.print(f"{split}  {format_metrics(metrics, prefix + '_')}")
-        examples = trainer.last_evaluation.examples
+        examples = trainer.last_evaluation.examples if trainer.last_evaluation else []
         if examples and plan.world.is_main:
             file = folder.path / f"predictions-{split}.jsonl"
             write_predictions(examples, file)

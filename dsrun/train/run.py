@@ -23,7 +23,7 @@ from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
-from dsrun.train.console import Console
+from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.prepare import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.loop import engine
@@ -168,7 +168,7 @@ class _Run:
                 eval_dataset=self.data.validation,
                 split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
                 ds_config=plan.deepspeed,
-                eval_progress=self.console.task("evaluating").update,
+                eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
                 nan_guard=self._guard(),
             )

@@ -57,18 +57,21 @@ def resolve_zero_auto(
         words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
     try:
-        chosen = _choose(opened, config, task, precision, _cluster(world))
+        settings, words = _choose(opened, config, task, precision, _cluster(world))
     except MissingError:
         words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
         return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
-    return with_defaults(opened, auto.settings(chosen), SOURCE), auto.words(chosen)
+    return with_defaults(opened, settings, SOURCE), words
 
 
-def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> auto.Choice:
+def _choose(
+    recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster
+) -> tuple[dict[str, object], str]:
+    """The settings that the memory plan chooses, and why."""
     spec = recipe.spec
     target, source = lengths(spec, task)
     stored = _as_stored(spec, config)
-    return auto.decide(
+    chosen = auto.decide(
         stored,
         _architecture(spec, stored, config),
         gpus,
@@ -81,6 +84,7 @@ def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus:
         checkpointing=recipe.hf.get("gradient_checkpointing"),
         offload=spec.offload if recipe.given("offload") else None,
     )
+    return auto.settings(chosen), auto.words(chosen)
 
 
 def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:

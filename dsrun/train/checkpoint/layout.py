@@ -98,7 +98,7 @@ def layout_of(checkpoint: Path) -> Layout:
     if not list(folder.glob("*_optim_states.pt")):
         return _without_zero(folder)
     zero = ZeroCheckpoint(checkpoint)
-    of_config = _of_config(zero.config)
+    of_config = _of_config(zero.model_states.get("ds_config") or {})
     if of_config["stage"] == 0:
         return _without_zero(folder)
     adam = "bias_correction" in zero.param_groups[0]

@@ -20,14 +20,13 @@ from dsrun.train.data.request import (
     DataRequest,
     Limits,
     PreparedData,
-    Rows,
     Truncation,
     check_sample_count,
     idle_lengths,
     limits_of,
     truncation_of,
 )
-from dsrun.train.data.sources import SPLITS, Source, Sources, TableSource, find_sources
+from dsrun.train.data.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, divide, is_bin, open_tokens
 from dsrun.train.data.tokenise import check_vocabulary
@@ -69,7 +68,7 @@ class _Preparation:
         self.progress = progress
         self.notices: list[str] = []
         self.truncation: dict[str, Truncation] = {}
-        self.data: dict[str, Rows] = {}
+        self.data: dict[str, Any] = {}
         self.limits = self._limits()
 
     def run(self) -> PreparedData:
@@ -147,6 +146,7 @@ class _Preparation:
 
     def _divided(self, source: Source, percent: int) -> None:
         """Training and validation data from one source: rows at random, running text and tokens from the start."""
+        blocks: TokenBin | None
         if is_bin(source):
             blocks = self._given("train", source)
         else:
@@ -200,7 +200,7 @@ class _Preparation:
                 self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
             self.notices += counts.notices(part.split, self.limits.source)
 
-    def _given(self, split: str, source: Source) -> TokenBin:
+    def _given(self, split: str, source: FileSource) -> TokenBin:
         return open_tokens(split, source, self.request, self.limits.source, self.notify)
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:

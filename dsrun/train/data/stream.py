@@ -27,10 +27,8 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class RowStream:
-    """Prepared rows {"input_ids", "labels"} in the order of the source, read as often as one likes.
-
-    With `block_size` documents are joined and cut into blocks. At most `limit` rows.
-    """
+    """Prepared rows {"input_ids", "labels"} in the order of the source, at most `limit`, read as often as one likes.
+    With `block_size` documents are joined and cut into blocks."""
 
     source: Source
     layout: Layout
@@ -73,15 +71,15 @@ class Reader:
 
 
 class EncodedRows:
-    """Rows of a source tokenised a batch at a time.
-
-    Its state is that of the source before the batch, and how many rows of the batch were taken.
-    """
+    """Rows of a source tokenised a batch at a time. The state: the source's before the batch, and how many rows of the
+    batch were taken."""
 
     def __init__(self, stream: RowStream, state: State) -> None:
         self._encoder = stream.encoder
-        opened = _FileRows if isinstance(stream.source, FileSource) else _TableRows
-        self._raw = opened(stream.source, stream.layout, state.get("source"))
+        source, layout, place = stream.source, stream.layout, state.get("source")
+        self._raw = (
+            _FileRows(source, layout, place) if isinstance(source, FileSource) else _TableRows(source, layout, place)
+        )
         self._read: int = state.get("read", 0)
         self._before = state.get("source"), self._read
         self._ready: deque[Row] = deque()
@@ -119,11 +117,8 @@ class _Document:
 
 
 class Blocks:
-    """Documents joined and cut; the last block may be short.
-
-    Its state is that of the rows before the document in which the next block begins, and how many of that document's
-    tokens are used.
-    """
+    """Documents joined and cut; the last block may be short. The state: that of the rows before the document in which
+    the next block begins, and how many of that document's tokens are used."""
 
     def __init__(self, rows: EncodedRows, block_size: int, state: State) -> None:
         self._rows = rows
@@ -223,15 +218,7 @@ class _TableRows:
 
 
 def stream(job: Job, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
-    """A stream of prepared rows of the job's first part, and notices.
-
-    Rows hold input_ids and labels; documents are cut into blocks across their ends. Reading it twice gives the same
-    rows in the same order.
-
-    Raises:
-        UsageError: the data is empty or its columns mean nothing known; ids outside the vocabulary when they
-            come.
-    """
+    """A stream of prepared rows of the job's first part, and notices."""
     part = job.parts[0]
     layout, _ = layout_of(job, source, tokenizer)
     encoder = replace(encoder_for(job, part, source, layout, tokenizer), vocab_size=vocab_size)

@@ -220,13 +220,13 @@ class _Job:
         rows = lora.grown_vocabulary(adapter, base)
         if rows is not None:
             config.get_text_config().vocab_size = rows
-        logits = [
+        found, expected = (
             verify.logits_of_weights(
                 config, _with_base(each, base), lambda model: _with_adapter(model, self.request.source)
             )
             for each in (exported, self.found.reference)
-        ]
-        verify.compare(*logits, self._dtypes)
+        )
+        verify.compare(found, expected, self._dtypes)
 
 
 def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:

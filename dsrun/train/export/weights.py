@@ -135,9 +135,7 @@ class _Module:
         ]
         found += [Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()]
         buffers = {name: module[name] for name in self.buffers}
-        return found + [
-            Weight(name, value.dtype, tuple(value.shape), lambda value=value: value) for name, value in buffers.items()
-        ]
+        return found + [Weight(name, value.dtype, tuple(value.shape), value.detach) for name, value in buffers.items()]
 
     def reference(self) -> Mapping[str, torch.Tensor]:
         """The weights as DeepSpeed reads them itself: its module under ZeRO-1 and 2, its own script under ZeRO-3."""

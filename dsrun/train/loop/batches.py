@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -109,20 +110,20 @@ class GlobalBatchSampler(Sampler):
             return np.arange(self.samples)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(self.samples)
-        return order if self.lengths is None else self._grouped(order, rng)
+        return order if self.lengths is None else self._grouped(order, self.lengths, rng)
 
-    def _grouped(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _grouped(self, order: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         size = self.split.global_batch
         pool = size * GROUPED_BATCHES
         batches: list[np.ndarray] = []
         for start in range(0, len(order), pool):
             chunk = order[start : start + pool]
-            chunk = chunk[np.argsort(-self.lengths[chunk], kind="stable")]
+            chunk = chunk[np.argsort(-lengths[chunk], kind="stable")]
             batches += [chunk[i : i + size] for i in range(0, len(chunk), size)]
         whole = [batch for batch in batches if len(batch) == size]
         short = [batch for batch in batches if len(batch) < size]
         # The longest samples go first, so that memory runs out in the first step or never.
-        longest = max(range(len(whole)), key=lambda i: self.lengths[whole[i][0]], default=None)
+        longest = max(range(len(whole)), key=lambda i: lengths[whole[i][0]], default=None)
         first = [] if longest is None else [whole.pop(longest)]
         return np.concatenate(first + [whole[i] for i in rng.permutation(len(whole))] + short)
 
@@ -137,9 +138,7 @@ class WithFiller(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if index != FILLER:
-            return self.rows[index]
-        return filler_like(self.rows[0])
+        return filler_like(self.rows[0]) if index == FILLER else self.rows[index]
 
 
 def filler_like(row: dict[str, Any]) -> dict[str, Any]:
@@ -235,8 +234,6 @@ class BatchLoader(DataLoader):
 
 def seed_worker(worker_id: int) -> None:
     """Give each loader process its own NumPy and `random` state; torch has seeded itself already."""
-    import random
-
     seed = torch.initial_seed() % 2**32
     random.seed(seed)
     np.random.seed(seed)

@@ -87,7 +87,7 @@ class Recorder(TrainerCallback):
         self._mark = (0.0, 0, 0.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = self.console.training(state.max_steps, state.global_step)
+        self.bar = TrainingBar(self.console, state.max_steps, state.global_step)
         self._set_mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -39,6 +39,8 @@ class RunTrainer(Checkpointing):
 
     # compute_loss divides by the target tokens of the whole global batch, accumulation steps included.
     loss_is_scaled_for_ga = True
+    control: Any
+    model_wrapped: Any
 
     def __init__(
         self,
