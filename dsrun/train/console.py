@@ -43,7 +43,7 @@ def number(value: Any) -> str:
 
 
 class Console:
-    """Prints for rank 0. `out` is None on every other rank: then nothing is printed."""
+    """Prints on rank 0; `out` is None on every other rank."""
 
     def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
         self._rich = RichConsole(
@@ -55,7 +55,6 @@ class Console:
         self._noted: set[str] = set()
 
     def record_in(self, path: Path) -> None:
-        """Also append every line to `path` (console.log)."""
         if not self._silent:
             self._transcript = path.open("a", encoding="utf-8", buffering=1)
 

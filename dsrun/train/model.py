@@ -28,6 +28,8 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 
+logger = logging.getLogger(__name__)
+
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """What the HTTP client raises and `datasets` lets through; releases of the Hub package differ in the client."""
 
@@ -38,11 +40,8 @@ LOCK = ".dsrun.lock"
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache.
-
-    The libraries wrap what the HTTP client said once or twice, each release in other types; at the bottom there is
-    Python's own ConnectionError, or the Hub client's word that it looked into its cache in vain.
-    """
+    """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache. The
+    libraries wrap it once or twice, each release in other types."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, NO_NETWORK):
@@ -65,9 +64,10 @@ def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
 
 @contextmanager
 def one_at_a_time(trusted: bool) -> Iterator[None]:
-    """Nobody else on this machine copies code in here; without `trusted` there is none to copy.
+    """Nobody else on this machine copies a model's own code in here; without `trusted` there is none to copy.
 
-    Where nothing can be written there is no lock, and no need of one: the code is in its place, or transformers fails.
+    transformers copies that code over what is there, and imports it right after: one rank of a machine would import
+    what another has just emptied to write it again. Where nothing can be written there is no need of a lock.
     """
     with ExitStack() as stack:
         if trusted:
@@ -77,11 +77,6 @@ def one_at_a_time(trusted: bool) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(folder / LOCK))
         yield
-
-
-def reference_in(config: Any, auto_class: type) -> str | None:
-    """Which class of the model's own code `auto_class` stands for, as its config says; None for one of transformers."""
-    return (getattr(config, "auto_map", None) or {}).get(auto_class.__name__)
 
 
 class OwnCode:
@@ -97,19 +92,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-logger = logging.getLogger(__name__)
-
 Task = Literal["seq2seq", "causal-lm"]
 
 AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
 ALL_LINEAR = "all-linear"
 KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
-DTYPES: dict[str, Any] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "auto": "auto",
-}
 
 
 def load_config(spec: TrainSpec) -> Any:
@@ -148,7 +135,6 @@ def decide_task(config: Any, asked: str, model: str | None) -> Task:
 
 
 def load_tokenizer(spec: TrainSpec) -> Any:
-    """The tokenizer of the model, or the one named by --tokenizer."""
     name = spec.tokenizer or spec.model
     if name is None:
         raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
@@ -158,17 +144,14 @@ def load_tokenizer(spec: TrainSpec) -> Any:
 
 
 def build(spec: TrainSpec, config: Any, task: Task) -> Any:
-    """The model with its weights: loaded, or initialised under --from-scratch.
-
-    Under ZeRO-3 transformers builds it shard by shard, provided the DeepSpeed configuration is registered before.
-    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where small
-    updates are rounded away.
-    """
+    """The model with its weights: loaded, or initialised under --from-scratch; under ZeRO-3 shard by shard, provided
+    the DeepSpeed configuration is registered before. Weights are fp32 unless asked otherwise: in bf16 small updates are
+    rounded away."""
     _put_code_in_place(spec, config, AUTO_CLASS[task])
     options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
     if spec.attn_implementation:
         options["attn_implementation"] = spec.attn_implementation
-    dtype = DTYPES[spec.weights_dtype]
+    dtype = "auto" if spec.weights_dtype == "auto" else getattr(torch, spec.weights_dtype)
     if spec.from_scratch or spec.model is None:
         try:
             model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
@@ -187,7 +170,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
 def _put_code_in_place(spec: TrainSpec, config: Any, auto_class: type) -> None:
     """Load the model's own code, where it has any, before the model: under ZeRO-3 all ranks load that together, so that
     none may wait for another then."""
-    reference = reference_in(config, auto_class)
+    reference = (getattr(config, "auto_map", None) or {}).get(auto_class.__name__)
     if spec.trust_remote_code and reference:
         name = config.name_or_path if spec.from_scratch else spec.model
         with one_at_a_time(True):
@@ -204,10 +187,8 @@ def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
 
 
 def stretch_positions(model: Any, length: int | None) -> str | None:
-    """Give the model `length` positions (--resize-position-embeddings) where it has fewer; returns what was done.
-
-    Raises UsageError for architectures whose positions transformers cannot resize: all but the Pegasus family.
-    """
+    """Give the model `length` positions (--resize-position-embeddings) where it has fewer; returns what was done. Of
+    transformers' models only the Pegasus family can be resized."""
     known = getattr(model.config, "max_position_embeddings", None)
     if length is None or known is None or length <= known:
         return None
@@ -222,7 +203,7 @@ def stretch_positions(model: Any, length: int | None) -> str | None:
 
 
 def lora_targets(spec: TrainSpec) -> list[str] | str:
-    """The modules that get adapters; peft's word for every linear layer is one only where it stands for itself."""
+    """The modules that get adapters."""
     return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
 
 
@@ -230,10 +211,9 @@ def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
     """Freeze the model and add LoRA adapters (Hu et al. 2021) of rank --lora."""
     from peft import LoraConfig, TaskType, get_peft_model
 
-    assert spec.lora is not None
     config = LoraConfig(
         r=spec.lora,
-        lora_alpha=spec.lora_alpha or 2 * spec.lora,
+        lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
         lora_dropout=spec.lora_dropout,
         target_modules=lora_targets(spec),
         task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,

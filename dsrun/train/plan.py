@@ -35,8 +35,6 @@ NO_FALLBACK = MemoryFallback()
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided before anything large was loaded."""
-
     recipe: Recipe
     title: str
     world: World
@@ -138,7 +136,7 @@ def prepare_and_report(
 
 
 def data_request(recipe: Recipe, config: Any, task: models.Task, tokens: int, wanted: frozenset[str]) -> DataRequest:
-    """What the data room needs to know; `dsrun prepare` asks with the same words, so both find the same cache."""
+    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
     text = config.get_text_config()
     return DataRequest(
         spec=recipe.spec,
@@ -156,8 +154,8 @@ T5_PREFIX = "translate English to Romanian: "
 
 
 def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe, str]:
-    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the model's name
-    as the user knows it."""
+    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the name for the
+    user."""
     spec = recipe.spec
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:
@@ -177,7 +175,6 @@ def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe,
 
 
 def has_data(spec: TrainSpec) -> bool:
-    """Whether the user named any data."""
     return any((spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
 
 
@@ -278,6 +275,5 @@ def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callab
 
 
 def clear_fallbacks(run: Path) -> None:
-    """--resume never: the run starts as it was asked for."""
     for name in (REMEDY_FILE, SKIP_FILE):
         (run / name).unlink(missing_ok=True)

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """How far this process is, for whoever has to tell of its end: optimizer steps done, None before training; the step
-    of the newest checkpoint; and the samples per forward pass, None before that is decided."""
+    """How far this process is: optimizer steps done, None before training; the step of the newest checkpoint; and the
+    samples per forward pass, None before that is decided."""
 
     step: int | None = None
     saved: int | None = None
@@ -77,8 +77,8 @@ def record_failure(error: BaseException, *, rank: int, log: Path | None, progres
 
 
 def record_interruption(step: int | None = None, path: str | None = None) -> None:
-    """Tell the launcher that this run left because it was told to: after optimizer step `step`, which the checkpoint
-    `path` of the run folder holds, or before training (None)."""
+    """Let the launcher know that this run left because it was asked to: after optimizer step `step`, which the
+    checkpoint `path` of the run folder holds, or before training (None)."""
     _write("interrupted.json", {"step": step, "path": path})
 
 
@@ -161,13 +161,13 @@ class PreemptionHandler:
 
     @property
     def is_requested(self) -> bool:
-        """Whether this rank was asked to stop."""
         return self.request is not None
 
     @property
     def stopped_before_training(self) -> bool:
         """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
-        return self.is_on and not self.has_begun and (self.is_requested or self._file_is_there())
+        stop_file_exists = self.file is not None and self.file.exists()
+        return self.is_on and not self.has_begun and (self.is_requested or stop_file_exists)
 
     def listen(self, rank: int | None = None) -> None:
         """Handle the signals from here on, as this rank; for the main thread."""
@@ -184,9 +184,6 @@ class PreemptionHandler:
         self.has_begun = True
         if self.is_on and self.request is None and self.file is not None:
             self.request = read_stop_file(self.file)
-
-    def _file_is_there(self) -> bool:
-        return self.file is not None and self.file.exists()
 
     def _handle(self, signum: int, frame: Any) -> None:
         if os.getpid() != self._pid:
@@ -214,15 +211,14 @@ class PreemptionHandler:
         # A child would write into the same pipe: `Pool.terminate` sends SIGTERM to its processes. What is sent to one
         # that has not forgotten the pipe yet waits until it has.
         os.register_at_fork(
-            before=self._block_signals, after_in_parent=self._unblock_signals, after_in_child=self._reset_in_child
+            before=self._block_signals,
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, self._mask),
+            after_in_child=self._reset_in_child,
         )
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
 
     def _block_signals(self) -> None:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-
-    def _unblock_signals(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _reset_in_child(self) -> None:
         with suppress(ValueError):
@@ -232,7 +228,7 @@ class PreemptionHandler:
             for signum in self.signals:
                 if signal.getsignal(signum) == self._handle:
                     signal.signal(signum, signal.SIG_DFL)
-        self._unblock_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _watch(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
@@ -260,7 +256,6 @@ class PreemptionHandler:
 
 
 def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
-    """What the environment asks for. Raises UsageError for a name that is no signal."""
     names = [f"SIG{name.strip()}" for name in environ.get(variables.SAVE_ON, "").split(",") if name.strip()]
     for name in names:
         if name not in signal.Signals.__members__:
@@ -277,8 +272,6 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
 
 @dataclass
 class RankContext:
-    """One rank's ties to the outside, from its first line to its last."""
-
     heart: Heart
     stopping: PreemptionHandler
     progress: Progress = field(default_factory=Progress)
@@ -290,7 +283,7 @@ class RankContext:
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:
-    """Whether a supervisor watches this rank, which then keeps the ledger of failures and restarts itself."""
+    """Whether a supervisor watches this rank, which then records failures and restarts itself."""
     return variables.HEARTBEAT in environ
 
 

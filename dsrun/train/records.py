@@ -47,7 +47,6 @@ class RunRecords:
             self._events = EventLog(folder.events)
 
     def start(self, plan: Plan, *, parameters: int, resumed_from: Path | None) -> None:
-        """Write run.json and the first event."""
         if not self.main:
             return
         self.folder.finished.unlink(missing_ok=True)
@@ -61,12 +60,10 @@ class RunRecords:
         self._metrics.append(record)
 
     def event(self, kind: EventKind, **details: Any) -> None:
-        """One more line of events.jsonl."""
         if self.main:
             self._events.write(kind, **details)
 
     def training(self, step: int) -> None:
-        """The training loop begins after `step` steps."""
         self.event("training", step=step, **attempt(os.environ))
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
@@ -101,7 +98,6 @@ class RunRecords:
             write_json_atomic(self.folder.finished, {"version": 1, "time": utc_now(), "step": step})
 
     def goodput(self) -> str | None:
-        """Where the time of this folder's run went, in one line."""
         return words(goodput(self.history())) if self.main else None
 
     def history(self) -> list[dict[str, Any]]:
@@ -186,7 +182,7 @@ def header(
 
 
 def _parallel(plan: Plan) -> str:
-    """Who shares the work, and how: "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
+    """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
     ranks = f"{plan.world.size} {plan.world.device_name}"
     stage = engine.stage_of(plan.deepspeed)
     if "train" not in plan.phases and stage < 3:
@@ -199,10 +195,8 @@ def _parallel(plan: Plan) -> str:
 def evaluate_and_predict(
     console: Console, plan: Plan, trainer: RunTrainer, data: PreparedData, folder: RunFolder
 ) -> list[Path]:
-    """The final evaluation and, with --do-predict, the test split; returns the files that the texts went into.
-
-    Rank 0 alone writes them, and alone knows of any.
-    """
+    """The final evaluation and, with --do-predict, the test split; returns the files of texts, which rank 0 alone
+    writes."""
     written = []
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
         if split not in plan.phases or rows is None:
@@ -227,7 +221,6 @@ def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
 
 
 def already_finished(state: Any) -> str:
-    """What to say where training had come to its end before; `state` is the Trainer's."""
     if state.global_step < state.max_steps:
         why, longer = f"stopped early at step {state.global_step:,}", "a larger --early-stopping"
     else:
@@ -245,7 +238,6 @@ def summary(
     seconds: float,
     goodput: str | None,
 ) -> None:
-    """What came out of the run and where it lies; `goodput` says where the time went, if it is told here."""
     state = trainer.state
     rows = []
     if "train" in plan.phases:

@@ -43,10 +43,8 @@ DEFAULT_LOGGING_STEPS = 10
 def run(
     recipe: Recipe, title: str, world: World, folder: RunFolder, console: Console, *, context: RankContext | None = None
 ) -> None:
-    """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
-
-    Returns early, with a checkpoint and without a model, when `context.stopping` says so.
-    """
+    """Train, evaluate and save as the recipe says; returns early, with a checkpoint, when `context.stopping` says
+    so."""
     context = context or RankContext.alone()
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
@@ -141,7 +139,7 @@ class _Run:
         trainer.keep_checkpoints(saving)
         if start:
             self.context.progress.saved = step_of(start.source)
-            trainer.add_callback(elastic.Reshaped(trainer, start, run=self.folder.path))
+            trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=self.folder.path))
         self._train_and_evaluate(trainer, start)
 
     def _trainer(self, tokenizer: Any) -> RunTrainer:
@@ -235,7 +233,6 @@ class _Run:
         save_final(trainer, self.folder.model, self.plan.task, lora=bool(self.plan.recipe.spec.lora))
 
     def _leave(self, trainer: RunTrainer) -> None:
-        """Asked to stop: print where the next start resumes."""
         step = trainer.state.global_step
         path = self.folder.checkpoint(step)
         request = first_request(all_gather_object(self.context.stopping.request))
@@ -246,8 +243,8 @@ class _Run:
             record_interruption(step, path.name if self._is_saved(trainer) else None)
 
     def _is_saved(self, trainer: RunTrainer) -> bool:
-        """Whether there is a checkpoint of the present step. Not by a look at the folder, which ranks on other nodes
-        may see later: all have to decide alike."""
+        """Whether there is a checkpoint of the present step: not by a look at the folder, which other nodes may see
+        later."""
         return self.context.progress.saved == trainer.state.global_step
 
     def _check_room(self, trainer: RunTrainer, parameters: int, trainable: int) -> None:

@@ -43,10 +43,7 @@ def resolve_zero_auto(
     recipe: Recipe, config: Any, task: Task, precision: Precision, world: World
 ) -> tuple[Recipe, str]:
     """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and the
-    choice in words.
-
-    Raises UsageError when nothing fits, with what would.
-    """
+    choice in words. Raises UsageError when nothing fits, with what would."""
     # The user's `auto` makes room for the stage, which is put under the rest of what was given.
     sources = {name: source for name, source in recipe.sources.items() if name != "zero"}
     # The plan's micro batch is where --micro-batch-size auto begins.
@@ -88,10 +85,8 @@ def _choose(
 
 
 def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:
-    """The model's shapes; those of a family that none are written down of are read off the model, without its storage.
-
-    Raises MissingError where that cannot be built.
-    """
+    """The model's shapes; those of a family that none are written down of are read off the model, without its
+    storage."""
     try:
         return describe(stored, from_scratch=spec.from_scratch)
     except MissingError as unknown:
@@ -144,7 +139,6 @@ def without_storage(config: Any, *, trust_remote_code: bool = False) -> Any:
 
 
 def tensors(model: Any) -> list[tuple[str, list[int], str]]:
-    """Name, shape and kind of every parameter."""
     owners: dict[int, Any] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -166,7 +160,6 @@ def _kind(parameter: Any, owner: Any, output: Any) -> str:
 
 
 def report(model: Any) -> dict[str, Any]:
-    """What is printed about a model."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
     return {"tensors": tensors(model), "config": settings, "transformers": transformers.__version__}
 

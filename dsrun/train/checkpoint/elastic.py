@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock, Timeout
 from transformers import TrainerCallback, set_seed
 
 from dsrun.errors import ToolError, UsageError
@@ -32,15 +31,16 @@ from dsrun.system.host import disk_free
 from dsrun.train.checkpoint import plain
 from dsrun.train.checkpoint.layout import Layout, Source, layout_of, write_schedule, write_universal
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
+from dsrun.train.distributed import acquire_lock
 
 if TYPE_CHECKING:
     from dsrun.train.checkpoint.plain import Names
     from dsrun.train.plan import Plan
 
+logger = logging.getLogger(__name__)
+
 NOTE = "source.json"
 VERSION = 1
-# Seconds between two signs of life of a rank that waits for another one's conversion.
-PATIENCE_SECONDS = 5.0
 # Files of a Trainer checkpoint that are the same for any number of ranks and any stage.
 SHARED = ("trainer_state.json", "scaler.pt")
 
@@ -71,8 +71,7 @@ class Adapted:
 
 def wanted(plan: Plan) -> Layout:
     """The layout of a run."""
-    layout = Layout.wanted(plan.world.size, plan.deepspeed)
-    return replace(layout, fp16=plan.precision == "fp16")
+    return replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16")
 
 
 def adapt(
@@ -104,12 +103,16 @@ def adapt(
     kind = "plain" if layout.stage == 0 else "universal"
     folder = run / CONVERTED / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
-    with _one_at_a_time(run / CONVERTED, beat):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with acquire_lock(folder.parent / ".lock", beat):
         if _note(folder) != note:
             notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
-            _Conversion(
-                checkpoint=checkpoint, saved=saved, layout=layout, folder=folder, note=note, names=names, beat=beat
-            ).run_all()
+            groups = None
+            if not (saved.stage and layout.stage):
+                if names is None:
+                    raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
+                groups = names()
+            _convert(checkpoint, saved, layout, folder=folder, note=note, order=groups, beat=beat)
     changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
     if layout.stage in (1, 2):
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
@@ -139,55 +142,40 @@ def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Conversion:
-    """One conversion: of `checkpoint` into `folder`, for a run of `layout`."""
-
-    checkpoint: Path
-    saved: Layout
-    layout: Layout
-    folder: Path
-    note: dict[str, Any]
-    names: Names | None
-    beat: Callable[[], None]
-
-    def run_all(self) -> None:
-        """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
-        work = self.folder.with_name(f"{self.folder.name}.partial")
-        for old in (work, self.folder):
-            shutil.rmtree(old, ignore_errors=True)
-        source = self._source()
-        _check_states(self.checkpoint, source, self.layout)
-        _check_room(source, self.folder.parent)
-        work.mkdir()
-        try:
-            self._write(source, work)
-            write_json_atomic(work / NOTE, self.note)
-            os.sync()
-            work.rename(self.folder)
-        except OSError as error:
-            raise UsageError(f"converting {self.checkpoint}: {error.strerror}: {error.filename}") from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-    def _source(self) -> Source:
-        if self.saved.stage:
-            return ZeroCheckpoint(self.checkpoint)
-        return plain.PlainCheckpoint(self.checkpoint, self._order())
-
-    def _order(self) -> list[list[str]]:
-        return plain.names_or_fail(self.names, self.checkpoint)
-
-    def _write(self, source: Source, work: Path) -> None:
+def _convert(
+    checkpoint: Path,
+    saved: Layout,
+    layout: Layout,
+    *,
+    folder: Path,
+    note: dict[str, Any],
+    order: list[list[str]] | None,
+    beat: Callable[[], None],
+) -> None:
+    """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
+    work = folder.with_name(f"{folder.name}.partial")
+    for old in (work, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    source: Source = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, order or [])
+    _check_states(checkpoint, source, layout)
+    _check_room(source, folder.parent)
+    work.mkdir()
+    try:
         for name in SHARED:
-            if (self.checkpoint / name).is_file():
-                shutil.copy2(self.checkpoint / name, work / name)
-        same = self.saved.groups_as(self.layout)
-        schedule = write_schedule(self.checkpoint, source, work, same_groups=same)
-        if self.layout.stage:
-            write_universal(source, work, schedule=schedule, fp16=self.layout.fp16, beat=self.beat)
+            if (checkpoint / name).is_file():
+                shutil.copy2(checkpoint / name, work / name)
+        schedule = write_schedule(checkpoint, source, work, same_groups=saved.groups_as(layout))
+        if layout.stage:
+            write_universal(source, work, schedule=schedule, fp16=layout.fp16, beat=beat)
         else:
-            plain.write_plain(source, self.checkpoint, work, self._order(), beat=self.beat)
+            plain.write_plain(source, checkpoint, work, order or [], beat=beat)
+        write_json_atomic(work / NOTE, note)
+        os.sync()
+        work.rename(folder)
+    except OSError as error:
+        raise UsageError(f"converting {checkpoint}: {error.strerror}: {error.filename}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
@@ -211,25 +199,8 @@ def _check_room(source: Source, folder: Path) -> None:
         )
 
 
-@contextmanager
-def _one_at_a_time(cache: Path, beat: Callable[[], None]) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / ".lock")
-    while True:
-        try:
-            lock.acquire(timeout=PATIENCE_SECONDS)
-            break
-        except Timeout:
-            beat()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def fingerprint(checkpoint: Path) -> str:
-    """What tells this checkpoint apart from another one of the same name: its manifest, else its files' sizes and
-    times."""
+    """What tells this checkpoint from another one of the same name: its manifest, else its files' sizes and times."""
     manifest = checkpoint / MANIFEST
     if manifest.is_file():
         return hashlib.sha256(manifest.read_bytes()).hexdigest()
@@ -246,18 +217,12 @@ def _note(folder: Path) -> Any:
 
 
 def discard(run: Path) -> None:
-    """Remove what was converted for `run`."""
     shutil.rmtree(run / CONVERTED, ignore_errors=True)
 
 
-logger = logging.getLogger(__name__)
-
-
-class Reshaped(TrainerCallback):
-    """Between the load of a converted checkpoint and the first step: the engine becomes an ordinary one.
-
-    The conversion is removed once the run has a checkpoint of its own.
-    """
+class ElasticResumeCallback(TrainerCallback):
+    """Between the load of a converted checkpoint and the first step: the engine becomes an ordinary one. The conversion
+    is removed once the run has a checkpoint of its own."""
 
     def __init__(self, trainer: Any, start: Adapted, *, run: Path) -> None:
         self.trainer = trainer
@@ -266,7 +231,7 @@ class Reshaped(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.start.converted:
-            settle(self.trainer.model_wrapped)
+            finish_universal_load(self.trainer.model_wrapped)
         if self.start.reseed:
             # Ranks that the checkpoint has random states for get those when the epoch begins, after this.
             set_seed(seed_of(args.seed, state.global_step, args.process_index))
@@ -282,7 +247,7 @@ def seed_of(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(digest[:4], "little")
 
 
-def settle(engine: Any) -> None:
+def finish_universal_load(engine: Any) -> None:
     """Undo what the universal load leaves in the engine.
 
     load_universal stays on, and the next load would look for a universal checkpoint. ZeRO-3's loader gives one and the

@@ -19,7 +19,6 @@ OPTIMIZER_BYTES = 12
 
 
 def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: int) -> int:
-    """Disk space of one checkpoint in bytes: weights of `weight_bytes` each, and what AdamW needs to go on."""
     return parameters * weight_bytes + trainable * OPTIMIZER_BYTES
 
 
@@ -39,11 +38,8 @@ def check_room(
 
 
 def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> None:
-    """Write the model and tokenizer to `folder`; called on all ranks, as ZeRO-3 gathers its shards here.
-
-    The folder appears complete or not at all. A LoRA run leaves the adapter in `adapter/` beside it and the merged
-    model in `folder`.
-    """
+    """Write the model and tokenizer to `folder`, complete or not at all; called on all ranks, as ZeRO-3 gathers its
+    shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`."""
     partial = folder.with_name(folder.name + ".partial")
     if lora:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
@@ -114,10 +110,8 @@ def _check_shapes(folder: Path) -> None:
 
 
 def _replace(partial: Path, folder: Path) -> None:
-    """Show `partial` as `folder` once it is on the disk.
-
-    FINISHED, after which a scheduler leaves the run alone for good, is there before the kernel would write these files.
-    """
+    """Show `partial` as `folder` once it is on the disk: FINISHED, after which a scheduler leaves the run alone, is
+    there before the kernel would write these files."""
     for path in sorted(partial.rglob("*")):
         if path.is_file():
             sync_file(path)

@@ -29,12 +29,10 @@ SCHEDULE = "scheduler.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What decides whether DeepSpeed and the Trainer can load a checkpoint as it is.
-
-    `stage` is 0 for plain DDP, and `engine` says whether DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam,
-    with all parameters in one group, not torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters;
-    `own_scheduler`: the learning rate is DeepSpeed's business, not the Trainer's.
-    """
+    """What decides whether DeepSpeed and the Trainer can load a checkpoint as it is. `stage` is 0 for plain DDP, with
+    `engine` where DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam, with all parameters in one group, not
+    torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters; `own_scheduler`: the learning rate is
+    DeepSpeed's business."""
 
     world_size: int
     stage: int
@@ -61,13 +59,11 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """For the user: `ZeRO-2 on 4 ranks`."""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
 
     @property
     def flags(self) -> str:
-        """The flags that make a run of this layout."""
         return f"--nproc {self.world_size} --zero {self.stage}" + (" --offload nvme" if self.nvme else "")
 
     @property
@@ -75,7 +71,6 @@ class Layout:
         return (self.world_size, self.stage, self.engine, self.own_adam, self.nvme)
 
     def groups_as(self, other: Layout) -> bool:
-        """Whether the optimizers of both have the same groups of parameters."""
         return self.own_adam == other.own_adam and bool(self.stage) == bool(other.stage)
 
     def change_to(self, other: Layout) -> Change:
@@ -146,8 +141,8 @@ class Source(Protocol):
 def write_universal(
     source: Source, folder: Path, *, schedule: Any, fp16: bool, beat: Callable[[], None] = lambda: None
 ) -> None:
-    """Write `source` as a universal checkpoint below `folder`, `latest_universal` with its name beside it. `schedule`
-    is the learning rate's, see `write_schedule`."""
+    """Write `source` as a universal checkpoint below `folder`, and `latest_universal` with its name. `schedule` is the
+    learning rate's, see `write_schedule`."""
     tag = f"global_step{source.counters['global_steps']}"
     zero = folder / tag / "zero"
     for name in source.parameters:
@@ -164,12 +159,9 @@ def write_universal(
 
 
 def write_schedule(checkpoint: Path, source: Source, folder: Path, *, same_groups: bool) -> Any:
-    """Write the state of the learning rate's schedule as the Trainer looks for it, and return it for DeepSpeed, which
-    keeps it itself when the optimizer is its own.
-
-    Torch's schedules keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups than
-    torch's: without `same_groups` the run's own base rates stay, as --learning-rate gives them.
-    """
+    """Write the state of the learning rate's schedule for the Trainer, and return it for DeepSpeed. Torch's schedules
+    keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups: without `same_groups` the
+    run's own base rates stay, as --learning-rate gives them."""
     state = source.counters.get("lr_scheduler")
     if state is None:
         state = load(checkpoint / SCHEDULE)
@@ -182,7 +174,6 @@ def write_schedule(checkpoint: Path, source: Source, folder: Path, *, same_group
 
 
 def common_hyperparameters(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Those of CARRIED that all groups agree on."""
     first = groups[0]
     return {name: first[name] for name in CARRIED if name in first and all(g.get(name) == first[name] for g in groups)}
 

@@ -47,14 +47,10 @@ def find_checkpoint(
     again: Collection[str] = (),
 ) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
-
-    `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
+    `auto` takes the newest of the run folder whose contents verify, and reports which it passed over and why; `never`
     starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
-    itself, as checkpoints show that bear a signature of its earlier attempts (`again`). What
-    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises UsageError where the
-    nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though asked for by name, or
-    is another model's or tokenizer's.
-    """
+    itself, as checkpoints show that bear a signature of its earlier attempts (`again`). `facts` are this run's, as
+    `checkpoint_facts` gives them."""
     for words in rank0_first(lambda: tidy(folder)):
         notify(words)
     _check_shared_folder(folder, force=force, notify=notify)
@@ -78,11 +74,8 @@ def find_checkpoint(
 
 
 def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) -> Path | None:
-    """Make room for --resume never: an earlier run's checkpoints must not be taken for this run's by a later resume.
-
-    Its results move into `earlier-<time>/` of the run folder, or are deleted with `discard` (--force); its logs stay.
-    Returns the folder they moved to, if any did.
-    """
+    """Make room for --resume never: an earlier run's results move into `earlier-<time>/` of the run folder, or are
+    deleted with `discard` (--force); its logs stay. Returns the folder they moved to, if any did."""
     tidy(folder)
     names = [path.name for _, path in folder.checkpoints()]
     names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "recipe.json", "console.log", "FINISHED"]
@@ -220,9 +213,8 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], names: Sequen
 
 
 def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:
-    """Set aside the run's checkpoints beyond the one chosen, all where there is none: damaged ones, and those of a
-    course that is left now. A later `auto` would otherwise take one of them for the newest, rotation would delete this
-    run's own instead, and the save of the same step would replace it."""
+    """Set aside the run's checkpoints beyond the one chosen, all where there is none. A later `auto` would take one of
+    them for the newest, rotation would delete this run's own instead, and the save of the same step replace it."""
     step = _step(chosen) if chosen else 0
     if chosen is None:
         # Nobody is going to load what was converted for an earlier attempt, nor to remove it.
@@ -240,8 +232,7 @@ def _step(checkpoint: Path) -> int | None:
 
 
 def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> None:
-    """Raise UsageError where a rank's run folder is not rank 0's: nodes that write to disks of their own would leave a
-    checkpoint of which no node has all files."""
+    """Raise UsageError where a rank's run folder is not rank 0's: a checkpoint would be spread over several disks."""
     if ranks() == 1:
         return
     token = rank0_first(lambda: _leave_token(folder))

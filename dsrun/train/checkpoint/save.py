@@ -64,10 +64,8 @@ class Save:
         self._sealer = ChecksumPool(self.folder, share=share)
 
     def write(self, work: Callable[[], Any], *files: Path) -> None:
-        """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed.
-
-        A failure is kept for `finish`: raised here, it would leave the other ranks waiting in the next collective.
-        """
+        """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed. A
+        failure is kept for `finish`: raised here, it would leave the other ranks waiting in the next collective."""
         if self.fault:
             return
         try:
@@ -83,7 +81,6 @@ class Save:
         self.beat()
 
     def seal(self, *files: Path) -> None:
-        """Begin to seal files that this rank has written otherwise."""
         if not self.fault:
             self._sealer.add(*files)
 
@@ -93,10 +90,8 @@ class Save:
         return self._sealer.is_done
 
     def finish(self, facts: Mapping[str, Any]) -> int:
-        """Show the checkpoint once every rank's files are on the disk; returns its size in bytes.
-
-        Raises SaveFailed on all ranks where any of them failed, with nothing left of it but the older checkpoints.
-        """
+        """Show the checkpoint once every rank's files are on the disk; returns its size in bytes. Raises SaveFailed on
+        all ranks where any of them failed, with nothing left of it but the older checkpoints."""
         reports = all_gather_object((self._seal(), self.fault))
         fault = next((fault for _, fault in reports if fault), None)
         if fault:
@@ -140,7 +135,6 @@ class Save:
 
 
 def _left(run: RunFolder) -> str:
-    """What a failed save leaves to go on from."""
     try:
         newest = newest_complete(run)
     except OSError:  # It must not hide why the save failed.

@@ -49,10 +49,7 @@ _PASSING = frozenset(
 
 
 def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
-    """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective.
-
-    Raises UsageError, on all ranks, where it is not to be trusted.
-    """
+    """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective."""
     manifest: Manifest | None = None
 
     def inspect() -> list[Finding]:
@@ -90,10 +87,8 @@ def check_foreign(path: Path, *, trust: bool) -> None:
 
 
 def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
-    """Raise ToolError, on all ranks, unless the best checkpoint may become the final model. A collective.
-
-    It was written long ago, and nothing has looked at it since: a run resumes from the newest one.
-    """
+    """Raise ToolError, on all ranks, unless the best checkpoint, written long ago, may become the final model. A
+    collective."""
     if rank0_first(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
         rank0_first(lambda: check_foreign(path, trust=trust))
         return
@@ -108,7 +103,7 @@ def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
 
 def check_states(path: Path) -> None:
     """Raise UsageError for a checkpoint of weights alone, as --save_only_model leaves it: without ZeRO the Trainer
-    would go on from it with an optimizer that knows nothing, in silence."""
+    would go on with an optimizer that knows nothing."""
     if not any(any(path.glob(pattern)) for pattern in STATES):
         raise UsageError(
             f"{path} holds a model without optimizer states (--save_only_model?): nothing can go on from it",
@@ -121,12 +116,8 @@ if TYPE_CHECKING:
 
 
 def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
-    """What this run would write into a manifest's `extra`, but for the step. `train` are the rows to train on; a
-    stream, or None, has no length.
-
-    Call it before the model is built: building fits the config to the tokenizer, and a resumed run compares with what
-    the first start had at the same point.
-    """
+    """What this run would write into a manifest's `extra`, but for the step. To be called before the model is built,
+    which fits the config to the tokenizer: a resumed run compares with what the first start had at the same point."""
     config = model_identity(plan.config)
     hf = plan.recipe.hf
     return {

@@ -115,7 +115,6 @@ class ZeroCheckpoint:
 
     @cached_property
     def model_states(self) -> dict[str, Any]:
-        """What rank 0 saved of the model: names, shapes, counters; under ZeRO-1 and 2 the weights as well."""
         return load(self.model_files[0])
 
     @cached_property
@@ -145,7 +144,6 @@ class ZeroCheckpoint:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Steps, samples and the like, as DeepSpeed names them."""
         return self.model_states
 
     @property

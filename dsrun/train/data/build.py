@@ -44,10 +44,8 @@ _NORMAL = {
 
 @dataclass(frozen=True)
 class Part:
-    """One split made from a source.
-
-    `samples` is the limit that `flag` asked for; `share` says which rows of a divided source are meant.
-    """
+    """One split made from a source; `samples` is the limit that `flag` asked for, `share` which rows of a divided
+    source."""
 
     split: str
     target_limit: int
@@ -59,10 +57,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's key.
-
-    `held_out` is the percentage of the rows that goes to the part with share "held".
-    """
+    """What is to be made from a source, apart from the tokenizer; part of the cache's key. `held_out` is the percentage
+    of the rows that goes to the part with share "held"."""
 
     task: str
     hints: Hints
@@ -72,18 +68,12 @@ class Job:
     held_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return asdict(self)
 
 
 def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress) -> Meta:
-    """Fill the folder `work` and say what is in it.
-
-    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is read.
-
-    Raises:
-        UsageError: the data is empty, its columns mean nothing known, or nothing in it can be learned.
-    """
+    """Fill the folder `work`: rows into `work/<split>` (save_to_disk), documents into `work/tokens.bin`, which is cut
+    only when it is read. Returns what is in it."""
     layout, _ = layout_of(job, source, tokenizer)
     scratch = work / "scratch"
     scratch.mkdir()
@@ -94,11 +84,7 @@ def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int
 
 
 def layout_of(job: Job, source: Source, tokenizer: Any) -> tuple[Layout, list[str]]:
-    """What the source's columns mean, and which there are.
-
-    Raises:
-        UsageError: there are no rows, no known layout, or no chat template for conversations.
-    """
+    """What the source's columns mean, and which there are."""
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
@@ -126,7 +112,6 @@ class _Maker:
     progress: Progress
 
     def documents(self, work: Path) -> Meta:
-        """All documents of the source as one token file."""
         part = self.job.parts[0]
         limit = part.samples * self.job.source_limit if part.samples and not self.job.held_out else None
         take = None if limit is None else _FIRST_ROWS
@@ -147,7 +132,6 @@ class _Maker:
         return {"kind": "text", "tokens": written, "dtype": narrowest(largest), "parts": {part.split: counted}}
 
     def rows(self, work: Path) -> Meta:
-        """Each part of the source as a folder of rows."""
         whole = self.job.parts[0]
         table = self._table(whole.samples if not self.job.held_out else None)
         made: Meta = {}
@@ -234,13 +218,11 @@ def normal_rows(source: FileSource, layout: Layout) -> Iterator[Row]:
 
 
 def normal_row(layout: Layout, where: str, row: Row) -> Row:
-    """One of them."""
     normal = normalise(layout, row, where)
     return {**normal, "where": where} if "where" in _NORMAL[layout.kind].names else normal
 
 
 def normal_schema(layout: Layout) -> pa.Schema:
-    """The columns of `normal_rows`."""
     return _NORMAL[layout.kind]
 
 

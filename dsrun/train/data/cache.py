@@ -24,13 +24,14 @@ from typing import Any
 import datasets
 import psutil
 from datasets import Dataset, Features
-from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError
+from dsrun.runs.fsync_pool import sync_file
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.request import Counts
 from dsrun.train.data.tokenise import RowEncoder
+from dsrun.train.distributed import acquire_lock
 
 VERSION = 2
 """Part of every key: raise it when the same input gives other rows."""
@@ -60,9 +61,6 @@ def obtain(
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
     but once: ranks that come later take what the first has made. `waiting` is called now and then while another process
     works.
-
-    Raises:
-        MissingError: the cache cannot be written.
     """
     root = cache_root() / "prepared"
     folder = root / key
@@ -70,32 +68,21 @@ def obtain(
     found = _read(folder, since)
     if found is not None:
         return folder, found
+
+    def wait() -> None:
+        waiting()
+        notify("another process is preparing the same data; waiting for it")
+
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(root / f"{key}.lock"))
-        _acquire(lock, notify, waiting)
+        lock = acquire_lock(root / f"{key}.lock", wait)
     except OSError as error:
         raise MissingError(
             f"the cache {root} cannot be written: {error.strerror or error}", fix="set DSRUN_CACHE to a writable folder"
         ) from error
-    try:
+    with lock:
         found = _read(folder, since)
         return folder, _build(folder, build) if found is None else found
-    finally:
-        lock.release()
-
-
-def _acquire(lock: FileLock, notify: Callable[[str], None], waiting: Callable[[], None]) -> None:
-    notified = False
-    while True:
-        try:
-            lock.acquire(timeout=3)
-            return
-        except Timeout:
-            waiting()
-        if not notified:
-            notify("another process is preparing the same data; waiting for it")
-            notified = True
 
 
 def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
@@ -106,12 +93,12 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     work.mkdir()
     try:
         meta = build(work)
-        _sync(work)
         meta["finished"] = time.time()
-        with (work / "meta.json").open("w", encoding="utf-8") as file:
-            json.dump(meta, file)
-            file.flush()
-            os.fsync(file.fileno())
+        (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        # Before the name that says it is whole, so that a power cut leaves both or none.
+        for path in sorted(work.rglob("*")):
+            if path.is_file():
+                sync_file(path)
         if folder.exists():
             # Processes that mapped the old files keep them until they end.
             old = folder.with_name(f"{folder.name}.tmp-old")
@@ -123,14 +110,6 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     return meta
 
 
-def _sync(work: Path) -> None:
-    """Bring the content to the disk before the name that says it is whole, so that a power cut leaves both or none."""
-    for path in sorted(work.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
 def _read(folder: Path, since: float) -> Meta | None:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -140,10 +119,8 @@ def _read(folder: Path, since: float) -> Meta | None:
 
 
 def _fresh_since(key: str) -> float:
-    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds.
-
-    A process that asks a second time means a new rebuild.
-    """
+    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds. A
+    process that asks a second time means a new rebuild."""
     if key in _asked:
         return time.time()
     _asked.add(key)
@@ -169,10 +146,8 @@ def map_rows(
     num_proc: int | None,
     progress: Callable[[int, int], None],
 ) -> tuple[Dataset, Counts]:
-    """Encode all rows in `num_proc` processes into files under `scratch`; also what was counted on the way.
-
-    `progress` is called with rows done and rows in all, now and then from another thread.
-    """
+    """Encode all rows in `num_proc` processes into files under `scratch`; also what was counted on the way. `progress`
+    is called with rows done and rows in all, now and then from another thread."""
     scratch.mkdir(exist_ok=True)
     ledger = scratch / "ledger.jsonl"
     ledger.write_bytes(b"")
@@ -196,7 +171,6 @@ def map_rows(
 
 
 def processes_for(rows: int, asked: int | None) -> int:
-    """How many processes tokenise: as many as asked, else the cores this process may use, else one for few rows."""
     if asked is not None:
         return max(1, min(asked, rows))
     return 1 if rows < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
@@ -214,7 +188,6 @@ def read_ledger(ledger: Path) -> Counts:
 
 @contextmanager
 def _watched(ledger: Path, total: int, progress: Callable[[int, int], None]) -> Iterator[None]:
-    """Report the rows in the ledger while the body runs."""
     done = threading.Event()
 
     def watch() -> None:
@@ -252,10 +225,8 @@ class _Forking:
 
 @contextmanager
 def tethered_forks() -> Iterator[None]:
-    """Whatever is forked in the body dies when this process does, however that ends.
-
-    `Dataset.map` starts a pool and a manager; neither notices when their owner is killed.
-    """
+    """Whatever is forked in the body dies when this process does: the pool and the manager that `Dataset.map` starts do
+    not notice when their owner is killed."""
     if not _Forking.registered:
         os.register_at_fork(before=_Forking.before, after_in_child=_Forking.in_child)
         _Forking.registered = True
@@ -268,7 +239,6 @@ def tethered_forks() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars of `datasets`."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

@@ -53,8 +53,6 @@ CHATS = ("messages", "conversations")
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user said about the columns."""
-
     task: str
     text_column: str | None = None
     summary_column: str | None = None
@@ -79,14 +77,12 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """In words, for the user."""
         if self.keys:
             return f"{self.columns[0]} {self.keys[0]} → {self.keys[1]}"
         return " + ".join(self.columns) + (f" → {self.target}" if self.target else "")
 
     @property
     def used(self) -> tuple[str, ...]:
-        """All columns that are read."""
         return self.columns + ((self.target,) if self.target else ())
 
 
@@ -109,7 +105,6 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
 
 
 def known_layouts(task: str) -> str:
-    """The layouts a task takes, in one line."""
     pairs = ", ".join(f"{'+'.join(source)}/{target}" for source, target in PAIRS if len(source) == 1)
     if task == "seq2seq":
         return f"translation dictionaries, {pairs}, input_ids with labels"

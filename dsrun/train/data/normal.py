@@ -15,11 +15,7 @@ _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
 
 
 def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Bring one row into the normal form of its layout.
-
-    Raises:
-        UsageError: a value is of a kind that cannot be what its column says.
-    """
+    """Bring one row into the normal form of its layout."""
     if layout.kind == "pair":
         source, target = _pair(layout, row, where)
         return {"source": source, "target": target}
@@ -141,11 +137,7 @@ _ROLES = {
 
 
 def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
-    """One conversation in the form that chat templates take; [] for none.
-
-    Raises:
-        UsageError: a message is not a dictionary, has an unknown role, or holds something other than text.
-    """
+    """One conversation in the form that chat templates take; [] for none."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -46,16 +46,9 @@ SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-sample
 
 
 def prepare_data(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
-    """Find, tokenise (or take from the cache) and check the data.
-
-    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none. Needs no
-    process group, so it may take any time before one exists; of several processes that ask at once, one works. `notify`
-    gets a line when there is something to wait for; `progress` (split, rows done, rows in all).
-
-    Raises:
-        UsageError: data, flags, tokenizer and model do not fit together.
-        MissingError: the Hub cannot be reached or the cache not be written.
-    """
+    """Find, tokenise (or take from the cache) and check the data. Sets the tokenizer's languages and padding token.
+    Needs no process group, so it may take any time before one exists; of several processes that ask at once, one works.
+    `progress` gets (split, rows done, rows in all)."""
     return _Preparation(request, tokenizer, notify, progress).run()
 
 
@@ -94,7 +87,6 @@ class _Preparation:
             self.notices.append(notice)
 
     def _take(self, split: str, sources: Sources) -> None:
-        """Prepare one split, if it is wanted and there."""
         if split not in self.request.splits or split in self.data:
             return
         source = sources.splits.get(split)
@@ -111,10 +103,8 @@ class _Preparation:
             )
 
     def _hold_out(self, sources: Sources) -> int:
-        """Percentage of the training data that stands in for missing validation data; 0 when there is no need.
-
-        Also when nobody evaluates now, so that a later evaluation does not see what was trained on.
-        """
+        """Percentage of the training data that stands in for missing validation data; 0 when there is no need. Also
+        when nobody evaluates now, so that a later evaluation does not see what was trained on."""
         if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
             return 0
         percent = self.spec.validation_split_percentage

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 DEFAULT_LENGTH = 1024
 """Cap of a source or block nobody chose, as in the Transformers example scripts."""
 DEFAULT_TARGET = 128
-# Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
-_UNLIMITED = 1_000_000
 
 
 @dataclass
@@ -41,13 +39,11 @@ class Counts:
     first_no_loss: str = ""
 
     def add(self, other: dict[str, Any]) -> None:
-        """Sum numbers; the first place that was seen stays."""
         for name, value in other.items():
             mine = getattr(self, name)
             setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
 
     def notices(self, split: str, limit: int) -> list[str]:
-        """What the user should know about rows that were left out."""
         lines = []
         if self.incomplete:
             lines.append(
@@ -81,7 +77,6 @@ class Truncation:
     target_limit: int | None = None
 
     def sentence(self) -> str:
-        """For the user: "312 of 10,000 examples were cut at 512 tokens"."""
         at = f"{self.limit:,} tokens"
         if self.target_limit is not None:
             at = f"{self.limit:,} source or {self.target_limit:,} target tokens"
@@ -91,21 +86,16 @@ class Truncation:
 
 
 def truncation_of(counts: Counts, source_limit: int, target_limit: int) -> Truncation:
-    """What was counted, with the limits that were met."""
     if counts.cut_source and counts.cut_target:
         return Truncation(counts.cut, counts.rows, source_limit, target_limit)
     return Truncation(counts.cut, counts.rows, target_limit if counts.cut_target else source_limit)
 
 
 def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> Limits:
-    """The limits that the flags ask for, or the defaults where they do not.
-
-    `max_positions` is the number of positions the model knows, None when they are relative (T5) or unbounded.
-
-    Raises:
-        UsageError: a limit is too small to hold anything, or above the model's positions.
-    """
-    default = min(DEFAULT_LENGTH, max_positions or DEFAULT_LENGTH, _sane(tokenizer.model_max_length))
+    """The limits that the flags ask for, or the defaults where they do not. `max_positions` is the number of positions
+    the model knows, None when they are relative (T5) or unbounded."""
+    # Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
+    default = min(DEFAULT_LENGTH, max_positions or DEFAULT_LENGTH, tokenizer.model_max_length or DEFAULT_LENGTH)
     if task == "causal-lm":
         flag, asked = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
         length = _checked(flag, asked, default, max_positions, least=2)
@@ -123,21 +113,16 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
 
 def idle_lengths(spec: TrainSpec, task: str) -> str | None:
     """A notice of the lengths that were given and that this task does not have."""
+    kind, own, others = "a seq2seq model", "--max-source-length", ["block_size"]
     if task == "causal-lm":
-        others, own = ("max_source_length", "max_target_length", "val_max_target_length"), "--max-length"
-        kind = "a causal language model"
-    else:
-        others, own, kind = ("block_size",), "--max-source-length", "a seq2seq model"
+        kind, own = "a causal language model", "--max-length"
+        others = ["max_source_length", "max_target_length", "val_max_target_length"]
     given = [f"--{name.replace('_', '-')}" for name in others if getattr(spec, name) is not None]
     return f"{kind} has no {' or '.join(given)}: nothing is cut there ({own} N)" if given else None
 
 
 def check_sample_count(flag: str, asked: int | None, there: int, what: str) -> None:
-    """Refuse to promise more samples than there are.
-
-    Raises:
-        UsageError: with both numbers.
-    """
+    """Raise UsageError where more samples are asked for than there are."""
     if asked is None:
         return
     if asked < 1:
@@ -160,10 +145,6 @@ def _checked(flag: str, asked: int | None, default: int, positions: int | None, 
     return asked
 
 
-def _sane(length: int | None) -> int:
-    return length if length and 0 < length < _UNLIMITED else _UNLIMITED
-
-
 @dataclass
 class Collator:
     """Pads rows {"input_ids", "labels"} on the right; other keys are left out.
@@ -175,9 +156,8 @@ class Collator:
     For seq2seq set `model` after it is built: decoder_input_ids [batch, target] then come from the labels.
 
     `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
-    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
-
-    `max_target_length` is not used here: it is what generation in evaluation should be bounded by.
+    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste). `max_target_length`
+    bounds generation in evaluation.
     """
 
     pad_id: int
@@ -189,8 +169,7 @@ class Collator:
     model: Any = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        inputs = [_array(row["input_ids"]) for row in rows]
-        labels = [_array(row["labels"]) for row in rows]
+        inputs, labels = ([np.asarray(row[name], dtype=np.int64) for row in rows] for name in ("input_ids", "labels"))
         width = self._width(inputs, self.length)
         batch = {
             "input_ids": _padded(inputs, width, self.pad_id),
@@ -202,11 +181,8 @@ class Collator:
         return batch
 
     def _decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder reads to write `labels`: [batch, target] both.
-
-        M2M100 (NLLB) and Blenderbot have no method for it (transformers 5.23): their forward shifts labels by one place
-        itself, but the loss is not left to their forward. They begin with decoder_start_token_id.
-        """
+        """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
+        for it (transformers 5.23): their forward shifts labels itself, but the loss is not left to their forward."""
         if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
         start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
@@ -219,21 +195,14 @@ class Collator:
         return -(-longest // self.multiple_of) * self.multiple_of
 
     def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels whose rows all hold a token.
-
-        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are ignored, as in
-        the filler rows of a short batch. What such a row decodes does not matter, as nothing in it is learned.
-        """
+        """Labels whose rows all hold a token: mBART's shift_tokens_right indexes with -1 where all are ignored, as in
+        filler rows."""
         empty = (labels == IGNORED).all(dim=1)
         if not empty.any():
             return labels
         labels = labels.clone()
         labels[empty, 0] = 0 if self.pad_id != 0 else 1
         return labels
-
-
-def _array(values: Any) -> np.ndarray:
-    return np.asarray(values, dtype=np.int64)
 
 
 def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor:
@@ -248,11 +217,8 @@ Rows: TypeAlias = "Dataset | TokenBin | RowStream"
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What is to be prepared, for which model.
-
-    `splits` are wanted where there is data for them; those in `required`, and train and test where wanted, must be
-    there. `max_positions` is what the model's config says, None for no limit.
-    """
+    """What is to be prepared, for which model. `splits` are wanted where there is data for them; those in `required`,
+    and train and test where wanted, must be there. `max_positions` None: no limit."""
 
     spec: TrainSpec
     task: Literal["seq2seq", "causal-lm"]
@@ -265,11 +231,8 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Datasets ready for the collator, and what the user should know about them.
-
-    Rows: {"input_ids", "labels"}, labels being -100 where nothing is learned; rows of validation and test that were
-    made from pairs or conversations also hold "source_text" and "target_text".
-    """
+    """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
+    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text"."""
 
     train: Rows | None
     validation: Rows | None

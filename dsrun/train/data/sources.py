@@ -41,7 +41,6 @@ class FileSource:
 
     @property
     def where(self) -> str:
-        """For messages."""
         return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
 
     def identity(self) -> str:
@@ -52,7 +51,6 @@ class FileSource:
         return digest.hexdigest()
 
     def rows(self) -> Rows:
-        """All rows with their places."""
         return read_all(self.paths, keep_linebreaks=self.keep_linebreaks)
 
     def rows_from(self, place: Place) -> Iterator[tuple[Place, str, Row]]:
@@ -64,7 +62,6 @@ class FileSource:
             start = START
 
     def sample(self) -> tuple[list[str], Row]:
-        """Columns and a representative row."""
         return sample_of(self.rows())
 
 
@@ -80,12 +77,10 @@ class TableSource:
         return str(self.table._fingerprint)
 
     def rows(self) -> Rows:
-        """All rows with their places."""
         for number, row in enumerate(self.table, 1):
             yield f"{self.where}, row {number}", row
 
     def sample(self) -> tuple[list[str], Row]:
-        """Columns and a representative row."""
         found, sample = sample_of(self.rows())
         return list(self.table.column_names or found), sample
 
@@ -103,12 +98,7 @@ class Sources:
 
 
 def find_sources(spec: TrainSpec) -> Sources:
-    """Find the data that the spec names; files given for a split go before those of the dataset.
-
-    Raises:
-        UsageError: it is not there, not readable, or named twice.
-        MissingError: the Hub cannot be reached.
-    """
+    """Find the data that the spec names; files given for a split go before those of the dataset."""
     splits: dict[str, Source] = {}
     notices: list[str] = []
     name = ""
@@ -129,11 +119,6 @@ def find_sources(spec: TrainSpec) -> Sources:
 
 
 def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSource:
-    """Files of one split.
-
-    Raises:
-        UsageError: one is missing, of unknown kind, or not of the kind of the others.
-    """
     for path in paths:
         if not path.is_file():
             raise UsageError(f"data file {path} does not exist")
@@ -173,7 +158,6 @@ def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
 
 
 def _saved(path: Path) -> dict[str, Source]:
-    """A folder written by `save_to_disk`."""
     import datasets
 
     try:

@@ -30,7 +30,6 @@ class Affixes:
     after: tuple[int, ...]
 
     def wrap(self, ids: list[int], *, starts: bool = True, ends: bool = True) -> list[int]:
-        """`ids` with the tokens around it that its text did not bring along."""
         if starts and tuple(ids[: len(self.before)]) != self.before:
             ids = [*self.before, *ids]
         if ends and tuple(ids[max(0, len(ids) - len(self.after)) :]) != self.after:
@@ -56,15 +55,10 @@ def affixes_of(tokenizer: Any) -> Affixes:
 
 @dataclass
 class RowEncoder:
-    """A batch function for `map`: raw or normalised rows in, token ids out.
-
-    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent reads
-    progress and totals, as a worker has no other way back than its rows.
-
-    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in which).
-    `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused here, for streams, which
-    nobody can look through beforehand.
-    """
+    """A batch function for `map`: raw or normalised rows in, token ids out. What it counts in a worker process goes as
+    JSON lines to `ledger`. `layout` brings raw rows into normal form and is None for rows that are in it already
+    (`kind` says in which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused
+    here, for streams, which nobody can look through beforehand."""
 
     tokenizer: Any
     task: str
@@ -85,7 +79,6 @@ class RowEncoder:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that come out."""
         if self.kind == "text":
             return ["input_ids"]
         return ["input_ids", "labels"] + (["source_text", "target_text"] if self.keeps_text else [])
@@ -161,10 +154,8 @@ class RowEncoder:
         ]
 
     def _limited(self, side: str, texts: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
-        """Token ids of at most `limit`, and which texts were longer.
-
-        Only those that came out exactly full are tokenised once more, without limit, to see whether they were cut.
-        """
+        """Token ids of at most `limit`, and which texts were longer: those that came out exactly full are tokenised
+        once more."""
         ids = self.tokenizer(**{side: texts}, max_length=limit, truncation=True, **_IDS_ONLY)["input_ids"]
         full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
         cut = [False] * len(texts)
@@ -175,11 +166,8 @@ class RowEncoder:
         return ids, cut
 
     def _continuations(self, rows: list[Row]) -> list[Row]:
-        """Prompt and completion as one sequence with loss on the completion and the end token.
-
-        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it with the
-        completion, the two are tokenised apart.
-        """
+        """Prompt and completion as one sequence with loss on the completion and the end token. The prompt's tokens must
+        be those it has alone: where the tokenizer would join it with the completion, the two are tokenised apart."""
         prompts = [self.prefix + row["source"] + self.separator for row in rows]
         heads = self._plain(prompts)
         wholes = self._plain([prompt + row["target"] for prompt, row in zip(prompts, rows, strict=True)])

@@ -17,7 +17,6 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def check_template(tokenizer: Any, where: str) -> None:
-    """Refuse a tokenizer that has no chat template."""
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
             f"{where} holds conversations, but the tokenizer has no chat template",
@@ -28,15 +27,8 @@ def check_template(tokenizer: Any, where: str) -> None:
 def encode_chat(
     tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str
 ) -> tuple[list[int], list[bool]]:
-    """Token ids of a conversation and, for each, whether the assistant wrote it.
-
-    The template's own `{% generation %}` marks are used where it has them. Otherwise each assistant message is what
-    rendering one message more adds to the text.
-
-    Raises:
-        UsageError: the template refuses the messages, or renders an earlier message anew when a later one
-            comes.
-    """
+    """Token ids of a conversation and, for each, whether the assistant wrote it: by the template's own `{% generation
+    %}` marks, else by what rendering one message more adds to the text."""
     if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
         found = _render(
             tokenizer, messages, tools, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
@@ -130,13 +122,8 @@ def _mark_by_prefixes(
 
 
 def pad_with_end(tokenizer: Any, task: str) -> str | None:
-    """Give a causal model's tokenizer without padding token its end token for it; returns a notice.
-
-    The batches mark padding by position, so the true end tokens are learned all the same.
-
-    Raises:
-        UsageError: an encoder-decoder's tokenizer has none.
-    """
+    """Give a causal model's tokenizer without padding token its end token for it; returns a notice. Batches mark
+    padding by position, so the true end tokens are learned all the same."""
     if tokenizer.pad_token_id is not None:
         return None
     if task == "seq2seq":
@@ -196,14 +183,8 @@ def library_versions() -> dict[str, str]:
 
 
 def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
-    """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages; others are left alone.
-
-    Such a tokenizer writes a language token into every source and target; its default is English for both, which trains
-    a wrong model in silence.
-
-    Raises:
-        UsageError: no language was given, or the tokenizer does not know it.
-    """
+    """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages: its default is English for source and
+    target, which trains a wrong model in silence."""
     if not is_multilingual(tokenizer):
         return
     for language, flag in ((source, "--source-lang"), (target, "--target-lang")):
@@ -223,10 +204,7 @@ def set_languages(tokenizer: Any, source: str | None, target: str | None) -> Non
 
 
 def is_multilingual(tokenizer: Any) -> bool:
-    """Whether source and target carry language tokens.
-
-    FSMT's tokenizer has the attributes too, but for one fixed pair that its vocabulary decides, and no codes.
-    """
+    """Whether source and target carry language tokens. FSMT's tokenizer has the attributes too, but no codes."""
     return hasattr(type(tokenizer), "src_lang") and hasattr(tokenizer, "tgt_lang")
 
 

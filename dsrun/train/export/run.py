@@ -181,7 +181,6 @@ class _Job:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
     def _set_vocabulary(self, rows: int | None) -> None:
-        """Have config.json say how many rows the embedding has; None: as many as it says."""
         if rows is None:
             return
         config = json.loads((self.folder / "config.json").read_text())
@@ -259,7 +258,6 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 
 def _put(partial: Path, to: Path, *, force: bool) -> None:
-    """Make the finished folder visible under its name."""
     if to.exists() and any(to.iterdir()):
         if not force:
             raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force")

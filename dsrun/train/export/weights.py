@@ -33,11 +33,7 @@ class Found:
 
 def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
     """What to export from `checkpoint`: its Hugging Face weights where they are whole, else what the ranks' shards
-    hold.
-
-    For fp32 the shards come first, as ZeRO trains fp32 copies of weights that it saves in bf16 or fp16. Raises
-    UsageError where neither is whole (zero3_empty_weights: ZeRO-3 saved placeholders instead of gathered weights).
-    """
+    hold. For fp32 the shards come first, as ZeRO trains fp32 copies of weights that it saves in bf16 or fp16."""
     lora = (checkpoint / ADAPTER_CONFIG).is_file()
     zero = _zero(checkpoint)
     stored = stored_weights(checkpoint, ADAPTER if lora else "model*.safetensors")
@@ -103,8 +99,6 @@ def _master(weight: Weight, name: str | None, zero: ZeroCheckpoint) -> Weight:
 
 
 class _Module:
-    """All weights that DeepSpeed's files hold, trained or not."""
-
     def __init__(self, zero: ZeroCheckpoint) -> None:
         self.zero = zero
         if zero.stage == 3:

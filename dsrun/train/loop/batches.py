@@ -49,11 +49,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Taken:
-    """The rows of one micro batch and their ids, as a dataset hands them to the collator.
-
-    `ids` leaves filler out: of a table they are row numbers, of a stream running numbers within the epoch. A stream
-    knows the epoch itself, and after the last rows of a global batch the place to go on from.
-    """
+    """The rows of one micro batch and the ids of those that are no filler: row numbers of a table, running numbers
+    within the epoch of a stream. A stream knows the epoch itself, and after the last rows of a global batch the place
+    to go on from."""
 
     rows: list[dict[str, Any]]
     ids: list[int]
@@ -62,11 +60,9 @@ class Taken:
 
 
 class GlobalBatchSampler(Sampler):
-    """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample.
-
-    `lengths` (tokens per sample) turns on grouping: global batches then hold samples of similar length. The next pass
-    begins with micro batch `first`, later ones with the first.
-    """
+    """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample. `lengths`
+    (tokens per sample) turns on grouping by length. The next pass begins with micro batch `first`, later ones with
+    0."""
 
     def __init__(
         self,
@@ -129,8 +125,6 @@ class GlobalBatchSampler(Sampler):
 
 
 class WithFiller(Dataset):
-    """A map-style dataset that answers index FILLER with a sample that adds nothing to the loss."""
-
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
@@ -172,12 +166,9 @@ class Stream(Protocol):
 
 
 class StreamOfBatches(IterableDataset):
-    """Cuts a stream of rows into this rank's micro batches, epoch after epoch without an end.
-
-    Every rank reads the whole stream and keeps its share, which needs no agreement between ranks and gives the same
-    global batches at any world size. The last one of an epoch is filled up. Begins at `place`, the `after` of a micro
-    batch taken before, also by another number of ranks; then leaves out `skipped` micro batches, which it must read.
-    """
+    """Cuts a stream of rows into this rank's micro batches, epoch after epoch without an end. Every rank reads the
+    whole stream and keeps its share, which gives the same global batches at any world size. Begins at `place`, the
+    `after` of a micro batch taken before; then leaves out `skipped` micro batches, which it must read."""
 
     def __init__(self, rows: Stream, split: Split) -> None:
         self.rows = rows

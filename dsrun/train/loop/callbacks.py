@@ -40,11 +40,8 @@ class EngineCheck(TrainerCallback):
 
 
 class StopEarly(EarlyStoppingCallback):
-    """Early stopping whose count of evaluations without a better metric survives a resume.
-
-    The stock callback starts to count anew, so an interrupted run trained longer than one that was not, and a run that
-    had stopped trained on when it was called again.
-    """
+    """Early stopping whose count of evaluations without a better metric survives a resume: the stock callback would
+    count anew."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
@@ -65,7 +62,7 @@ class StopEarly(EarlyStoppingCallback):
 
 
 class LogLastStep(TrainerCallback):
-    """The Trainer logs every so many steps, and says nothing of the last ones. On all ranks, as logging gathers."""
+    """Logs the last steps, too. On all ranks, as logging gathers."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:

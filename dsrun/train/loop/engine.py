@@ -11,15 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.packages import own_programs_first
-from dsrun.train.distributed import World
+from dsrun.train.distributed import World, acquire_lock
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.shipped import from_offload
 
@@ -81,14 +79,12 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
     cache = extension_cache(os.environ)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(cache)
     cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / ".dsrun.lock")
-    try:
-        lock.acquire(timeout=PATIENCE_SECONDS)
-    except Timeout:
-        # Not for the other ranks of this run: only rank 0's console talks, and it is one that waits, or compiles.
+
+    def wait() -> None:
+        # Not for the other ranks of this run: only rank 0's console prints, and it is one that waits, or compiles.
         notify("another run is compiling DeepSpeed's operations; waiting for it")
-        lock.acquire()
-    try:
+
+    with acquire_lock(cache / ".dsrun.lock", wait, seconds=PATIENCE_SECONDS):
         for stale in cache.glob("**/lock"):
             stale.unlink()
         for name in names:
@@ -96,15 +92,11 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
             if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
                 notify(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
             _load_op(builder, name)
-    finally:
-        lock.release()
 
 
 def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
-    """The op builders that this configuration makes DeepSpeed load, by class name.
-
-    A run that only evaluates has no optimizer, and an engine under ZeRO-3 alone.
-    """
+    """The op builders that this configuration makes DeepSpeed load, by class name. A run that only evaluates has no
+    optimizer, and an engine under ZeRO-3 alone."""
     zero = config.get("zero_optimization", {})
     if not training:
         on_drives = zero.get("offload_param", {}).get("device") == "nvme"
@@ -122,10 +114,8 @@ def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
 
 
 def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
-    """Fail unless `trained` is the engine and stage that were asked for.
-
-    Setting ACCELERATE_USE_CPU, for one, makes the stock stack train without DeepSpeed and without a word.
-    """
+    """Fail unless `trained` is the engine and stage that were asked for: setting ACCELERATE_USE_CPU, for one, makes the
+    stock stack train without DeepSpeed and without a word."""
     is_engine = type(trained).__name__ == "DeepSpeedEngine"
     if config is None:
         if is_engine:
@@ -143,10 +133,8 @@ def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
 
 
 def copy_defaults(optimizer: Any) -> None:
-    """Give DeepSpeed's optimizers the `defaults` of those that they wrap.
-
-    Schedules of transformers that end at a rate of their own, as polynomial does, read the first one there.
-    """
+    """Give DeepSpeed's optimizers the `defaults` of those that they wrap: schedules of transformers that end at a rate
+    of their own, as polynomial does, read the first one there."""
     wrapped = getattr(optimizer, "optimizer", None)
     if wrapped is not None:
         copy_defaults(wrapped)
@@ -155,11 +143,8 @@ def copy_defaults(optimizer: Any) -> None:
 
 
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
-    """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone.
-
-    ninja's build files name the headers of the environment they were written in: shared by two environments, each run
-    of the other one compiles everything again.
-    """
+    """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone, whose
+    headers ninja's build files name: shared, each run of the other environment would compile everything again."""
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)

@@ -22,11 +22,8 @@ from dsrun.train.loop.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSa
 
 
 def loss_is_native(model: Any) -> bool:
-    """Whether the model's forward hands its keyword arguments to transformers' loss function.
-
-    Those models stay in charge of their loss, which keeps fused kernels (Liger) and router losses of mixtures of
-    experts working.
-    """
+    """Whether the model's forward hands its keyword arguments to transformers' loss function. Those models stay in
+    charge of their loss, which keeps fused kernels (Liger) and router losses of mixtures of experts working."""
     if model.config.is_encoder_decoder:
         return False
     if "liger_kernel" in (getattr(model.forward, "__module__", None) or ""):
@@ -48,11 +45,8 @@ def target_tokens(labels: torch.Tensor, *, shifted: bool) -> torch.Tensor:
 def summed_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Cross entropy in nats, summed over target tokens, in fp32.
-
-    `logits` are [batch, length, vocabulary], `labels` [batch, length] with IGNORED where nothing is predicted; a batch
-    without any target gives 0 with zero gradients. `smoothing` is label smoothing as in Szegedy et al. 2016.
-    """
+    """Cross entropy in nats, summed over target tokens, in fp32. `logits` are [batch, length, vocabulary], `labels`
+    [batch, length]; a batch without any target gives 0 with zero gradients. `smoothing` as in Szegedy et al. 2016."""
     if shifted:
         logits, labels = logits[..., :-1, :], labels[..., 1:]
     return F.cross_entropy(
@@ -65,11 +59,8 @@ def summed_cross_entropy(
 
 
 class LossState(TrainerCallback, ExportableState):
-    """Keeps in the checkpoint what the Trainer's log lines are made of.
-
-    The stock loop begins a new sum of losses at a resume, so the first line after it would be the mean of other steps
-    than that of a run that was never interrupted.
-    """
+    """Keeps in the checkpoint what the Trainer's log lines are made of: the stock loop begins a new sum of losses at a
+    resume."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -92,7 +83,6 @@ class LossState(TrainerCallback, ExportableState):
         }
 
     def state(self) -> dict[str, Any]:
-        """What the checkpoint holds."""
         return {"args": {}, "attributes": {"noted": self._noted}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -113,11 +103,8 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """BLEU, chrF, ROUGE F-measures and exact match, all from 0 to 100.
-
-    BLEU and chrF are sacreBLEU's with its default signature, ROUGE is rouge-score's with stemming; exact match compares
-    with surrounding white space removed. Empty input gives no scores.
-    """
+    """BLEU, chrF (sacreBLEU's default signature), ROUGE F-measures (rouge-score's with stemming) and exact match, all
+    from 0 to 100; none for empty input."""
     if not references:
         return {}
     import sacrebleu
@@ -181,7 +168,6 @@ class Evaluator:
         self.world_size = world_size
 
     def run(self, rows: Any, *, generate: bool, with_loss: bool, progress: Progress) -> Evaluation:
-        """Evaluate on all `rows`; `generate` also lets the model write every target."""
         began = time.monotonic()
         sampler = GlobalBatchSampler(len(rows), self._split(), shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
@@ -267,7 +253,6 @@ class Evaluator:
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:
-    """One JSON object a line: source, prediction, reference."""
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as out:
         for e in examples:
             row = {"source": e.source, "prediction": e.prediction, "reference": e.reference}

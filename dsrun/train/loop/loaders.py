@@ -37,8 +37,8 @@ DEATH_SECONDS = 5
 
 
 class MicroBatch(dict[str, Any]):
-    """What the collator made, and beside it the ids of the samples, the epoch they belong to, and a stream's place
-    after them (see `batches.Taken`). The Trainer hands the model a plain copy without these."""
+    """What the collator made, and beside it the ids of the samples, their epoch, and a stream's place after them (see
+    `batches.Taken`). The Trainer hands the model a plain copy without these."""
 
     ids: tuple[int, ...] = ()
     epoch: int | None = None
@@ -56,8 +56,6 @@ class _Collate:
 
 
 class TrainingLoader(BatchLoader):
-    """A loader of MicroBatches."""
-
     def __iter__(self) -> Iterator[MicroBatch]:
         batches = super().__iter__()
         while (batch := self._next_of(batches)) is not None:
@@ -161,19 +159,15 @@ class BatchConsumer(Protocol):
 
 
 class DataPlace(TrainerCallback, ExportableState):
-    """Keeps a stream's place after the last step in the checkpoint (trainer_state.json), and begins there again.
-
-    The place comes with the batches that were trained on, so what loader processes have read ahead does not count. It
-    is the same on all ranks, and any number of ranks goes on from it. A table needs none: its place follows from the
-    step and the seed.
-    """
+    """Keeps a stream's place after the last step in the checkpoint (trainer_state.json), and begins there again. It
+    comes with the batches that were trained on, so what loader processes have read ahead does not count, and is the
+    same on all ranks. A table needs none: its place follows from the step and the seed."""
 
     def __init__(self, trainer: BatchConsumer) -> None:
         self.trainer = trainer
         self._place: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What the checkpoint holds."""
         return {"args": {}, "attributes": {"place": self._place}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -29,10 +29,7 @@ FOLDER = "nan"
 
 def expected_overflow(trainer: Any, optimizer: Any) -> bool:
     """Whether a norm that is not finite only means that the loss scale is still too large; `optimizer` is DeepSpeed's.
-
-    The scaler has then left the step out and lowered the scale. Raises ToolError where it cannot be lowered any more;
-    DeepSpeed raises an exception of its own there.
-    """
+    The scaler has then left the step out and lowered the scale."""
     if optimizer is not None:
         return bool(getattr(optimizer, "dynamic_loss_scale", False)) and trainer.args.fp16
     scaler = trainer.accelerator.scaler
@@ -60,12 +57,9 @@ class NanLossError(DsrunError):
 
 
 class NanGuard:
-    """Watches every step of one rank's training.
-
-    `policy` is --on-nan: "stop", "skip" or "rollback". `skipped_steps` are the steps, counted from 1, that are never
-    applied. `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once
-    more. `on_skip` (step, reason) is called for every step that is not applied.
-    """
+    """Watches every step of one rank's training. `policy` is --on-nan; `skipped_steps` are never applied.
+    `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once more.
+    `on_skip` (step, reason) is called for every step that is not applied."""
 
     def __init__(
         self,
@@ -108,11 +102,9 @@ class NanGuard:
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def check_norm(self, trainer: Any, norm: Any) -> Any:
-        """Look at the gradient norm of a step before its weights are used; returns it.
-
-        Raises NanLossError, on all ranks, where training cannot go on. Reading the norm waits for the device once a
-        step, as DeepSpeed itself does.
-        """
+        """Look at the gradient norm of a step before its weights are used; returns it. Raises NanLossError, on all
+        ranks, where training cannot go on. Reading the norm waits for the device once a step, as DeepSpeed itself
+        does."""
         self._steps_since_log += 1
         optimizer = _zero_optimizer(trainer)
         if _is_finite(norm) and not getattr(optimizer, "overflow", False):
@@ -185,10 +177,7 @@ class NanGuard:
             raise NanLossError(words, rollback=self.policy == "rollback" and self.record_rollback(step))
 
     def _bad_losses(self) -> dict[int, float]:
-        """The first loss that is not finite, by rank; called on all ranks, once the norm has shown that something is.
-
-        These are losses from before fp16's scaling, so that no scale explains them.
-        """
+        """The first loss that is not finite, by rank, before fp16's scaling; called on all ranks."""
         mine = [float(loss) for loss in self._losses]
         everyones: list[Any] = [mine]
         if self.world_size > 1:
@@ -201,7 +190,6 @@ class NanGuard:
         }
 
     def _save(self) -> None:
-        """This rank's micro batches of the step, for inspection."""
         if self._saved >= MOST_SAVED:
             return
         self._saved += 1

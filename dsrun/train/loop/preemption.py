@@ -32,7 +32,6 @@ class StopVote:
         self._before: torch.Tensor | None = None
 
     def any_rank_asked(self) -> bool:
-        """The answer, the same on all ranks."""
         if not self.stopping.is_on:
             return False
         votes = self._cast()
@@ -51,12 +50,10 @@ class StopVote:
 
 
 class PreemptionCallback(TrainerCallback):
-    """Saves after the step in which the ranks learnt of the wish, and ends training when that is done.
-
-    `should_training_stop` is set after the save, not before: the Trainer stores it in the checkpoint, and the resumed
-    run would take itself for finished. An evaluation due at that step is left for the resumed run, which makes it
-    before its first step: the checkpoint says so.
-    """
+    """Saves after the step in which the ranks learnt of the request, and ends training when that is done.
+    `should_training_stop` is set after the save: the Trainer stores it in the checkpoint, and the resumed run would
+    take itself for finished. An evaluation due at that step is left for the resumed run, which makes it before its
+    first step."""
 
     def __init__(self, trainer: Any, stopping: PreemptionHandler) -> None:
         self.trainer = trainer

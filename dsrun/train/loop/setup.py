@@ -32,12 +32,9 @@ WORTH_A_WORD = 2.0
 
 
 class AdaptiveSaveInterval(TrainerCallback):
-    """Saves when the interval is over.
-
-    The clock of the one that `leads`, rank 0, decides: its wish travels in the sum that all ranks form before the next
-    step, so that all of them save after the same one. `interval` gives the seconds between saves from the seconds that
-    a save takes; `on_change` (step, seconds, steps, message) is called for each interval that is chosen.
-    """
+    """Saves when the interval is over. The clock of the one that `leads`, rank 0, decides: its request travels in the
+    sum that all ranks form before the next step. `interval` gives the seconds between saves from the seconds that a
+    save takes; `on_change` (step, seconds, steps, message) is called for each interval that is chosen."""
 
     def __init__(
         self,
@@ -71,7 +68,6 @@ class AdaptiveSaveInterval(TrainerCallback):
             self.trainer.wants_to_save = now + self._step_seconds - self._last_save >= self.seconds
 
     def saved(self, step: int, seconds: float) -> None:
-        """A save after `step` took `seconds`."""
         self._last_save = self._last_step = self.clock()
         self.trainer.wants_to_save = False
         self.seconds = self.interval(seconds)
@@ -122,7 +118,6 @@ def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Conso
 
 
 def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Console) -> NanGuard:
-    """The watch over losses and gradients that --on-nan asks for."""
     skipped = steps_to_skip(run, plan.recipe)
 
     def on_skip(step: int, words: str) -> None:
@@ -141,7 +136,6 @@ def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Conso
 
 
 def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
-    """--save-every auto."""
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 
     def on_change(step: int, seconds: float, steps: int, words: str) -> None:
@@ -179,10 +173,8 @@ class EventCallback(TrainerCallback):
 
 
 class SaveTimer:
-    """What goes with a save, on all ranks: no NaN is saved, the heart says so, the ledger has it.
-
-    `saved` (step, seconds) is called with the time that training waited.
-    """
+    """What goes with a save, on all ranks: no NaN is saved, the heartbeat and the events record it. `saved` (step,
+    seconds) is called with the time that training waited."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import transformers.trainer
 
 from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
+from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.evaluation import (
@@ -139,7 +140,7 @@ class RunTrainer(Checkpointing):
 
     def _load_best_model(self) -> None:
         """The best checkpoint may have been saved by another number of ranks, before an elastic resume."""
-        self.check_best_checkpoint()
+        check_best(Path(self.state.best_model_checkpoint), trust=self.saving.trust, beat=self.saving.beat)
         with elastic.best_checkpoint(self, run=Path(self.args.output_dir)):
             super()._load_best_model()
 
