@@ -51,7 +51,7 @@ def entries(run: RunFolder) -> list[Entry]:
 def entry(checkpoint: Path) -> Entry:
     """One checkpoint by its folder."""
     number = checkpoint.name.rpartition("-")[2]
-    step = int(number) if number.isdigit() else _stored_step(checkpoint)
+    step = int(number) if number.isdigit() else _number(_json(checkpoint / STATE_FILE).get("global_step")) or 0
     return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
 
 
@@ -69,7 +69,7 @@ def find(path: Path) -> RunFolder | Path:
 def best_step(checkpoints: list[Path]) -> int | None:
     """The step of the best checkpoint, as the newest one whose state can be read has it."""
     for path in checkpoints:
-        state = _state(path)
+        state = _json(path / STATE_FILE)
         if state:
             best = state.get("best_global_step")
             return best if isinstance(best, int) and best else None
@@ -80,7 +80,7 @@ def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> 
     manifest = read_manifest(path)
     extra = manifest["extra"] if manifest else {}
     findings = missing_or_wrong_size(path)
-    foreign = not manifest and not (path / MANIFEST).exists() and bool(_state(path))
+    foreign = not manifest and not (path / MANIFEST).exists() and bool(_json(path / STATE_FILE))
     state: State = "saving" if hidden else "foreign" if foreign else "damaged" if findings else "complete"
     if manifest:
         size, time = sum(file["size"] for file in manifest["files"].values()), manifest["time"]
@@ -115,16 +115,12 @@ def _measured(path: Path) -> tuple[int, str]:
     return size, time
 
 
-def _state(checkpoint: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, Any]:
     try:
-        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
-
-
-def _stored_step(checkpoint: Path) -> int:
-    return _number(_state(checkpoint).get("global_step")) or 0
+    return content if isinstance(content, dict) else {}
 
 
 def _number(value: Any) -> int | None:
@@ -230,7 +226,7 @@ class Contents:
 def contents(checkpoint: Path) -> Contents:
     """What `checkpoint` holds. Raises UsageError where the header of its weights is damaged."""
     manifest = read_manifest(checkpoint)
-    config = _config(checkpoint)
+    config = _json(checkpoint / "config.json")
     architectures = config.get("architectures")
     return Contents(
         entry=entry(checkpoint),
@@ -254,11 +250,3 @@ def _kinds(checkpoint: Path) -> list[Kind]:
             found.setdefault(kind_of(path.relative_to(checkpoint).as_posix()), []).append(path.stat().st_size)
     kinds = [Kind(name=name, files=len(sizes), size=sum(sizes)) for name, sizes in found.items()]
     return sorted(kinds, key=lambda kind: -kind.size)
-
-
-def _config(checkpoint: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}

@@ -22,7 +22,8 @@ from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
 from dsrun.train import model as models
 from dsrun.train.console import Console, PlainTask
-from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
+from dsrun.train.data.prepare import prepare_data
+from dsrun.train.data.request import DataRequest, PreparedData
 from dsrun.train.distributed import World
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision

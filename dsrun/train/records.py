@@ -24,7 +24,7 @@ from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.train.console import Console, duration, number
-from dsrun.train.data.prepare import PreparedData
+from dsrun.train.data.request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.loop.engine import Precision

@@ -24,12 +24,11 @@ from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.console import Console, PlainTask
-from dsrun.train.data.prepare import PreparedData
+from dsrun.train.data.request import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.loop import engine
 from dsrun.train.loop.arguments import check_arguments, in_a_line, training_arguments
 from dsrun.train.loop.batches import Split
-from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks, guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
@@ -168,13 +167,10 @@ class _Run:
                 ds_config=plan.deepspeed,
                 eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
-                nan_guard=self._guard(),
+                nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
             )
         trainer.remove_callback(PrinterCallback)
         return trainer
-
-    def _guard(self) -> NanGuard:
-        return guard_against_nan(self.plan, self.folder.path, self.records, self.console)
 
     def _model(self, tokenizer: Any) -> Any:
         spec, task = self.plan.recipe.spec, self.plan.task

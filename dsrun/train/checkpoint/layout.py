@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
+
+if TYPE_CHECKING:
+    from dsrun.train.checkpoint.plain import PlainCheckpoint
 
 Change = Literal["none", "order", "convert"]
 
@@ -66,10 +69,6 @@ class Layout:
     def flags(self) -> str:
         return f"--nproc {self.world_size} --zero {self.stage}" + (" --offload nvme" if self.nvme else "")
 
-    @property
-    def _must_be_equal(self) -> tuple[object, ...]:
-        return (self.world_size, self.stage, self.engine, self.own_adam, self.nvme)
-
     def groups_as(self, other: Layout) -> bool:
         return self.own_adam == other.own_adam and bool(self.stage) == bool(other.stage)
 
@@ -78,7 +77,7 @@ class Layout:
         convert it."""
         if self.stage == other.stage == 0 and self.engine == other.engine:
             return "none"
-        if self._must_be_equal != other._must_be_equal:
+        if any(getattr(self, n) != getattr(other, n) for n in ("world_size", "stage", "engine", "own_adam", "nvme")):
             return "convert"
         return "order" if self.stage in (1, 2) and self.round_robin != other.round_robin else "none"
 
@@ -120,22 +119,7 @@ def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Source(Protocol):
-    """Where parameters and optimizer states come from, one at a time."""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
-    @property
-    def states(self) -> tuple[str, ...]: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def param_groups(self) -> list[dict[str, Any]]: ...
-    @property
-    def counters(self) -> dict[str, Any]: ...
-    @property
-    def loss_scaler(self) -> dict[str, Any]: ...
-    def read(self, name: str, state: str = "fp32") -> torch.Tensor: ...
+Source: TypeAlias = "ZeroCheckpoint | PlainCheckpoint"
 
 
 def write_universal(

@@ -123,7 +123,7 @@ class Save:
             commit.commit(self.run, self.step)
         except OSError as error:
             commit.discard(self.run, self.step)
-            raise self.failed(_reason(error)) from error
+            raise self.failed(error.strerror or str(error)) from error
 
     def failed(self, why: str, *, disk: bool = True) -> SaveFailed:
         """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
@@ -152,7 +152,9 @@ def not_shared(run: Path, why: str) -> UsageError:
 
 def _fault(error: BaseException, folder: Path) -> Fault:
     """What a failed write was about. torch reports a full disk as `unexpected pos`, so the disk is asked itself."""
-    number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+    # Rust's standard library, whose message safetensors passes on, writes the errno into it.
+    written = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(written[1]) if written else None
     disk = True
     if number is None and not isinstance(error, OSError):
         number = _probe(folder)
@@ -160,12 +162,6 @@ def _fault(error: BaseException, folder: Path) -> Fault:
     first = str(error).splitlines()[0][:200] if str(error) else ""
     why = os.strerror(number) if number else f"{type(error).__name__}: {first}"
     return Fault(rank=my_rank(), host=hostname(), why=why, disk=disk)
-
-
-def _number_in(text: str) -> int | None:
-    """The errno in a message of Rust's standard library, which safetensors passes on."""
-    found = re.search(r"\(os error (\d+)\)", text)
-    return int(found[1]) if found else None
 
 
 def _probe(folder: Path) -> int | None:
@@ -182,7 +178,3 @@ def _probe(folder: Path) -> int | None:
     finally:
         file.unlink(missing_ok=True)
     return None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

@@ -30,7 +30,7 @@ Beat = Callable[[], None]
 
 # Where the model came from and how this process computes with it; not what the model is.
 _PASSING = frozenset(
-    {
+    [
         "_name_or_path",
         "_commit_hash",
         "_attn_implementation",
@@ -44,7 +44,7 @@ _PASSING = frozenset(
         "use_cache",
         "id2label",
         "label2id",
-    }
+    ]
 )
 
 
@@ -133,7 +133,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "train_rows": len(train) if hasattr(train, "__len__") else None,
         "model_type": plan.config.model_type,
         "config": config,
-        "config_sha256": _digest(config),
+        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "tokenizer_sha256": tokenizer_identity(tokenizer),
         "lora": lora_identity(plan.recipe.spec),
         "signed": [*signatures(os.environ).values()],
@@ -158,7 +158,3 @@ def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _lasting(inner) for key, inner in value.items() if str(key) not in _PASSING}
     return value
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -32,7 +32,7 @@ _HOLD_OUT_SEED = 0
 
 _FIRST_ROWS = 1000
 
-_NORMAL = {
+NORMAL = {
     "pair": pa.schema([("source", pa.string()), ("target", pa.string()), ("where", pa.string())]),
     "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_())]),
     "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), ("where", pa.string())]),
@@ -157,7 +157,7 @@ class _Maker:
             return table if limit is None else table.select(range(min(limit, len(table))))
         path = self.scratch / "normal.arrow"
         path.unlink(missing_ok=True)
-        schema = _NORMAL[self.layout.kind]
+        schema = NORMAL[self.layout.kind]
         rows = islice(normal_rows(self.source, self.layout), limit)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while chunk := list(islice(rows, 1000)):
@@ -219,11 +219,7 @@ def normal_rows(source: FileSource, layout: Layout) -> Iterator[Row]:
 
 def normal_row(layout: Layout, where: str, row: Row) -> Row:
     normal = normalise(layout, row, where)
-    return {**normal, "where": where} if "where" in _NORMAL[layout.kind].names else normal
-
-
-def normal_schema(layout: Layout) -> pa.Schema:
-    return _NORMAL[layout.kind]
+    return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
 
 def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:

@@ -118,20 +118,9 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
 
 _ROLES = {
     "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-    "function": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-    "developer": "developer",
-    "system": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+    **dict.fromkeys(("function", "observation", "function_response", "tool_response"), "tool"),
+    **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
 }
 """Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
 

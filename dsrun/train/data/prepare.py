@@ -31,15 +31,12 @@ from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, divide, is_bin, open_tokens
 from dsrun.train.data.tokenise import check_vocabulary
 from dsrun.train.data.tokenizer import (
-    is_multilingual,
     library_versions,
     pad_with_end,
     prefix_notice,
     set_languages,
     tokenizer_identity,
 )
-
-__all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 
 Notify = Callable[[str], None]
 SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}
@@ -66,7 +63,9 @@ class _Preparation:
 
     def run(self) -> PreparedData:
         self._add_notice(pad_with_end(self.tokenizer, self.request.task))
-        self._languages()
+        if self.request.task == "seq2seq":
+            spec = self.spec
+            set_languages(self.tokenizer, spec.source_lang or spec.lang, spec.target_lang or spec.lang)
         sources = find_sources(self.spec)
         self.notices += sources.notices
         for split in SPLITS:
@@ -230,12 +229,6 @@ class _Preparation:
         relative = family_of(self.request.model_type).relative_positions
         positions = None if relative else self.request.max_positions
         return limits_of(self.spec, self.request.task, positions, self.tokenizer)
-
-    def _languages(self) -> None:
-        if self.request.task == "seq2seq" and is_multilingual(self.tokenizer):
-            set_languages(
-                self.tokenizer, self.spec.source_lang or self.spec.lang, self.spec.target_lang or self.spec.lang
-            )
 
     def _collator(self) -> Collator:
         fixed = self.spec.pad_to_max_length

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
-from dsrun.train.data.build import Job, encoder_for, layout_of, normal_row, normal_schema
+from dsrun.train.data.build import NORMAL, Job, encoder_for, layout_of, normal_row
 from dsrun.train.data.layouts import Layout
 from dsrun.train.data.readers import Mark
 from dsrun.train.data.sources import FileSource, Source, TableSource
@@ -181,7 +181,7 @@ class _FileRows:
 
     def columns(self, rows: list[Row]) -> dict[str, list[Any]]:
         """Of the same types as prepared data, or refused as there."""
-        return pa.RecordBatch.from_pylist(rows, normal_schema(self._layout)).to_pydict()
+        return pa.RecordBatch.from_pylist(rows, NORMAL[self._layout.kind]).to_pydict()
 
 
 class _TableRows:

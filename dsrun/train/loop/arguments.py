@@ -110,10 +110,8 @@ def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
         "dataloader_persistent_workers": workers > 0,
     }
     if plan.world.device == "cuda":
-        import torch
-
         values["tf32"] = torch.cuda.get_device_capability()[0] >= 8
-        values["use_liger_kernel"] = _liger_installed()
+        values["use_liger_kernel"] = is_liger_kernel_available()
     return values
 
 
@@ -163,12 +161,6 @@ def _check_metric(values: dict[str, Any]) -> None:
         f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}",
         fix=did_you_mean(str(metric).removeprefix("eval_"), known, f"use {known[0]}"),
     )
-
-
-def _liger_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("liger_kernel") is not None
 
 
 def check_arguments(

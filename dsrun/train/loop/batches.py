@@ -13,13 +13,16 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from dsrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from dsrun.train.data.stream import Reader, RowStream
 
 IGNORED = -100
 FILLER = -1
@@ -147,30 +150,12 @@ class TrainingRows(WithFiller):
         return Taken([self[index] for index in indices], [index for index in indices if index != FILLER])
 
 
-class Reader(Protocol):
-    """An iterator over rows that can say where it is; `count` rows lie before the next one."""
-
-    count: int
-
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
-
-    def __next__(self) -> dict[str, Any]: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-
-class Stream(Protocol):
-    """Rows in an order that never changes, read from the start or from where a reader was."""
-
-    def start(self, state: dict[str, Any] | None = None) -> Reader: ...
-
-
 class StreamOfBatches(IterableDataset):
     """Cuts a stream of rows into this rank's micro batches, epoch after epoch without an end. Every rank reads the
     whole stream and keeps its share, which gives the same global batches at any world size. Begins at `place`, the
     `after` of a micro batch taken before; then leaves out `skipped` micro batches, which it must read."""
 
-    def __init__(self, rows: Stream, split: Split) -> None:
+    def __init__(self, rows: RowStream, split: Split) -> None:
         self.rows = rows
         self.split = split
         self.place: dict[str, Any] | None = None

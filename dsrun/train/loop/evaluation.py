@@ -167,7 +167,7 @@ class Evaluator:
         self.rank = rank
         self.world_size = world_size
 
-    def run(self, rows: Any, *, generate: bool, with_loss: bool, progress: Progress) -> Evaluation:
+    def run(self, rows: Any, *, generate: bool, progress: Progress) -> Evaluation:
         began = time.monotonic()
         sampler = GlobalBatchSampler(len(rows), self._split(), shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
@@ -177,12 +177,15 @@ class Evaluator:
         model.eval()
         for step, (indices, batch) in enumerate(zip(sampler, loader, strict=True)):
             inputs = self.trainer._prepare_inputs(batch)
-            if with_loss:
-                sums += self._loss(inputs)
+            sums += self._loss(inputs)
             if generate:
                 texts += [pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER]
             progress((step + 1) * self._split().round, len(rows))
-        metrics = self._loss_metrics(sums) if with_loss else {}
+        if self.world_size > 1:
+            # MPS and some NCCL builds lack float64 reductions; both ends of this one are gloo or CUDA, which have it.
+            dist.all_reduce(sums)
+        loss = (sums[0] / sums[1].clamp(min=1)).item()
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
         examples = self._gather(rows, texts) if generate else []
         metrics |= self._scores(examples) if generate else {}
         seconds = time.monotonic() - began
@@ -218,13 +221,6 @@ class Evaluator:
                 **{name: value for name, value in options.items() if value is not None},
             )
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-
-    def _loss_metrics(self, sums: torch.Tensor) -> dict[str, float]:
-        if self.world_size > 1:
-            # MPS and some NCCL builds lack float64 reductions; both ends of this one are gloo or CUDA, which have it.
-            dist.all_reduce(sums)
-        loss = (sums[0] / sums[1].clamp(min=1)).item()
-        return {"loss": loss, "perplexity": perplexity(loss)}
 
     def _gather(self, rows: Any, texts: list[tuple[int, str]]) -> list[Example]:
         shares: list[Any] | None = [texts]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow.compute as pc
 import torch
@@ -151,19 +151,12 @@ def init_loader_worker(worker_id: int) -> None:
     seed_worker(worker_id)
 
 
-class BatchConsumer(Protocol):
-    """The part of the trainer that is needed here: `taken` are the micro batches of the present optimizer step."""
-
-    taken: list[MicroBatch]
-    split: Split
-
-
 class DataPlace(TrainerCallback, ExportableState):
     """Keeps a stream's place after the last step in the checkpoint (trainer_state.json), and begins there again. It
     comes with the batches that were trained on, so what loader processes have read ahead does not count, and is the
     same on all ranks. A table needs none: its place follows from the step and the seed."""
 
-    def __init__(self, trainer: BatchConsumer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._place: dict[str, Any] | None = None
 
@@ -185,7 +178,7 @@ class DataPlace(TrainerCallback, ExportableState):
 class SampleLedger(TrainerCallback):
     """Writes the ids of the samples that each finished step took to samples-rank-R.jsonl; see `dsrun.runs.samples`."""
 
-    def __init__(self, trainer: BatchConsumer, folder: Path) -> None:
+    def __init__(self, trainer: Any, folder: Path) -> None:
         self.trainer = trainer
         self.folder = folder
         self.attempt = 0

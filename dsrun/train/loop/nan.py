@@ -106,8 +106,8 @@ class NanGuard:
         ranks, where training cannot go on. Reading the norm waits for the device once a step, as DeepSpeed itself
         does."""
         self._steps_since_log += 1
-        optimizer = _zero_optimizer(trainer)
-        if _is_finite(norm) and not getattr(optimizer, "overflow", False):
+        optimizer = trainer.model_wrapped.optimizer if trainer.is_deepspeed_enabled else None
+        if (norm is None or math.isfinite(float(norm))) and not getattr(optimizer, "overflow", False):
             self._in_a_row = 0
             return norm
         bad = self._bad_losses()
@@ -213,30 +213,15 @@ def _describe(norm: Any, bad: dict[int, float]) -> str:
     return f"the loss is {next(iter(bad.values()))} on {ranks}"
 
 
-def _is_finite(norm: Any) -> bool:
-    return norm is None or math.isfinite(float(norm))
-
-
-def _zero_optimizer(trainer: Any) -> Any:
-    return trainer.model_wrapped.optimizer if trainer.is_deepspeed_enabled else None
-
-
 def _weights_are_finite(model: Any) -> bool:
     # Under ZeRO-3 a parameter's own tensor is empty, and this rank's shard beside it.
     shards = [getattr(p, "ds_tensor", p).detach() for p in model.parameters()]
     shards = [shard for shard in shards if shard.numel() and shard.is_floating_point()]
-    if not shards:
-        return True
-    largest = torch._foreach_norm(shards, ord=math.inf)
-    return all(bool(torch.isfinite(norm)) for norm in _by_device(largest))
-
-
-def _by_device(norms: Any) -> list[torch.Tensor]:
-    """One number per device, so that each is waited for once; NaN and infinity survive the maximum."""
-    found: dict[torch.device, list[torch.Tensor]] = {}
-    for norm in norms:
-        found.setdefault(norm.device, []).append(norm.float())
-    return [torch.stack(each).sum() for each in found.values()]
+    # One number per device, so that each is waited for once; NaN and infinity survive the maximum and the sum.
+    largest: dict[torch.device, list[torch.Tensor]] = {}
+    for norm in torch._foreach_norm(shards, ord=math.inf) if shards else ():
+        largest.setdefault(norm.device, []).append(norm.float())
+    return all(bool(torch.isfinite(torch.stack(each).sum())) for each in largest.values())
 
 
 def _device(model: Any) -> torch.device:

@@ -205,7 +205,7 @@ class RunTrainer(Checkpointing):
         before = self.context.heart.phase
         self.context.heart.enter("generating" if generate else "evaluating")
         evaluator = Evaluator(self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size)
-        result = evaluator.run(rows, generate=generate, with_loss=True, progress=self._evaluated())
+        result = evaluator.run(rows, generate=generate, progress=self._evaluated())
         self.context.heart.enter(before)
         self.last_evaluation = result
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}

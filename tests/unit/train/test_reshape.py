@@ -53,7 +53,6 @@ def test_shard_files_mapped_anew_after_window(tmp_path):
     for name in checkpoint.parameters:
         first = checkpoint.read(name)
         assert torch.equal(first, checkpoint.read(name))
-    checkpoint.release()
     assert torch.equal(checkpoint.read("bias"), groups[1]["bias"])
 
 

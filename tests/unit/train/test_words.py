@@ -12,7 +12,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
-from dsrun.train.console import Console, duration, number
+from dsrun.train.console import Console, TrainingBar, duration, number
 from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.rank_context import Progress, explain_failure, record_failure
 from dsrun.train.records import SHOWN_LENGTH, in_a_line
@@ -60,7 +60,7 @@ def test_console_silent_on_other_ranks(tmp_path):
 def test_progress_line_outside_terminal():
     """Progress outside a terminal is a line with loss, speed and ETA."""
     out = io.StringIO()
-    bar = Console(out).training(total=20, start=10)
+    bar = TrainingBar(Console(out), total=20, start=10)
     bar.figures(15, {"loss": 1.5, "lr": 1e-4, "tokens_per_s": 12345.6}, last=True)
     line = out.getvalue()
     assert line.startswith("step 15/20  loss 1.5  lr 1.0e-04  12,346 tokens/s  ETA ")
