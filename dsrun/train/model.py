@@ -147,7 +147,12 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
     """The model with its weights: loaded, or initialised under --from-scratch; under ZeRO-3 shard by shard, provided
     the DeepSpeed configuration is registered before. Weights are fp32 unless asked otherwise: in bf16 small updates are
     rounded away."""
-    _put_code_in_place(spec, config, AUTO_CLASS[task])
+    # Before the model, which under ZeRO-3 all ranks load together, so that none may wait for another then.
+    reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASS[task].__name__)
+    if spec.trust_remote_code and reference:
+        name = (None if spec.from_scratch else spec.model) or config.name_or_path
+        with one_at_a_time(True):
+            _from_hub(OwnCode, name, "model", spec, reference=reference)
     options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
     if spec.attn_implementation:
         options["attn_implementation"] = spec.attn_implementation
@@ -165,16 +170,6 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
     model.config.use_cache = False
     return model
-
-
-def _put_code_in_place(spec: TrainSpec, config: Any, auto_class: type) -> None:
-    """Load the model's own code, where it has any, before the model: under ZeRO-3 all ranks load that together, so that
-    none may wait for another then."""
-    reference = (getattr(config, "auto_map", None) or {}).get(auto_class.__name__)
-    if spec.trust_remote_code and reference:
-        name = config.name_or_path if spec.from_scratch else spec.model
-        with one_at_a_time(True):
-            _from_hub(OwnCode, name or config.name_or_path, "model", spec, reference=reference)
 
 
 def fit_embeddings(model: Any, tokenizer: Any) -> str | None:

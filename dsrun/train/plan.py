@@ -60,16 +60,17 @@ def decide_plan(
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
-    recipe = _with_stage(recipe, config, task, world, notify)
+    if recipe.spec.zero == "auto":
+        recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
+        notify(words)
     stage = engine.stage_of(engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config)))
     recipe = with_fallback(recipe, remedy, stage=stage)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
     asked = _batch(recipe, world, saved_batch, notify)
     batch = with_smaller_batch(asked, remedy)
-    words = fallback_notice(asked, batch, remedy)
-    if words:
-        notify(words)
+    if changes := fallback_notice(asked, batch, remedy):
+        notify(changes)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
 
 
@@ -96,14 +97,6 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
         return asked
     notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
     return plan(saved)
-
-
-def _with_stage(recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]) -> Recipe:
-    if recipe.spec.zero != "auto":
-        return recipe
-    recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
-    notify(words)
-    return recipe
 
 
 def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, Any] | None) -> Precision:

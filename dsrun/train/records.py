@@ -115,6 +115,7 @@ def step_of(checkpoint: Path) -> int:
 
 def _description(plan: Plan, parameters: int) -> dict[str, Any]:
     recipe = plan.recipe
+    values = dataclasses.asdict(recipe.spec) | recipe.hf
     return {
         "version": 1,
         "time": utc_now(),
@@ -126,7 +127,8 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
         "deepspeed": plan.deepspeed,
-        "specs": {"train": _without_secrets(dataclasses.asdict(recipe.spec) | recipe.hf)},
+        # Hub tokens must not stand in a file that is passed around.
+        "specs": {"train": {name: "(hidden)" if v and name in SECRETS else v for name, v in values.items()}},
         "sources": recipe.sources,
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),
@@ -134,11 +136,6 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
         "versions": versions(),
     }
-
-
-def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:
-    """Hub tokens must not stand in a file that is passed around."""
-    return {name: "(hidden)" if value and name in SECRETS else value for name, value in values.items()}
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D
@@ -120,9 +119,7 @@ def _cluster(world: World) -> Cluster:
     """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
     worlds.init_process_group(world, deepspeed=True)
     properties = torch.cuda.get_device_properties(world.local_rank)
-    smallest = torch.tensor([properties.total_memory], dtype=torch.int64, device="cuda")
-    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-    memory = int(smallest.item()) / GIB
+    memory = min(worlds.all_gather_object(properties.total_memory)) / GIB
     return cluster(f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory)
 
 

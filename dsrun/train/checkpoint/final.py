@@ -44,7 +44,9 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
     if lora:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.args.should_save:
-            _save_adapter(trainer, folder.with_name("adapter"), state)
+            adapter = folder.with_name("adapter.partial")
+            trainer.model.save_pretrained(adapter, state_dict=state)
+            _replace(adapter, folder.with_name("adapter"))
             _save_merged(trainer, partial, state, task)
     else:
         trainer.save_model(str(partial))
@@ -53,12 +55,6 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
         (partial / "training_args.bin").unlink(missing_ok=True)
         _check_shapes(partial)
         _replace(partial, folder)
-
-
-def _save_adapter(trainer: RunTrainer, folder: Path, state: dict[str, Any]) -> None:
-    partial = folder.with_name(folder.name + ".partial")
-    trainer.model.save_pretrained(partial, state_dict=state)
-    _replace(partial, folder)
 
 
 def _save_merged(trainer: RunTrainer, folder: Path, state: dict[str, Any], task: Task) -> None:

@@ -215,7 +215,14 @@ def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> N
     """Raise UsageError where a rank's run folder is not rank 0's: a checkpoint would be spread over several disks."""
     if ranks() == 1:
         return
-    token = rank0_first(lambda: _leave_token(folder))
+
+    def leave_token() -> str:
+        (folder.path / HIDDEN).mkdir(parents=True, exist_ok=True)
+        token = f"token-{secrets.token_hex(4)}"
+        (folder.path / HIDDEN / token).touch()
+        return token
+
+    token = rank0_first(leave_token)
     seen = all_gather_object((hostname(), _appears(folder.path / HIDDEN / token)))
     rank0_first(lambda: shutil.rmtree(folder.path / HIDDEN, ignore_errors=True))
     blind = sorted({host for host, sees in seen if not sees})
@@ -225,13 +232,6 @@ def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> N
     if not force:
         raise error
     notify(f"{error.message}; no checkpoint can be saved")
-
-
-def _leave_token(folder: RunFolder) -> str:
-    token = f"token-{secrets.token_hex(4)}"
-    (folder.path / HIDDEN).mkdir(parents=True, exist_ok=True)
-    (folder.path / HIDDEN / token).touch()
-    return token
 
 
 def _appears(path: Path) -> bool:

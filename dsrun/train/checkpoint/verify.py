@@ -29,23 +29,11 @@ STATES = ("global_step*", "optimizer*", "rng_state*")
 Beat = Callable[[], None]
 
 # Where the model came from and how this process computes with it; not what the model is.
-_PASSING = frozenset(
-    [
-        "_name_or_path",
-        "_commit_hash",
-        "_attn_implementation",
-        "_attn_implementation_internal",
-        "_experts_implementation",
-        "attn_implementation",
-        "architectures",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "use_cache",
-        "id2label",
-        "label2id",
-    ]
-)
+_PASSING = {
+    "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_internal", "_experts_implementation",
+    "attn_implementation", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "id2label",
+    "label2id",
+}  # fmt: skip
 
 
 def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:

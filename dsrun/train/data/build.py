@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -158,7 +158,7 @@ class _Maker:
         path = self.scratch / "normal.arrow"
         path.unlink(missing_ok=True)
         schema = NORMAL[self.layout.kind]
-        rows = islice(normal_rows(self.source, self.layout), limit)
+        rows = islice((normal_row(self.layout, where, row) for where, row in self.source.rows()), limit)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while chunk := list(islice(rows, 1000)):
                 writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
@@ -179,10 +179,12 @@ class _Maker:
 
     def _encode(self, table: Dataset, part: Part) -> tuple[Dataset, Counts]:
         encoder = encoder_for(self.job, part, self.source, self.layout, self.tokenizer)
+        # int32 halves the cache that int64 would take.
+        ids, text = Sequence(Value("int32")), Value("string")
         return map_rows(
             table,
             encoder,
-            features_of(encoder),
+            Features({name: text if name.endswith("_text") else ids for name in encoder.columns}),
             self.scratch / part.split,
             num_proc=self.num_proc,
             progress=lambda done, total: self.progress(part.split, done, total),
@@ -212,12 +214,8 @@ class _Maker:
         raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")
 
 
-def normal_rows(source: FileSource, layout: Layout) -> Iterator[Row]:
-    """The rows of files in the normal form of their layout, with their places where it has room for them."""
-    return (normal_row(layout, where, row) for where, row in source.rows())
-
-
 def normal_row(layout: Layout, where: str, row: Row) -> Row:
+    """A row of a file in the normal form of its layout, with its place where that has room for it."""
     normal = normalise(layout, row, where)
     return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
@@ -236,9 +234,3 @@ def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer:
         layout=None if isinstance(source, FileSource) else layout,
         keep_text=part.keep_text,
     )
-
-
-def features_of(encoder: RowEncoder) -> Features:
-    """The columns that an encoder makes; int32 halves the cache that int64 would take."""
-    ids = Sequence(Value("int32"))
-    return Features({name: Value("string") if name.endswith("_text") else ids for name in encoder.columns})

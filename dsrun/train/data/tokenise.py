@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,11 +80,8 @@ class RowEncoder:
     def columns(self) -> list[str]:
         if self.kind == "text":
             return ["input_ids"]
-        return ["input_ids", "labels"] + (["source_text", "target_text"] if self.keeps_text else [])
-
-    @property
-    def keeps_text(self) -> bool:
-        return self.keep_text and self.kind in ("pair", "chat")
+        keeps_text = self.keep_text and self.kind in ("pair", "chat")
+        return ["input_ids", "labels"] + (["source_text", "target_text"] if keeps_text else [])
 
     def __call__(self, batch: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         """Encode the rows with these indices; rows without text or without loss are left out and counted."""
@@ -103,7 +99,10 @@ class RowEncoder:
                 rows.append(row)
         encoded = self._encode(rows, counts) if rows else []
         if self.ledger:
-            _append(self.ledger, counts)
+            line = json.dumps({name: value for name, value in vars(counts).items() if value}) + "\n"
+            # One short line in one write, which O_APPEND keeps whole between processes.
+            with self.ledger.open("ab", buffering=0) as file:
+                file.write(line.encode())
         if self.vocab_size is not None:
             for row in encoded:
                 check_vocabulary(max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where)
@@ -241,13 +240,3 @@ def check_vocabulary(largest: int, vocab_size: int, where: str, *, hint: str | N
             f"{where}: token id {largest} is outside the model's embedding of {vocab_size} rows",
             fix=hint or "tokenizer and model do not belong together; use the model's own tokenizer",
         )
-
-
-def _append(ledger: Path, counts: Counts) -> None:
-    """One short line in one write, which O_APPEND keeps whole between processes."""
-    line = json.dumps({name: value for name, value in vars(counts).items() if value}) + "\n"
-    file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,12 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
         if dtype == torch.float32:
-            stored = [_master(weight, by_name.get(weight.name), zero) for weight in stored]
+            stored = [
+                replace(w, dtype=dtype, read=partial(zero.read, by_name[w.name]))
+                if w.name in by_name and w.dtype != dtype
+                else w
+                for w in stored
+            ]
         return Found(stored, renamed(module.reference(), by_name), dtypes)
     weights = [replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()]
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
@@ -92,12 +98,6 @@ def _is_placeholder(weight: Weight, zero: ZeroCheckpoint | None) -> bool:
     return 0 in weight.shape or (whole is not None and whole.shape != weight.shape)
 
 
-def _master(weight: Weight, name: str | None, zero: ZeroCheckpoint) -> Weight:
-    if name is None or weight.dtype == torch.float32:
-        return weight
-    return Weight(weight.name, torch.float32, weight.shape, lambda: zero.read(name))
-
-
 class _Module:
     def __init__(self, zero: ZeroCheckpoint) -> None:
         self.zero = zero
@@ -124,7 +124,7 @@ class _Module:
         """Every weight once, tied ones under their first name, in the dtype they were trained in."""
         module = self.states[0]["module"]
         found = [
-            Weight(name, module[name].dtype, parameter.shape, self._trained(name))
+            Weight(name, module[name].dtype, parameter.shape, partial(self.zero.read, name))
             for name, parameter in self.zero.parameters.items()
         ]
         found += [Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()]
@@ -139,9 +139,6 @@ class _Module:
             file = folder / "mp_rank_00_model_states.pt"
             return Reopened(lambda: load(file)["module"], aliases)
         return Reopened(lambda: _their_weights(checkpoint, folder.name), aliases)
-
-    def _trained(self, name: str) -> Callable[[], torch.Tensor]:
-        return lambda: self.zero.read(name)
 
     def _frozen(self, name: str) -> Callable[[], torch.Tensor]:
         if self.zero.stage < 3:

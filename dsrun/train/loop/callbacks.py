@@ -185,15 +185,12 @@ def memory() -> dict[str, int]:
     return figures
 
 
-def _figure(name: str, value: float) -> str:
-    """Scores run from 0 to 100; loss and perplexity have no such scale."""
-    return number(value) if name in ("loss", "perplexity") else f"{value:.2f}"
-
-
 def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
     """The metrics worth a line, in one."""
-    found = [(name, metrics[prefix + name]) for name in SHOWN_METRICS if prefix + name in metrics]
-    words = [f"{name.replace('_', ' ')} {_figure(name, float(value))}" for name, value in found]
+    found = [(name, float(metrics[prefix + name])) for name in SHOWN_METRICS if prefix + name in metrics]
+    # Scores run from 0 to 100; loss and perplexity have no such scale.
+    figures = [number(value) if name in ("loss", "perplexity") else f"{value:.2f}" for name, value in found]
+    words = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
     seconds = metrics.get(f"{prefix}seconds")
     return "  ".join(words) + (f"  ({duration(seconds)})" if seconds else "")
 

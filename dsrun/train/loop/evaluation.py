@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from dsrun.system.files import replacing
+from dsrun.train.distributed import all_gather_object, rank0_first
 from dsrun.train.loop.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSampler, Split, WithFiller
 
 
@@ -69,15 +70,9 @@ class LossState(TrainerCallback, ExportableState):
     def note(self) -> None:
         """Called on all ranks before a checkpoint is written."""
         trainer = self.trainer
-        total = trainer._tr_loss.detach().clone()
-        totals = [torch.empty_like(total) for _ in range(trainer.split.world_size)]
-        if trainer.split.world_size > 1:
-            dist.all_gather(totals, total)
-        else:
-            totals = [total]
         self._noted = {
             # float32 values are floats of Python exactly.
-            "losses": [float(each) for each in totals],
+            "losses": all_gather_object(float(trainer._tr_loss)),
             "logged": trainer._globalstep_last_logged,
             "tokens": trainer.tokens_seen,
         }
@@ -230,22 +225,18 @@ class Evaluator:
         if shares is None:
             return []
         ordered = sorted(pair for share in shares for pair in share)
-        return [Example(i, *self._texts(rows[i], text)) for i, text in ordered]
+        return [self._example(i, rows[i], text) for i, text in ordered]
 
-    def _texts(self, row: dict[str, Any], prediction: str) -> tuple[str, str, str]:
+    def _example(self, index: int, row: dict[str, Any], prediction: str) -> Example:
         source = row.get("source_text") or self._decode(row["input_ids"])
-        reference = row.get("target_text") or self._decode(row["labels"])
-        return source, prediction, reference
+        return Example(index, source, prediction, row.get("target_text") or self._decode(row["labels"]))
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != IGNORED], skip_special_tokens=True)
 
     def _scores(self, examples: list[Example]) -> dict[str, float]:
         """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
-        scores = [text_scores([e.prediction for e in examples], [e.reference for e in examples])]
-        if self.world_size > 1:
-            dist.broadcast_object_list(scores, src=0)
-        return scores[0]
+        return rank0_first(lambda: text_scores([e.prediction for e in examples], [e.reference for e in examples]))
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:

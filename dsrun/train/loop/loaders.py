@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 import torch
-import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from dsrun.runs.records import Appender
 from dsrun.runs.samples import append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
+from dsrun.train.distributed import rank0_first
 from dsrun.train.loop.batches import (
     BatchLoader,
     GlobalBatchSampler,
@@ -186,11 +186,8 @@ class SampleLedger(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         split = self.trainer.split
-        attempt = [next_attempt(self.folder)]
-        if split.world_size > 1:
-            # A rank that did not always take part has an incomplete ledger; rank 0's knows.
-            dist.broadcast_object_list(attempt, src=0)
-        (self.attempt,) = attempt
+        # A rank that did not always take part has an incomplete ledger; rank 0's knows.
+        self.attempt = rank0_first(lambda: next_attempt(self.folder))
         self._ledger = Appender(ledger_of(self.folder, split.rank))
         append_start(self._ledger, self.attempt, step=state.global_step, ranks=split.world_size)
 

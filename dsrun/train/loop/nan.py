@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dsrun.errors import DsrunError, ToolError
+from dsrun.train.distributed import all_gather_object, all_ready
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
 SMALLEST_SCALE = 1.0
@@ -67,7 +67,6 @@ class NanGuard:
         folder: Path,
         *,
         rank: int,
-        world_size: int,
         skipped_steps: Collection[int] = (),
         record_rollback: Callable[[int], bool] = lambda _: False,
         on_skip: Callable[[int, str], None] = lambda _step, _reason: None,
@@ -75,7 +74,6 @@ class NanGuard:
         self.policy = policy
         self.folder = folder / FOLDER
         self.rank = rank
-        self.world_size = world_size
         self.skipped_steps = frozenset(skipped_steps)
         self.record_rollback = record_rollback
         self.on_skip = on_skip
@@ -169,20 +167,13 @@ class NanGuard:
     def check_weights(self, model: Any, step: int) -> None:
         """Raise NanLossError, on all ranks, where any rank's share of the weights is not finite: such a checkpoint
         would be worse than none."""
-        finite = torch.tensor(_weights_are_finite(model), dtype=torch.int32, device=_device(model))
-        if self.world_size > 1:
-            dist.all_reduce(finite, op=dist.ReduceOp.MIN)
-        if not finite:
+        if not all_ready(_weights_are_finite(model)):
             words = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
             raise NanLossError(words, rollback=self.policy == "rollback" and self.record_rollback(step))
 
     def _bad_losses(self) -> dict[int, float]:
         """The first loss that is not finite, by rank, before fp16's scaling; called on all ranks."""
-        mine = [float(loss) for loss in self._losses]
-        everyones: list[Any] = [mine]
-        if self.world_size > 1:
-            everyones = [None] * self.world_size
-            dist.all_gather_object(everyones, mine)
+        everyones = all_gather_object([float(loss) for loss in self._losses])
         return {
             rank: next(loss for loss in losses if not math.isfinite(loss))
             for rank, losses in enumerate(everyones)
@@ -222,9 +213,3 @@ def _weights_are_finite(model: Any) -> bool:
     for norm in torch._foreach_norm(shards, ord=math.inf) if shards else ():
         largest.setdefault(norm.device, []).append(norm.float())
     return all(bool(torch.isfinite(torch.stack(each).sum())) for each in largest.values())
-
-
-def _device(model: Any) -> torch.device:
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

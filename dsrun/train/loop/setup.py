@@ -128,7 +128,6 @@ def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Conso
         plan.recipe.spec.on_nan,
         run,
         rank=plan.world.rank,
-        world_size=plan.world.size,
         skipped_steps=skipped,
         record_rollback=rollback_recorder(run, skipped, main=plan.world.is_main),
         on_skip=on_skip,
