@@ -49,7 +49,6 @@ def entries(run: RunFolder) -> list[Entry]:
 
 
 def entry(checkpoint: Path) -> Entry:
-    """One checkpoint by its folder."""
     number = checkpoint.name.rpartition("-")[2]
     step = int(number) if number.isdigit() else _number(_json(checkpoint / STATE_FILE).get("global_step")) or 0
     return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
@@ -141,8 +140,6 @@ _LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What the weights of a folder are: how many tensors and parameters, parameters by dtype, empty tensors."""
-
     tensors: int
     parameters: int
     by_dtype: dict[str, int]
@@ -204,8 +201,6 @@ _KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Files of one kind together; `size` in bytes."""
-
     name: str
     files: int
     size: int
@@ -239,7 +234,6 @@ def contents(checkpoint: Path) -> Contents:
 
 
 def kind_of(name: str) -> str:
-    """What kind of file a checkpoint's file is, by its relative path."""
     return next((kind for kind, pattern in _KINDS if pattern.fullmatch(name)), "other")
 
 

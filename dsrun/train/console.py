@@ -66,13 +66,11 @@ class Console:
             self._transcript.write(text + "\n")
 
     def notice(self, text: str) -> None:
-        """Print a note, once however often it is sent."""
         if text not in self._noted:
             self._noted.add(text)
             self.print(f"note: {text}", style="yellow")
 
     def rows(self, rows: list[tuple[str, str]]) -> None:
-        """An aligned block of names and values."""
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
             self.print(f"  {name.ljust(width)}  {value}")
@@ -114,7 +112,6 @@ class TrainingBar:
             self._bar.update(self._task, completed=step, figures=f"{self._figures}  ETA {self._eta(step)}")
 
     def figures(self, step: int, values: dict[str, float], *, last: bool = False) -> None:
-        """New figures at `step`: loss, lr, tokens_per_s."""
         parts = [f"loss {number(values['loss'])}"] if "loss" in values else []
         parts += [f"lr {number(values['lr'])}"] if "lr" in values else []
         parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if values.get("tokens_per_s") else []

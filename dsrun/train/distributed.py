@@ -42,7 +42,6 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """How the header names the devices: `8 GPUs`, `2 CPU ranks`."""
         kind = "GPU" if self.device == "cuda" else "CPU rank"
         return f"{kind}s" if self.size > 1 else kind
 
@@ -75,7 +74,6 @@ def init_process_group(world: World, *, deepspeed: bool) -> None:
 
 
 def destroy_process_group() -> None:
-    """End the process group, so that NCCL does not warn about leaked resources."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

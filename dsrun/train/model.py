@@ -88,7 +88,6 @@ class OwnCode:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
@@ -100,7 +99,6 @@ KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_F
 
 
 def load_config(spec: TrainSpec) -> Any:
-    """The model's configuration, with --model-config overrides applied. No weights are read."""
     name = spec.config_name or spec.model
     if name is None:
         if spec.model_type not in CONFIG_MAPPING:
@@ -203,7 +201,6 @@ def lora_targets(spec: TrainSpec) -> list[str] | str:
 
 
 def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
-    """Freeze the model and add LoRA adapters (Hu et al. 2021) of rank --lora."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     config = LoraConfig(

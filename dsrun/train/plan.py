@@ -225,7 +225,6 @@ def with_fallback(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Reci
 
 
 def with_smaller_batch(batch: BatchPlan, remedy: MemoryFallback) -> BatchPlan:
-    """The batch with a smaller micro batch and more accumulation steps; the global batch stays."""
     micro, accumulation = shrink(batch.micro_batch, batch.accumulation, remedy.halvings)
     return replace(batch, micro_batch=micro, accumulation=accumulation)
 

@@ -13,7 +13,6 @@ from dsrun.train.rank_context import explain_failure
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prepare the data; returns the exit code."""
     console = Console(sys.stderr, terminal=sys.stderr.isatty())
     try:
         _prepare(argv, console)

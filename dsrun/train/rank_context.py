@@ -37,7 +37,6 @@ class Progress:
 
 
 def explain_failure(error: BaseException) -> tuple[int, str]:
-    """The exit code and the one line for whatever ended a worker."""
     if isinstance(error, DsrunError):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -121,7 +120,6 @@ def _write(name: str, facts: dict[str, Any]) -> None:
 
 
 def _advice(kind: str, text: str) -> str:
-    """What helps with the failures everybody meets."""
     if "OutOfMemory" in kind or "out of memory" in text:
         return "halve --micro-batch-size, add --gradient-checkpointing, or raise --zero"
     if "DataLoader worker" in text and ("bus error" in text or "shm" in text):

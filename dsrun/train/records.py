@@ -86,7 +86,6 @@ class RunRecords:
         self.event("failure", message=message, **{name: value for name, value in known.items() if value is not None})
 
     def interrupted(self, step: int, request: StopRequest) -> None:
-        """The ranks exit after `step` because of `request`."""
         known = {"rank": request.rank, "signalled_host": request.host, "signalled_at": request.time}
         known = {name: value for name, value in known.items() if value is not None}
         self.event("signal", step=step, signal=request.signal, **known)

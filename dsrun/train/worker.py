@@ -37,7 +37,6 @@ from dsrun.train.rank_context import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one worker; returns its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     show_stacks_in(None)
     # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.

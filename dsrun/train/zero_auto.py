@@ -63,7 +63,6 @@ def resolve_zero_auto(
 def _choose(
     recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster
 ) -> tuple[dict[str, object], str]:
-    """The settings that the memory plan chooses, and why."""
     spec = recipe.spec
     target, source = lengths(spec, task)
     stored = _as_stored(spec, config)
@@ -124,7 +123,6 @@ def _cluster(world: World) -> Cluster:
 
 
 def build(folder: str) -> Any:
-    """The model of `folder`'s config, without storage behind its tensors."""
     return without_storage(AutoConfig.from_pretrained(folder))
 
 

@@ -92,7 +92,6 @@ class Checkpointing(Seq2SeqTrainer):
             save.write(lambda: self.state.save_to_json(str(state)), state)
 
     def _export_state(self) -> None:
-        """What callbacks and the control keep in trainer_state.json."""
         kept = self.state.stateful_callbacks
         for each in (*self.callback_handler.callbacks, self.control):
             if not isinstance(each, ExportableState):

@@ -70,7 +70,6 @@ class Adapted:
 
 
 def wanted(plan: Plan) -> Layout:
-    """The layout of a run."""
     return replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16")
 
 

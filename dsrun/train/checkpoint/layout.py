@@ -108,7 +108,6 @@ def _without_zero(folder: Path) -> Layout:
 
 
 def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
-    """What a DeepSpeed configuration says of the layout."""
     zero = deepspeed.get("zero_optimization") or {}
     devices = [(zero.get(block) or {}).get("device") for block in ("offload_optimizer", "offload_param")]
     return {

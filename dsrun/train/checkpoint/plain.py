@@ -32,8 +32,6 @@ ADAM_STATES = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class ShapeOnly:
-    """The shape of a parameter whose place follows from its name."""
-
     shape: tuple[int, ...]
 
 

@@ -86,7 +86,6 @@ class Save:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether `finish` would not wait for this rank's disk."""
         return self._sealer.is_done
 
     def finish(self, facts: Mapping[str, Any]) -> int:

@@ -126,7 +126,6 @@ class ZeroCheckpoint:
 
     @cached_property
     def groups(self) -> list[dict[str, tuple[int, ...]]]:
-        """Shapes of the trainable parameters by name, group by group in the optimizer's order."""
         shapes = self.model_states["param_shapes"]
         return [{name: tuple(shape) for name, shape in group.items()} for group in shapes]
 
@@ -195,7 +194,6 @@ class ZeroCheckpoint:
         return whole
 
     def _flat(self, rank: int, group: int, state: str) -> torch.Tensor:
-        """The partition of `rank` in `group`, all its parameters end to end."""
         if state == FP32:
             key = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
             return self.optimizer(rank)[key][group]
@@ -243,7 +241,6 @@ class ZeroCheckpoint:
         return found
 
     def _ranks(self, pattern: re.Pattern[str], suffix: str) -> list[Path]:
-        """The files of one kind in the order of their ranks."""
         found: dict[int, Path] = {}
         for path in self.folder.glob(f"*{suffix}"):
             match = pattern.fullmatch(path.name)

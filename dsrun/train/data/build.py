@@ -84,7 +84,6 @@ def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int
 
 
 def layout_of(job: Job, source: Source, tokenizer: Any) -> tuple[Layout, list[str]]:
-    """What the source's columns mean, and which there are."""
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
@@ -150,7 +149,6 @@ class _Maker:
         return {"kind": "rows", "parts": made}
 
     def _table(self, limit: int | None) -> Dataset:
-        """The source's rows: of files in normal form, of datasets as they are."""
         if not isinstance(self.source, FileSource):
             table = self.source.table
             table = table.select_columns([name for name in self.layout.used if name in table.column_names])
@@ -221,7 +219,6 @@ def normal_row(layout: Layout, where: str, row: Row) -> Row:
 
 
 def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
-    """What turns this source's rows into token ids."""
     return RowEncoder(
         tokenizer=tokenizer,
         task=job.task,

@@ -177,7 +177,6 @@ def processes_for(rows: int, asked: int | None) -> int:
 
 
 def read_ledger(ledger: Path) -> Counts:
-    """The sum of what all processes have counted so far."""
     counts = Counts()
     text = ledger.read_text(encoding="utf-8")
     # A line that is being written has no end yet.

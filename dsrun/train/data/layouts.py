@@ -227,7 +227,6 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
 
 
 def _key(found: Sequence[str], wanted: str, flag: str, where: str, *, other: str | None) -> str:
-    """The key of one language; `other` is the second language as it was given."""
     head = wanted.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0].lower()
     for candidate in (wanted, head, _TWO_LETTERS.get(head, "")):
         if candidate in found:

@@ -66,7 +66,6 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START
 
 
 def read_all(paths: Sequence[Path], *, keep_linebreaks: bool = True) -> Rows:
-    """The rows of several files, one after another."""
     for path in paths:
         for _, where, row in read_marked(path, keep_linebreaks=keep_linebreaks):
             yield where, row

@@ -98,7 +98,6 @@ class Sources:
 
 
 def find_sources(spec: TrainSpec) -> Sources:
-    """Find the data that the spec names; files given for a split go before those of the dataset."""
     splits: dict[str, Source] = {}
     notices: list[str] = []
     name = ""
@@ -246,7 +245,6 @@ def _is_data(path: Path) -> bool:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Sorts part-2 before part-10."""
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 

@@ -218,7 +218,6 @@ class _TableRows:
 
 
 def stream(job: Job, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
-    """A stream of prepared rows of the job's first part, and notices."""
     part = job.parts[0]
     layout, _ = layout_of(job, source, tokenizer)
     encoder = replace(encoder_for(job, part, source, layout, tokenizer), vocab_size=vocab_size)

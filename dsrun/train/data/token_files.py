@@ -110,7 +110,6 @@ def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenB
 
 
 def dtype_hint(path: Path) -> str:
-    """How to say what a token file holds."""
     return f"write uint16 or uint32 into {path.name}.dtype beside it if that is what it holds"
 
 
@@ -129,14 +128,12 @@ def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int
 
 
 def flat_chunks(table: Any, column: str) -> Iterator[np.ndarray]:
-    """The values of an Arrow list column as arrays without copying: one per chunk, rows joined."""
     for chunk in table.column(column).chunks:
         # `flatten`, unlike `values`, respects the offsets of a slice and leaves out what null rows cover.
         yield chunk.flatten().to_numpy(zero_copy_only=False)
 
 
 def is_bin(source: Source) -> TypeGuard[FileSource]:
-    """Whether a source is made of token files."""
     return isinstance(source, FileSource) and source.format == "bin"
 
 
@@ -175,6 +172,5 @@ def dtype_of(path: Path, vocab_size: int) -> str:
 
 
 def largest_token(path: Path, dtype: str) -> int:
-    """The largest id in a file, read in pieces."""
     tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")
     return max(int(tokens[i : i + _CHUNK].max()) for i in range(0, len(tokens), _CHUNK))

@@ -57,7 +57,6 @@ class Request:
 
 
 def main(argv: list[str]) -> int:
-    """Export, and print the folder on stdout; notices and errors go to stderr."""
     # What libraries print must not get among the product.
     product = os.dup(1)
     os.dup2(2, 1)
@@ -229,7 +228,6 @@ class _Job:
 
 
 def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:
-    """Weights of a model with adapters: the adapter's own, the others from the base model's files."""
     weights = find_weights(base, None).reference
 
     def read(name: str) -> torch.Tensor:

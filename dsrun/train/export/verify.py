@@ -77,7 +77,6 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy:
-    """Weights in fp32, tied ones under each of their names."""
 
     def read(name: str) -> torch.Tensor:
         try:
@@ -92,7 +91,6 @@ def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy
 
 
 def _forward(model: Any) -> torch.Tensor:
-    """Logits for a fixed row of tokens."""
     model.eval()
     text = model.config.get_text_config()
     generator = torch.Generator().manual_seed(0)

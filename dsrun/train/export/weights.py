@@ -178,12 +178,10 @@ class Lazy(Mapping[str, torch.Tensor]):
 
 
 def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Lazy:
-    """`weights` under other names, those of the exported files, and under their own."""
     return Lazy((*weights, *names), lambda name: weights[names.get(name, name)])
 
 
 def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> Lazy:
-    """`weights` rounded to a dtype each."""
 
     def read(name: str) -> torch.Tensor:
         value = weights[name]

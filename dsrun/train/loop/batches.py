@@ -139,13 +139,10 @@ class WithFiller(Dataset):
 
 
 def filler_like(row: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `row` with all labels ignored."""
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
 class TrainingRows(WithFiller):
-    """WithFiller for training: a whole micro batch at once, with the ids of its samples."""
-
     def __getitems__(self, indices: list[int]) -> Taken:
         return Taken([self[index] for index in indices], [index for index in indices if index != FILLER])
 
@@ -200,8 +197,6 @@ class StreamOfBatches(IterableDataset):
 
 
 class BatchLoader(DataLoader):
-    """A DataLoader of ready micro batches whose sampler knows epochs."""
-
     def set_epoch(self, epoch: int) -> None:
         for part in (self.dataset, self.batch_sampler):
             if hasattr(part, "set_epoch"):

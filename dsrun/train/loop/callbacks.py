@@ -70,8 +70,6 @@ class LogLastStep(TrainerCallback):
 
 
 class Recorder(TrainerCallback):
-    """Turns the Trainer's logs into metrics.jsonl records and the progress bar's figures. Rank 0 only."""
-
     def __init__(
         self, trainer: RunTrainer, console: Console, write: Any, *, parameters: int, peak_flops: float | None
     ) -> None:
@@ -186,7 +184,6 @@ def memory() -> dict[str, int]:
 
 
 def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
-    """The metrics worth a line, in one."""
     found = [(name, float(metrics[prefix + name])) for name in SHOWN_METRICS if prefix + name in metrics]
     # Scores run from 0 to 100; loss and perplexity have no such scale.
     figures = [number(value) if name in ("loss", "perplexity") else f"{value:.2f}" for name, value in found]

@@ -49,7 +49,6 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
 
 
 def stage_of(config: dict[str, Any] | None) -> int:
-    """The ZeRO stage a configuration asks for; 0 without DeepSpeed."""
     return int((config or {}).get("zero_optimization", {}).get("stage", 0))
 
 
@@ -155,7 +154,6 @@ def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Pat
 
 
 def _installed(op: str) -> bool:
-    """Whether this DeepSpeed was built with the op inside."""
     from deepspeed.git_version_info import installed_ops
 
     return bool(installed_ops.get(op))

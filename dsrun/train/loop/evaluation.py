@@ -137,8 +137,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Example:
-    """One generated text beside what was asked for."""
-
     index: int
     source: str
     prediction: str

@@ -110,8 +110,6 @@ def _evaluates_after_epoch(args: Any, state: Any) -> bool:
 
 
 class HeartbeatCallback(TrainerCallback):
-    """A sign of life at every optimizer step, and how many steps are done."""
-
     def __init__(self, context: RankContext) -> None:
         self.context = context
 

@@ -81,7 +81,6 @@ class AdaptiveSaveInterval(TrainerCallback):
 def build_callbacks(
     trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console, *, parameters: int
 ) -> None:
-    """Add all callbacks to the trainer of this rank."""
     spec, context = plan.recipe.spec, trainer.context
     if spec.early_stopping is not None:
         trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
@@ -105,7 +104,6 @@ def build_callbacks(
 
 
 def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Console, parameters: int) -> None:
-    """On rank 0, which writes and talks."""
 
     def spiked(step: int, words: str) -> None:
         records.event("spike", step=step, message=words)

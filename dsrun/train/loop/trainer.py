@@ -145,7 +145,6 @@ class RunTrainer(Checkpointing):
             super()._load_best_model()
 
     def count_tokens(self, before: int) -> None:
-        """Count on from `before`, the tokens read up to the checkpoint."""
         self._tokens_seen.fill_(before)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -187,7 +186,6 @@ class RunTrainer(Checkpointing):
         return self.nan_guard.check_norm(self, super()._get_grad_norm(model, grad_norm=grad_norm))
 
     def _get_learning_rate(self) -> float:
-        """The rate of the step just made."""
         return super()._get_learning_rate() if self._step_rate is None else self._step_rate
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
