@@ -23,7 +23,7 @@ class Entry:
     """One checkpoint: `size` in bytes, `time` as ISO 8601 in UTC, `zero_stage` and `world_size` where they are known.
 
     `state`: complete (all files there, in their sizes), damaged, saving (hidden: being written, or left by a run that
-    died), or foreign (written by something else, without a manifest). `why` tells what is wrong with a damaged one.
+    died), or foreign (written by something else, without a manifest). `why`: what is wrong with a damaged one.
     """
 
     step: int
@@ -208,7 +208,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """All that can be said of a checkpoint without loading it; `facts` are the manifest's, empty without one."""
+    """All that is known of a checkpoint without loading it; `facts` are the manifest's, empty without one."""
 
     entry: Entry
     kinds: list[Kind]

@@ -288,7 +288,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
 
 
 def _refused_attention(asked: str | None, name: str, first: str) -> UsageError | None:
-    """What to say where transformers' complaint `first` is about the attention kernel that was asked for."""
+    """The error where `first`, transformers' message, is about the attention kernel that was asked for."""
     if not asked or not ("attn_implementation" in first or "Attention" in first):
         return None
     return UsageError(

@@ -13,7 +13,7 @@ from dsrun.demo.build import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
-from dsrun.recipe.recipe import evaluation_is_asked_for, phases
+from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolve import Recipe, with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.records import write_json_atomic
@@ -21,9 +21,6 @@ from dsrun.system.host import cpu_bf16
 from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
 from dsrun.train import model as models
-from dsrun.train.console import Console, PlainTask
-from dsrun.train.data.prepare import prepare_data
-from dsrun.train.data.request import DataRequest, PreparedData
 from dsrun.train.distributed import World
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
@@ -110,39 +107,6 @@ def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, A
     )
 
 
-def prepare_and_report(
-    request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
-) -> PreparedData:
-    """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
-    task = PlainTask(console, "tokenising")
-
-    def progress(_split: str, done: int, total: int) -> None:
-        beat()
-        task.update(done, total)
-
-    data = prepare_data(request, tokenizer, notify=console.notice, progress=progress)
-    for notice in data.notices:
-        console.notice(notice)
-    for split, cut in data.truncation.items():
-        if cut.cut:
-            console.notice(f"{split}: {cut.sentence()}")
-    return data
-
-
-def data_request(recipe: Recipe, config: Any, task: models.Task, tokens: int, wanted: frozenset[str]) -> DataRequest:
-    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
-    text = config.get_text_config()
-    return DataRequest(
-        spec=recipe.spec,
-        task=task,
-        model_type=config.model_type,
-        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
-        vocab_size=max(text.vocab_size, tokens),
-        splits=wanted,
-        required=frozenset({"validation"}) if evaluation_is_asked_for(recipe) else frozenset(),
-    )
-
-
 BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
 T5_PREFIX = "translate English to Romanian: "
 
@@ -163,9 +127,7 @@ def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe,
         task = decide_task(load_config(spec), spec.task, spec.model)
         paths = data_only(task, cache_root() / "demo" / f"data-{task}")
         notify(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
-    if has_data(spec):
-        return recipe, title
-    return with_defaults(recipe, _data(paths, spec), "demo data"), title
+    return (recipe if has_data(spec) else with_defaults(recipe, _data(paths, spec), "demo data")), title
 
 
 def has_data(spec: TrainSpec) -> bool:
@@ -175,9 +137,8 @@ def has_data(spec: TrainSpec) -> bool:
 def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
     """The demo's hyperparameters. Its models are so small that a rank takes its whole share at once."""
     values = dict(DEFAULTS[demo])
-    given = [name for name in BATCH_FLAGS if recipe.given(name)]
     share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", "1")))
-    if given:
+    if any(recipe.given(name) for name in BATCH_FLAGS):
         del values["global_batch_size"]
     elif not rest and not recipe.spec.auto_micro_batch:
         values["micro_batch_size"] = share
@@ -254,17 +215,17 @@ def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
 
 
 def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
-    """What to do when --on-nan rollback meets a step: write it down (`main`: rank 0 does), and tell whether the run may
-    go back for it. It may not for a step that was passed over already, nor for ever."""
+    """For --on-nan rollback: records a step (`main`: rank 0 does), and returns whether the run may go back for it. It
+    may not for a step that was passed over already, nor for ever."""
 
-    def wish(step: int) -> bool:
+    def record(step: int) -> bool:
         if step in known or len(known) >= MOST_SKIPPED_STEPS:
             return False
         if main:
             write_json_atomic(run / SKIP_FILE, {"version": 1, "steps": sorted(known | {step})})
         return True
 
-    return wish
+    return record
 
 
 def clear_fallbacks(run: Path) -> None:

@@ -163,7 +163,7 @@ class PreemptionHandler:
 
     @property
     def stopped_before_training(self) -> bool:
-        """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
+        """Whether this rank or, by the file, another one was asked while there was nothing to save yet."""
         stop_file_exists = self.file is not None and self.file.exists()
         return self.is_on and not self.has_begun and (self.is_requested or stop_file_exists)
 

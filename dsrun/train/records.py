@@ -269,12 +269,12 @@ def _show(console: Console, examples: list[Any]) -> None:
     # Spread over the data, which is often sorted by something.
     for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
         right = example.prediction.strip() == example.reference.strip()
-        reference = "" if right else f"   (reference: {in_a_line(example.reference)})"
-        console.print(f"  {in_a_line(example.source)}")
-        console.print(f"    -> {in_a_line(example.prediction)}{reference}")
+        reference = "" if right else f"   (reference: {shortened(example.reference)})"
+        console.print(f"  {shortened(example.source)}")
+        console.print(f"    -> {shortened(example.prediction)}{reference}")
 
 
-def in_a_line(text: str) -> str:
+def shortened(text: str) -> str:
     """The beginning of a text for the screen; the file of predictions has the whole."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_LENGTH else line[: SHOWN_LENGTH - 2].rstrip() + " …"

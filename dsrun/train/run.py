@@ -27,12 +27,13 @@ from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.request import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.loop import engine
-from dsrun.train.loop.arguments import check_arguments, in_a_line, training_arguments
+from dsrun.train.loop.arguments import as_usage_errors, check_arguments, training_arguments
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks, guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_report, read_memory_fallback
+from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
+from dsrun.train.prepare import data_request, prepare_and_report
 from dsrun.train.rank_context import RankContext, cause_of, is_supervised, record_interruption
 from dsrun.train.records import RunRecords, already_finished, evaluate_and_predict, header, step_of, summary
 
@@ -155,7 +156,7 @@ class _Run:
         self.data.collator.model = model
         if "train" in plan.phases:
             check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
-        with in_a_line("training arguments"):
+        with as_usage_errors("training arguments"):
             trainer = RunTrainer(
                 model=model,
                 args=arguments,
@@ -193,7 +194,14 @@ class _Run:
         header(self.console, plan, self.data, self.folder, parameters=parameters, trainable=trainable)
         training = "train" in plan.phases
         if training:
-            self._check_room(trainer, parameters, trainable)
+            check_room(
+                disk_free(self.folder.path),
+                parameters=parameters,
+                trainable=trainable,
+                weight_bytes=4 if plan.precision == "fp32" else 2,
+                checkpoints=trainer.args.save_strategy != "no",
+                where=self.folder.path,
+            )
         self.records.start(plan, parameters=parameters, resumed_from=start.source if start else None)
         build_callbacks(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
         began = time.monotonic()
@@ -242,16 +250,6 @@ class _Run:
         """Whether there is a checkpoint of the present step: not by a look at the folder, which other nodes may see
         later."""
         return self.context.progress.saved == trainer.state.global_step
-
-    def _check_room(self, trainer: RunTrainer, parameters: int, trainable: int) -> None:
-        check_room(
-            disk_free(self.folder.path),
-            parameters=parameters,
-            trainable=trainable,
-            weight_bytes=4 if self.plan.precision == "fp32" else 2,
-            checkpoints=trainer.args.save_strategy != "no",
-            where=self.folder.path,
-        )
 
 
 def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         if worker is None:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
     except UsageError as error:
-        # Who is rank 0 is not known, so every process says it.
+        # Which process is rank 0 is not known, so every one prints it.
         _console(0).print(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
@@ -93,8 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _resumed_if_restarted(recipe: Recipe) -> Recipe:
-    """The recipe of a job that was put back into the queue, or of workers that were started again: `--resume never` was
-    about the first start."""
+    """`--resume never` was about the first start, not about one put back into the queue or started again."""
     if recipe.spec.resume != "never" or not is_another(os.environ):
         return recipe
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))

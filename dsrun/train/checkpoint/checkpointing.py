@@ -63,7 +63,7 @@ class Checkpointing(Seq2SeqTrainer):
             self._write(save)
         except OSError as error:
             # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier, so
-            # this one cannot tell them but by ending, and nobody else clears up: a full disk would stay full.
+            # this one can only end, and nobody else clears up: a full disk would stay full.
             commit.discard(run, step)
             raise save.failed(error.strerror or str(error)) from error
         self._stall = time.monotonic() - began

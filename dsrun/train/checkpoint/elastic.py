@@ -199,7 +199,8 @@ def _check_room(source: Source, folder: Path) -> None:
 
 
 def fingerprint(checkpoint: Path) -> str:
-    """What tells this checkpoint from another one of the same name: its manifest, else its files' sizes and times."""
+    """A digest by which another checkpoint of the same name differs: of its manifest, else of its files' sizes and
+    times."""
     manifest = checkpoint / MANIFEST
     if manifest.is_file():
         return hashlib.sha256(manifest.read_bytes()).hexdigest()

@@ -18,17 +18,13 @@ from dsrun.train.model import AUTO_CLASS, Task
 OPTIMIZER_BYTES = 12
 
 
-def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: int) -> int:
-    return parameters * weight_bytes + trainable * OPTIMIZER_BYTES
-
-
 def check_room(
     free: int, *, parameters: int, trainable: int, weight_bytes: int, checkpoints: bool, where: Path
 ) -> None:
     """Raise UsageError where the disk cannot take the final model, and one checkpoint if there are to be any."""
     needed = parameters * weight_bytes
     if checkpoints:
-        needed += checkpoint_bytes(parameters, trainable, weight_bytes)
+        needed += parameters * weight_bytes + trainable * OPTIMIZER_BYTES
     if free < needed:
         raise UsageError(
             f"the disk of {where} has {free / 2**30:.1f} GiB free; a checkpoint and the final model take"

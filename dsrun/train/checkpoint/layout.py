@@ -11,13 +11,12 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
+from dsrun.train.loop.engine import ADAM
 
 if TYPE_CHECKING:
     from dsrun.train.checkpoint.plain import PlainCheckpoint
 
 Change = Literal["none", "order", "convert"]
-
-ADAM = ("adam", "adamw")
 
 # Hyperparameters that a resumed run takes from the checkpoint. The others follow from the run's own flags, as does how
 # parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay.

@@ -50,14 +50,14 @@ def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
         return findings
     if not trust:
         rank0_first(lambda: refuse_untrusted(path))
-    # Rank 0 alone has looked at every file: each rank is told which ones to read.
+    # Rank 0 alone has listed every file: it assigns each rank the ones to read.
     mine = rank0_shares(lambda: shared_out(manifest["files"] if manifest else {}, ranks()))
     found = all_gather_object(damaged(path, mine, beat=beat))
     return [finding for part in found for finding in part]
 
 
 def check_foreign(path: Path, *, trust: bool) -> None:
-    """Raise UsageError for what can be told of a checkpoint without a manifest before it is loaded."""
+    """Raise UsageError for what is wrong with a checkpoint without a manifest, as far as shows before it is loaded."""
     if not trust:
         refuse_untrusted(path)
     for file in (path / STATE_FILE, path / CONFIG_FILE):

@@ -56,7 +56,7 @@ def obtain(
     notify: Callable[[str], None] = lambda _: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
-    """The entry's folder and what `build` said of it, from the cache or built now.
+    """The entry's folder and what `build` returned, from the cache or built now.
 
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
     but once: ranks that come later take what the first has made. `waiting` is called now and then while another process
@@ -218,7 +218,7 @@ class _Forking:
     def in_child(cls) -> None:
         if cls.wanted:
             die_with_parent(cls.parent, signal.SIGKILL)
-            # Ctrl-C goes to all of them; the parent ends them, and they have nothing to say.
+            # Ctrl-C goes to all of them; the parent ends them, and they are to print nothing.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -2,7 +2,7 @@
 
 dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the words "NA"
 and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a reason to re-read the
-file as something else, and do not say which line it was.
+file as something else, and do not name the line.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
 def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str]]:
     """Lines with the marks after them; bytes that are not UTF-8 are an error naming the line.
 
-    Read as bytes and not as text: a text file cannot tell where in it the next line begins.
+    Read as bytes and not as text: a text file does not know where in it the next line begins.
     """
     number, offset = start
     try:

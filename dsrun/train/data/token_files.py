@@ -53,9 +53,6 @@ class TokenBin(Dataset):
         block = np.array(self._tokens()[left : min(left + self.block_size, self.stop)], dtype=np.int64)
         return {"input_ids": block, "labels": block.copy()}
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[i] for i in range(len(self)))
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None}
 

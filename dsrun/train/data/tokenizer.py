@@ -166,7 +166,7 @@ def tokenizer_identity(tokenizer: Any) -> str:
         rules.pop("padding", None)
         digest.update(json.dumps(rules, sort_keys=True).encode())
     else:
-        # What a slow tokenizer consists of only its files tell (Marian has two SentencePiece models).
+        # What a slow tokenizer consists of stands in its files alone (Marian has two SentencePiece models).
         with tempfile.TemporaryDirectory() as folder:
             for name in sorted(tokenizer.save_vocabulary(folder)):
                 digest.update(Path(name).read_bytes())
@@ -183,7 +183,7 @@ def library_versions() -> dict[str, str]:
 
 
 def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
-    """Tell a multilingual tokenizer (mBART, NLLB, M2M100 …) its languages: its default is English for source and
+    """Set the languages of a multilingual tokenizer (mBART, NLLB, M2M100 …): its default is English for source and
     target, which trains a wrong model in silence."""
     if not is_multilingual(tokenizer):
         return

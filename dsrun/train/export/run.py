@@ -188,7 +188,7 @@ class _Job:
         write_json_atomic(self.folder / "config.json", config)
 
     def _set_dtype(self, weights: list[Weight]) -> None:
-        """Say in config.json what the weights are in: from_pretrained loads them so."""
+        """Write the weights' dtype, in which from_pretrained loads them, to config.json."""
         config = json.loads((self.folder / "config.json").read_text())
         dtypes = {weight.dtype for weight in weights if weight.dtype.is_floating_point}
         config.pop("torch_dtype", None)

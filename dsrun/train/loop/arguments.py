@@ -183,13 +183,13 @@ def check_arguments(
 
 
 @contextmanager
-def in_a_line(what: str) -> Iterator[None]:
-    """Complaints of the stock classes about what they are given, as errors of dsrun: no restart mends them."""
+def as_usage_errors(what: str) -> Iterator[None]:
+    """Errors of the stock classes about what they are given, as errors of dsrun, which no restart can repair."""
     try:
         yield
     except (ImportError, ValueError, TypeError) as error:
         line = first_line(error)
-        # Some tell of a package that is not installed by a ValueError.
+        # Some raise ValueError for a package that is not installed.
         missing = isinstance(error, ImportError) or "install" in line.lower()
         raise (MissingError if missing else UsageError)(f"{what}: {line}") from error
     except (HTTP_ERROR, OSError) as error:
@@ -218,7 +218,7 @@ def _refuse_other_precision(arguments: Any) -> None:
 
 def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str], None]) -> None:
     name = arguments.optim.value
-    with in_a_line(f"--optim {name}"):
+    with as_usage_errors(f"--optim {name}"):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     if stage and issubclass(kind, torch.optim.Adagrad):
         # DeepSpeedZeroOptimizer.initialize_optimizer_states makes a new one of a single group, and then looks for both.
@@ -237,7 +237,7 @@ def _try_schedule(arguments: Any) -> None:
     name = arguments.lr_scheduler_type.value
     steps = arguments.max_steps if arguments.max_steps > 0 else SOME_STEPS
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
-    with in_a_line(f"--lr-scheduler-type {name}"):
+    with as_usage_errors(f"--lr-scheduler-type {name}"):
         get_scheduler(
             arguments.lr_scheduler_type,
             optimizer=optimizer,

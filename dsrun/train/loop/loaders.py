@@ -60,7 +60,7 @@ class TrainingLoader(BatchLoader):
         batches = super().__iter__()
         while (batch := self._next_of(batches)) is not None:
             if batch.epoch is None:
-                # The sampler's is that of this pass; a loader process would have to be told.
+                # The sampler's is that of this pass, which a loader process does not know.
                 batch.epoch = self.batch_sampler.epoch
             yield batch
 
@@ -141,8 +141,8 @@ def _lengths(args: Any, rows: Any) -> Any:
 
 def init_loader_worker(worker_id: int) -> None:
     """Set up loader process `worker_id`; for the DataLoader's `worker_init_fn`."""
-    # Schedulers signal every process of a job. The wish to stop is the rank's, which still needs its batches then; a
-    # loader ends when the rank tells it to, or with it.
+    # Schedulers signal every process of a job. The request is for the rank, which still needs its batches then and ends
+    # its loaders itself.
     for each in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(each, signal.SIG_IGN)
     # Not os.getppid(): the rank may have died before this process came to its first line.

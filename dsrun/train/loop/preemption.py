@@ -16,7 +16,7 @@ MEMORY = "dsrun"
 
 
 class EvaluationLeftError(Exception):
-    """The ranks left an evaluation, all before the same batch, because one of them was told to stop."""
+    """The ranks left an evaluation, all before the same batch, because one of them was asked to stop."""
 
 
 class StopVote:
@@ -75,7 +75,7 @@ class PreemptionCallback(TrainerCallback):
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Told during the save: there is nothing to save after one more step that this checkpoint has not.
+        # Asked during the save: there is nothing to save after one more step that this checkpoint has not.
         if not self.trainer.interrupted and state.global_step < state.max_steps:
             self.trainer.interrupted = self.trainer.any_rank_asked_to_stop()
         if self.trainer.interrupted:
@@ -96,7 +96,7 @@ class PendingEvaluationCallback(TrainerCallback):
 
 
 def remember_evaluation(state: Any, *, due: bool) -> None:
-    """Have the next checkpoint say whether the evaluation after its step is still to be made."""
+    """Have the next checkpoint record whether the evaluation after its step is still to be made."""
     state.stateful_callbacks[MEMORY] = {"evaluation_due": due}
 
 

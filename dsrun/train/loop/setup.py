@@ -63,7 +63,7 @@ class AdaptiveSaveInterval(TrainerCallback):
         self._step_seconds, self._last_step = now - self._last_step, now
         if self.trainer.ranks_want_to_save and state.global_step < state.max_steps:
             control.should_save = True
-        # One step ahead, as the others hear of it with the next step.
+        # One step ahead, as the others learn of it with the next step.
         if self.leads:
             self.trainer.wants_to_save = now + self._step_seconds - self._last_save >= self.seconds
 

@@ -98,8 +98,8 @@ class RunTrainer(Checkpointing):
         read = sum(b["attention_mask"][: len(b.ids)].sum() for b in batches)
         if not self.shifted:
             read = read + targets
-        wishes = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *wishes)]).to(device)
+        requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
+        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *requests)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
         self._tokens_seen += counts[1]
@@ -214,7 +214,7 @@ class RunTrainer(Checkpointing):
         return metrics
 
     def _evaluated(self) -> Callable[[int, int], None]:
-        """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is told to."""
+        """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is asked to."""
         vote = StopVote(self.context.stopping, world_size=self.split.world_size, device=self.args.device)
 
         def after_batch(done: int, total: int) -> None:

@@ -15,7 +15,7 @@ from dsrun.train.checkpoint.final import check_room
 from dsrun.train.console import Console, TrainingBar, duration, number
 from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.rank_context import Progress, explain_failure, record_failure
-from dsrun.train.records import SHOWN_LENGTH, in_a_line
+from dsrun.train.records import SHOWN_LENGTH, shortened
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")])
@@ -126,8 +126,8 @@ def test_metric_number_format():
 
 
 def test_sample_shown_as_one_line_of_bounded_length():
-    assert in_a_line("one\ntwo\t three ") == "one two three"
-    assert in_a_line("x" * SHOWN_LENGTH) == "x" * SHOWN_LENGTH
-    long = in_a_line("word " * 100)
+    assert shortened("one\ntwo\t three ") == "one two three"
+    assert shortened("x" * SHOWN_LENGTH) == "x" * SHOWN_LENGTH
+    long = shortened("word " * 100)
     assert len(long) <= SHOWN_LENGTH
     assert long.endswith(" …")
