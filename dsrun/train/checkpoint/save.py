@@ -102,14 +102,13 @@ class Save:
         return sum(entry["size"] for entry in sums.values())
 
     def _seal(self) -> Sums:
-        sums: Sums = {}
         try:
-            sums = self._sealer.result(self.beat)
+            return self._sealer.result(self.beat)
         except OSError as error:
             self.fault = self.fault or _fault(error, self.folder)
+            return {}
         finally:
             self._sealer.close()
-        return sums
 
     def _show(self, sums: Sums, facts: Mapping[str, Any]) -> None:
         """Rank 0's part: the manifest last, then the rename."""

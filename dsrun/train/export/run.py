@@ -122,7 +122,7 @@ class _Job:
         weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
         self._write(weights)
         _copy_companions(self.request.source, self.folder)
-        self._set_dtype(weights)
+        self._update_config(weights)
         dtypes = {weight.name: weight.dtype for weight in weights}
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
@@ -143,8 +143,7 @@ class _Job:
         self._write(weights)
         _copy_companions(base, self.folder)
         _copy_companions(self.request.source, self.folder)
-        self._set_vocabulary(lora.grown_vocabulary(whole, base))
-        self._set_dtype(weights)
+        self._update_config(weights, lora.grown_vocabulary(whole, base))
         reference = _with_base(self.found.reference, base)
         self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
 
@@ -179,17 +178,12 @@ class _Job:
             if sha256(self.folder / name) != written:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
-    def _set_vocabulary(self, rows: int | None) -> None:
-        if rows is None:
-            return
+    def _update_config(self, weights: list[Weight], vocabulary: int | None = None) -> None:
+        """Write the weights' dtype, in which from_pretrained loads them, and a grown vocabulary to config.json."""
         config = json.loads((self.folder / "config.json").read_text())
-        holder = config if "vocab_size" in config else config.setdefault("text_config", {})
-        holder["vocab_size"] = rows
-        write_json_atomic(self.folder / "config.json", config)
-
-    def _set_dtype(self, weights: list[Weight]) -> None:
-        """Write the weights' dtype, in which from_pretrained loads them, to config.json."""
-        config = json.loads((self.folder / "config.json").read_text())
+        if vocabulary is not None:
+            holder = config if "vocab_size" in config else config.setdefault("text_config", {})
+            holder["vocab_size"] = vocabulary
         dtypes = {weight.dtype for weight in weights if weight.dtype.is_floating_point}
         config.pop("torch_dtype", None)
         config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
@@ -198,10 +192,8 @@ class _Job:
     def _verify(
         self, reference: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any], dtypes: frozenset[torch.dtype]
     ) -> None:
-        config = verify.read_config(self.folder)
-        expected = verify.logits_of_weights(config, reference, adapt)
-        found = verify.logits_of_export(self.folder)
-        verify.compare(found, expected, dtypes)
+        expected = verify.logits_of_weights(verify.read_config(self.folder), reference, adapt)
+        verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
 
     def _verify_adapter(self, adapter: lora.Adapter) -> None:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the

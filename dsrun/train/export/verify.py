@@ -77,7 +77,6 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy:
-
     def read(name: str) -> torch.Tensor:
         try:
             value = weights[name]

@@ -182,7 +182,6 @@ def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> La
 
 
 def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> Lazy:
-
     def read(name: str) -> torch.Tensor:
         value = weights[name]
         return value.to(dtypes.get(name, value.dtype))

@@ -107,9 +107,9 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     if not hasattr(rows, "__len__"):
         # Each further worker would read the whole stream again.
         workers = min(workers, 1)
-        timeout = LOADER_TIMEOUT_SECONDS if workers else 0
-        stream = StreamOfBatches(rows, split)
-        return TrainingLoader(stream, batch_size=None, num_workers=workers, timeout=timeout, **options)
+    options |= {"num_workers": workers, "timeout": LOADER_TIMEOUT_SECONDS if workers else 0}
+    if not hasattr(rows, "__len__"):
+        return TrainingLoader(StreamOfBatches(rows, split), batch_size=None, **options)
     sampler = GlobalBatchSampler(
         len(rows),
         split,
@@ -121,10 +121,8 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     return TrainingLoader(
         TrainingRows(rows),
         batch_sampler=sampler,
-        num_workers=workers,
         persistent_workers=args.dataloader_persistent_workers and workers > 0,
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
-        timeout=LOADER_TIMEOUT_SECONDS if workers else 0,
         **options,
     )
 

@@ -104,7 +104,6 @@ def build_callbacks(
 
 
 def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Console, parameters: int) -> None:
-
     def spiked(step: int, words: str) -> None:
         records.event("spike", step=step, message=words)
         console.print(f"note: step {step}: {words}", style="yellow")
