@@ -18,6 +18,27 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, rea
 State = Literal["complete", "damaged", "saving", "foreign"]
 
 
+# Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
+# length as a little-endian number; the header, JSON with dtype, shape and data_offsets by tensor name, and
+# "__metadata__"; the data.
+# The format's own limit.
+_LONGEST_HEADER = 100_000_000
+_TOKENIZER_FILES = "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
+# First match wins; paths are relative to the checkpoint, with /.
+_KINDS = (
+    ("weights", re.compile(r"(model|pytorch_model).*\.(safetensors|bin)|.*\.safetensors\.index\.json")),
+    ("adapter", re.compile(r"adapter_.*")),
+    ("optimizer", re.compile(r".*_optim_states\.pt|optimizer\.(pt|bin)|.*offloaded_tensors/.*")),
+    ("model states", re.compile(r".*(_model_states|mp_rank_\d+.*)\.pt")),
+    ("scheduler", re.compile(r"scheduler\.pt|scaler\.pt")),
+    ("random states", re.compile(r"rng_state.*\.pth")),
+    ("trainer state", re.compile(r"trainer_state\.json|latest(_universal)?")),
+    ("config", re.compile(r"(config|generation_config)\.json")),
+    ("tokenizer", re.compile(rf"({_TOKENIZER_FILES}).*")),
+    ("scripts", re.compile(r".*\.py|README\.md")),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One checkpoint: `size` in bytes, `time` as ISO 8601 in UTC, `zero_stage` and `world_size` where they are known.
@@ -131,13 +152,6 @@ def _looks_like_one(path: Path) -> bool:
     return path.is_dir() and path.name.startswith("checkpoint-") and path.name[len("checkpoint-") :].isdigit()
 
 
-# Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
-# length as a little-endian number; the header, JSON with dtype, shape and data_offsets by tensor name, and
-# "__metadata__"; the data.
-# The format's own limit.
-_LONGEST_HEADER = 100_000_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     tensors: int
@@ -181,22 +195,6 @@ def header(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} is no whole safetensors file") from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
-
-
-_TOKENIZER_FILES = "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
-# First match wins; paths are relative to the checkpoint, with /.
-_KINDS = (
-    ("weights", re.compile(r"(model|pytorch_model).*\.(safetensors|bin)|.*\.safetensors\.index\.json")),
-    ("adapter", re.compile(r"adapter_.*")),
-    ("optimizer", re.compile(r".*_optim_states\.pt|optimizer\.(pt|bin)|.*offloaded_tensors/.*")),
-    ("model states", re.compile(r".*(_model_states|mp_rank_\d+.*)\.pt")),
-    ("scheduler", re.compile(r"scheduler\.pt|scaler\.pt")),
-    ("random states", re.compile(r"rng_state.*\.pth")),
-    ("trainer state", re.compile(r"trainer_state\.json|latest(_universal)?")),
-    ("config", re.compile(r"(config|generation_config)\.json")),
-    ("tokenizer", re.compile(rf"({_TOKENIZER_FILES}).*")),
-    ("scripts", re.compile(r".*\.py|README\.md")),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,11 @@ ABSENT_FILE = "does not appear to have a file named"
 LOCK = ".dsrun.lock"
 
 
+AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
+ALL_LINEAR = "all-linear"
+KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache. The
     libraries wrap it once or twice, each release in other types."""
@@ -92,10 +97,6 @@ def first_line(error: BaseException) -> str:
 
 
 Task = Literal["seq2seq", "causal-lm"]
-
-AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
-ALL_LINEAR = "all-linear"
-KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
 def load_config(spec: TrainSpec) -> Any:

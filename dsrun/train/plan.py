@@ -31,6 +31,13 @@ DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
 
 
+BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+T5_PREFIX = "translate English to Romanian: "
+REMEDY_FILE = "remedy.json"
+SKIP_FILE = "skip-steps.json"
+MOST_SKIPPED_STEPS = 10
+
+
 @dataclass(frozen=True)
 class Plan:
     recipe: Recipe
@@ -107,10 +114,6 @@ def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, A
     )
 
 
-BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
-T5_PREFIX = "translate English to Romanian: "
-
-
 def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe, str]:
     """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the name for the
     user."""
@@ -156,11 +159,6 @@ def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:
         if spec.model not in DEFAULTS:
             values["source_prefix"] = T5_PREFIX
     return values
-
-
-REMEDY_FILE = "remedy.json"
-SKIP_FILE = "skip-steps.json"
-MOST_SKIPPED_STEPS = 10
 
 
 def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:

@@ -26,6 +26,12 @@ from dsrun.system.files import replacing
 logger = logging.getLogger(__name__)
 
 
+# A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
+PATIENCE_SECONDS = 2.0
+# A scheduler may signal a whole process tree, whose launcher forwards the signal: one request, two signals.
+SAME_REQUEST_SECONDS = 1.0
+
+
 @dataclass
 class Progress:
     """How far this process is: optimizer steps done, None before training; the step of the newest checkpoint; and the
@@ -129,12 +135,6 @@ def _advice(kind: str, text: str) -> str:
     if "No space left" in text:
         return "free some disk space or choose another --output"
     return ""
-
-
-# A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
-PATIENCE_SECONDS = 2.0
-# A scheduler may signal a whole process tree, whose launcher forwards the signal: one request, two signals.
-SAME_REQUEST_SECONDS = 1.0
 
 
 class PreemptionHandler:

@@ -35,6 +35,17 @@ if TYPE_CHECKING:
     from dsrun.train.plan import Plan
 
 
+SHOWN_EXAMPLES = 5
+SHOWN_LENGTH = 200
+"""Characters: an article to be summarised would fill the screen, and scroll the scores away."""
+NEXT_COMMANDS = (
+    "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
+    "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
+    "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
+    "dsrun train --help",
+)
+
+
 class RunRecords:
     """The ledger of one attempt; on other ranks than 0 every method does nothing."""
 
@@ -135,21 +146,6 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
         "versions": versions(),
     }
-
-
-if TYPE_CHECKING:
-    from dsrun.train.plan import Plan
-
-SHOWN_EXAMPLES = 5
-SHOWN_LENGTH = 200
-"""Characters: an article to be summarised would fill the screen, and scroll the scores away."""
-
-NEXT_COMMANDS = (
-    "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
-    "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
-    "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
-    "dsrun train --help",
-)
 
 
 def header(

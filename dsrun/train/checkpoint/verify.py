@@ -36,6 +36,10 @@ _PASSING = {
 }  # fmt: skip
 
 
+if TYPE_CHECKING:
+    from dsrun.train.plan import Plan
+
+
 def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
     """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective."""
     manifest: Manifest | None = None
@@ -97,10 +101,6 @@ def check_states(path: Path) -> None:
             f"{path} holds a model without optimizer states (--save_only_model?): nothing can go on from it",
             fix=f"--resume never starts anew, also from its weights with --model {path}",
         )
-
-
-if TYPE_CHECKING:
-    from dsrun.train.plan import Plan
 
 
 def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:

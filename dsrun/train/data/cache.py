@@ -42,6 +42,13 @@ Meta = dict[str, Any]
 _asked: set[str] = set()
 
 
+BATCH = 1000
+SMALL = 5000
+"""Rows below which starting processes costs more than they save."""
+MOST_PROCESSES = 16
+_POLL_SECONDS = 0.3
+
+
 def key_of(parts: Mapping[str, Any]) -> str:
     """A name for what is made from these parts; plain JSON values, in any order of keys."""
     text = json.dumps({"version": VERSION, **parts}, sort_keys=True)
@@ -125,16 +132,6 @@ def _fresh_since(key: str) -> float:
         return time.time()
     _asked.add(key)
     return psutil.Process().create_time()
-
-
-BATCH = 1000
-
-SMALL = 5000
-"""Rows below which starting processes costs more than they save."""
-
-MOST_PROCESSES = 16
-
-_POLL_SECONDS = 0.3
 
 
 def map_rows(

@@ -14,6 +14,15 @@ from dsrun.train.data.layouts import Layout
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
 
 
+_ROLES = {
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+    **dict.fromkeys(("function", "observation", "function_response", "tool_response"), "tool"),
+    **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
+}
+"""Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
+
+
 def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Bring one row into the normal form of its layout."""
     if layout.kind == "pair":
@@ -114,15 +123,6 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
     if not _LEAST_ID <= min(value) <= max(value) <= _LARGEST_ID:
         raise UsageError(f"{where}: {column!r} holds a number that is not a token id: {max(value, key=abs)}")
     return list(value)
-
-
-_ROLES = {
-    "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("function", "observation", "function_response", "tool_response"), "tool"),
-    **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
-}
-"""Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
 
 
 def messages_of(value: Any, where: str) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from dsrun.system.files import replacing
 from dsrun.train.distributed import all_gather_object, rank0_first
 from dsrun.train.loop.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSampler, Split, WithFiller
 
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
 
 def loss_is_native(model: Any) -> bool:
     """Whether the model's forward hands its keyword arguments to transformers' loss function. Those models stay in
@@ -92,9 +94,6 @@ class LossState(TrainerCallback, ExportableState):
         trainer._tr_loss.fill_(mine)
         trainer._globalstep_last_logged = noted["logged"]
         trainer.count_tokens(noted["tokens"])
-
-
-ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:

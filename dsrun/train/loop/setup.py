@@ -31,6 +31,9 @@ FIRST_SAVE_SECONDS = 60.0
 WORTH_A_WORD = 2.0
 
 
+PROGRESS_SECONDS = 60.0
+
+
 class AdaptiveSaveInterval(TrainerCallback):
     """Saves when the interval is over. The clock of the one that `leads`, rank 0, decides: its request travels in the
     sum that all ranks form before the next step. `interval` gives the seconds between saves from the seconds that a
@@ -141,9 +144,6 @@ def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Co
     return AdaptiveSaveInterval(
         trainer, lambda seconds: save_interval(seconds, mtbf), on_change, leads=plan.world.is_main
     )
-
-
-PROGRESS_SECONDS = 60.0
 
 
 class EventCallback(TrainerCallback):
