@@ -13,8 +13,7 @@ import click
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
-    from dsrun.checkpoints.contents import Contents
-    from dsrun.checkpoints.listing import Entry
+    from dsrun.checkpoints import Contents, Entry
     from dsrun.findings import Finding
 
 FORMAT_VERSION = 1
@@ -38,7 +37,7 @@ def list_(*, run: Path, form: str) -> int:
 
     Sizes are compared with the manifest; `dsrun checkpoint verify` reads the contents too.
     """
-    from dsrun.checkpoints.listing import entries, find
+    from dsrun.checkpoints import entries, find
     from dsrun.runs.folder import RunFolder
 
     place = find(run)
@@ -58,7 +57,7 @@ def list_(*, run: Path, form: str) -> int:
 @_DEBUG
 def verify(*, where: Path, form: str) -> int:
     """Read every file and compare it with its manifest. Exit code 3 when anything is damaged."""
-    from dsrun.checkpoints.listing import find
+    from dsrun.checkpoints import find
     from dsrun.runs.folder import RunFolder
     from dsrun.runs.manifest import verify as read_through
 
@@ -89,7 +88,7 @@ def verify(*, where: Path, form: str) -> int:
 @_DEBUG
 def inspect(*, where: Path, form: str) -> int:
     """What is in a checkpoint; of a run, in its newest one that is complete."""
-    from dsrun.checkpoints.contents import contents
+    from dsrun.checkpoints import contents
 
     found = contents(_one(where))
     if form == "json":
@@ -102,7 +101,7 @@ def inspect(*, where: Path, form: str) -> int:
 
 
 def _one(where: Path) -> Path:
-    from dsrun.checkpoints.listing import find
+    from dsrun.checkpoints import find
     from dsrun.runs.folder import RunFolder
     from dsrun.runs.manifest import complete_checkpoints
 

@@ -7,6 +7,7 @@ into the run folder's console.log.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -42,15 +43,11 @@ def number(value: Any) -> str:
 
 
 class Console:
-    """Prints for rank 0. `out` is None on every other rank: then nothing is printed."""
+    """Prints on rank 0; `out` is None on every other rank."""
 
     def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
         self._rich = RichConsole(
-            file=out,
-            force_terminal=terminal,
-            width=width if terminal else 120,
-            highlight=False,
-            soft_wrap=True,
+            file=out, force_terminal=terminal, width=width if terminal else 120, highlight=False, soft_wrap=True
         )
         self._silent = out is None
         self._transcript: TextIO | None = None
@@ -58,7 +55,6 @@ class Console:
         self._noted: set[str] = set()
 
     def record_in(self, path: Path) -> None:
-        """Also append every line to `path` (console.log)."""
         if not self._silent:
             self._transcript = path.open("a", encoding="utf-8", buffering=1)
 
@@ -70,24 +66,14 @@ class Console:
             self._transcript.write(text + "\n")
 
     def notice(self, text: str) -> None:
-        """Print a note, once however often it is sent."""
         if text not in self._noted:
             self._noted.add(text)
             self.print(f"note: {text}", style="yellow")
 
     def rows(self, rows: list[tuple[str, str]]) -> None:
-        """An aligned block of names and values."""
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
             self.print(f"  {name.ljust(width)}  {value}")
-
-    def task(self, what: str) -> PlainTask:
-        """Progress of something that is not training: tokenising, evaluating."""
-        return PlainTask(self, what)
-
-    def training(self, total: int, start: int) -> TrainingBar:
-        """The one progress bar of the training loop, from optimizer step `start` to `total`."""
-        return TrainingBar(self, total, start)
 
 
 class _Figures(ProgressColumn):
@@ -97,7 +83,7 @@ class _Figures(ProgressColumn):
 
 
 class TrainingBar:
-    """Training progress with loss, tokens/s and ETA."""
+    """The one progress bar of the training loop, from optimizer step `start` to `total`: loss, tokens/s and ETA."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         self.console = console
@@ -122,12 +108,10 @@ class TrainingBar:
             self._task = self._bar.add_task("training", total=total, completed=start)
 
     def advance(self, step: int) -> None:
-        """An optimizer step is done."""
         if self._bar:
             self._bar.update(self._task, completed=step, figures=f"{self._figures}  ETA {self._eta(step)}")
 
     def figures(self, step: int, values: dict[str, float], *, last: bool = False) -> None:
-        """New figures at `step`: loss, lr, tokens_per_s."""
         parts = [f"loss {number(values['loss'])}"] if "loss" in values else []
         parts += [f"lr {number(values['lr'])}"] if "lr" in values else []
         parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if values.get("tokens_per_s") else []
@@ -150,7 +134,7 @@ class TrainingBar:
 
 
 class PlainTask:
-    """A counter that stays silent when it finishes soon."""
+    """Progress of something that is not training, such as tokenising; silent when it finishes soon."""
 
     def __init__(self, console: Console, what: str) -> None:
         self.console = console
@@ -188,7 +172,8 @@ def send_output_to(log: Path, *, echo: bool = False) -> None:
         for target in (1, 2):
             os.dup2(fd, target)
         os.close(fd)
-        sys.stdout.reconfigure(line_buffering=True)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
     handlers.append(logging.StreamHandler(sys.stderr))
     logging.basicConfig(format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True)
     # These report every HTTP request and file lock at INFO and DEBUG.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 
 from dsrun.errors import DsrunError, ToolError
 
@@ -27,8 +30,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Rank and sizes of this worker, all counted in processes."""
-
     rank: int
     size: int
     local_rank: int
@@ -41,13 +42,11 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """How the header names the devices: `8 GPUs`, `2 CPU ranks`."""
         kind = "GPU" if self.device == "cuda" else "CPU rank"
         return f"{kind}s" if self.size > 1 else kind
 
 
 def world_from_env(*, use_cpu: bool) -> World:
-    """Read this worker's place from the variables torchrun sets; no communication."""
     size = int(os.environ["WORLD_SIZE"])
     return World(
         rank=int(os.environ["RANK"]),
@@ -59,11 +58,8 @@ def world_from_env(*, use_cpu: bool) -> World:
 
 
 def init_process_group(world: World, *, deepspeed: bool) -> None:
-    """Set up the process group: NCCL on GPUs, gloo on CPUs.
-
-    Under DeepSpeed this must happen before the model is built, or zero.Init sees a world of one process and the
-    engine's batch assertion fails. Calling it again is harmless.
-    """
+    """Set up the process group: NCCL on GPUs, gloo on CPUs; again is harmless. Under DeepSpeed this must come before
+    the model is built, or zero.Init sees a world of one process and the engine's batch assertion fails."""
     timeout = datetime.timedelta(minutes=float(os.environ.get("DEEPSPEED_TIMEOUT", DEFAULT_TIMEOUT_MINUTES)))
     backend = "nccl" if world.device == "cuda" else "gloo"
     if world.device == "cuda":
@@ -78,7 +74,6 @@ def init_process_group(world: World, *, deepspeed: bool) -> None:
 
 
 def destroy_process_group() -> None:
-    """End the process group, so that NCCL does not warn about leaked resources."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -91,17 +86,15 @@ def bf16_supported(device: Device, cpu_bf16: bool) -> bool:
 
 
 def my_rank() -> int:
-    """This process's rank; 0 where there is no process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def ranks() -> int:
-    """How many ranks there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def all_gather_object(mine: T) -> list[T]:
-    """What every rank says, by rank. Values travel as pickles, so keep them small."""
+    """What every rank has, by rank. Values travel as pickles, so keep them small."""
     if ranks() == 1:
         return [mine]
     gathered: list[Any] = [None] * ranks()
@@ -146,8 +139,18 @@ def assert_same_on_all_ranks(what: str, mine: str) -> None:
         )
 
 
+def acquire_lock(path: Path, waiting: Callable[[], None], *, seconds: float = 3.0) -> AbstractContextManager[Any]:
+    """Take a lock between processes; whoever leaves the context gives it back. `waiting` is called every `seconds`."""
+    lock = FileLock(path)
+    while True:
+        try:
+            return lock.acquire(timeout=seconds)
+        except Timeout:
+            waiting()
+
+
 def all_ready(ready: bool) -> bool:
-    """Whether every rank is; one number, cheap enough for every step."""
+    """Whether every rank is; cheap enough for every step."""
     if ranks() == 1:
         return ready
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"

@@ -1,138 +1,45 @@
-"""What is decided before anything large is loaded: ZeRO stage (--zero auto), batch, precision, and the data request."""
+"""What is decided before anything large is loaded: model, batch, precision and memory fallbacks."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from dsrun.errors import MissingError
-from dsrun.launch.supervisor.policy import MemoryFallback
+from dsrun.demo.build import DemoPaths, data_only, materialise
+from dsrun.demo.models import DEFAULTS
+from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
-from dsrun.recipe.flags import ZERO_STAGE
-from dsrun.recipe.recipe import Recipe, evaluation_is_asked_for, phases
+from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
+from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import cpu_bf16
+from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
-from dsrun.train import memory_fallbacks
-from dsrun.train.console import Console
-from dsrun.train.data.prepare import DataRequest, PreparedData, prepare_data
-from dsrun.train.data.rows.limits import DEFAULT_TARGET
+from dsrun.train import model as models
 from dsrun.train.distributed import World
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
-from dsrun.train.model import load as models
-from dsrun.train.model.load import Task
-from dsrun.train.model.meta_count import report, without_storage
-from dsrun.zero.memory import plan as memory_plan
-from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.configs import find
-from dsrun.zero.memory.model.count import describe, generic
-from dsrun.zero.memory.request import Cluster, cluster
-
-SOURCE = "--zero auto"
-GIB = 2**30
+from dsrun.train.model import decide_task, load_config
+from dsrun.train.zero_auto import resolve_zero_auto
 
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
 
 
-def resolve_zero_auto(
-    recipe: Recipe, config: Any, task: Task, precision: Precision, world: World
-) -> tuple[Recipe, str]:
-    """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and the
-    choice in words.
-
-    Raises UsageError when nothing fits, with what would.
-    """
-    # The user's `auto` makes room for the stage, which is put under the rest of what was given.
-    sources = {name: source for name, source in recipe.sources.items() if name != "zero"}
-    # The plan's micro batch is where --micro-batch-size auto begins.
-    left_open = dict.fromkeys(("zero", "auto_micro_batch"), "default")
-    spec = replace(recipe.spec, zero=None, auto_micro_batch=False)
-    opened = replace(recipe, spec=spec, sources=sources | left_open)
-    if world.device == "cpu":
-        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
-        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
-    try:
-        chosen = _choose(opened, config, task, precision, _cluster(world))
-    except MissingError:
-        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
-        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
-    return with_defaults(opened, memory_plan.settings(chosen), SOURCE), memory_plan.message(chosen)
-
-
-def _choose(recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster) -> memory_plan.Chosen:
-    spec = recipe.spec
-    target, source = lengths(spec, task)
-    stored = _as_stored(spec, config)
-    return memory_plan.decide(
-        stored,
-        _architecture(spec, stored, config),
-        gpus,
-        precision=precision,
-        length=target,
-        source_length=source,
-        global_batch=spec.global_batch_size,
-        micro_batch=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        lora=spec.lora,
-        checkpointing=recipe.hf.get("gradient_checkpointing"),
-        offload=spec.offload if recipe.given("offload") else None,
-    )
-
-
-def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:
-    """The model's shapes; those of a family that none are written down of are read off the model, without its storage.
-
-    Raises MissingError where that cannot be built.
-    """
-    try:
-        return describe(stored, from_scratch=spec.from_scratch)
-    except MissingError as unknown:
-        try:
-            made = report(without_storage(config, trust_remote_code=spec.trust_remote_code))
-            weights = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
-            return generic(made["config"], weights)
-        except Exception as error:  # a model may fail in any way without storage, and train well with it
-            raise unknown from error
-
-
-def lengths(spec: TrainSpec, task: Task) -> tuple[int | None, int | None]:
-    """Tokens per target (or block) and per source that the run's flags allow; None: the model's usual length."""
-    if task == "causal-lm":
-        return spec.block_size or spec.max_length, None
-    return spec.max_target_length or DEFAULT_TARGET, spec.max_source_length or spec.max_length
-
-
-def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
-    """The model's config.json, under whose content `dsrun plan --calibrate` keeps its corrections."""
-    changed = spec.model_config or spec.config_overrides or spec.config_name
-    if spec.model and not changed:
-        try:
-            return find(spec.model).config
-        except MissingError:  # downloaded to a cache that only transformers knows
-            pass
-    return dict(config.to_dict())
-
-
-def _cluster(world: World) -> Cluster:
-    """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
-    worlds.init_process_group(world, deepspeed=True)
-    properties = torch.cuda.get_device_properties(world.local_rank)
-    smallest = torch.tensor([properties.total_memory], dtype=torch.int64, device="cuda")
-    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-    memory = int(smallest.item()) / GIB
-    return cluster(f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory)
+BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+T5_PREFIX = "translate English to Romanian: "
+REMEDY_FILE = "remedy.json"
+SKIP_FILE = "skip-steps.json"
+MOST_SKIPPED_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided before anything large was loaded."""
-
     recipe: Recipe
     title: str
     world: World
@@ -157,16 +64,17 @@ def decide_plan(
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
-    recipe = _with_stage(recipe, config, task, world, notify)
+    if recipe.spec.zero == "auto":
+        recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
+        notify(words)
     stage = engine.stage_of(engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config)))
-    recipe = memory_fallbacks.with_fallback(recipe, remedy, stage=stage)
+    recipe = with_fallback(recipe, remedy, stage=stage)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
     asked = _batch(recipe, world, saved_batch, notify)
-    batch = memory_fallbacks.with_smaller_batch(asked, remedy)
-    words = memory_fallbacks.notice(asked, batch, remedy)
-    if words:
-        notify(words)
+    batch = with_smaller_batch(asked, remedy)
+    if changes := fallback_notice(asked, batch, remedy):
+        notify(changes)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
 
 
@@ -195,14 +103,6 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
     return plan(saved)
 
 
-def _with_stage(recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]) -> Recipe:
-    if recipe.spec.zero != "auto":
-        return recipe
-    recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
-    notify(words)
-    return recipe
-
-
 def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, Any] | None) -> Precision:
     return decide_precision(
         recipe.hf,
@@ -214,34 +114,118 @@ def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, A
     )
 
 
-def prepare_and_report(
-    request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
-) -> PreparedData:
-    """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
-    task = console.task("tokenising")
+def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe, str]:
+    """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the name for the
+    user."""
+    spec = recipe.spec
+    title = spec.model or spec.model_type or ""
+    if spec.model in DEFAULTS:
+        paths = materialise(spec.model, cache_root() / "demo" / spec.model)
+        recipe = with_defaults(recipe, _settings(recipe, spec.model), spec.model)
+        # The demos are untrained by nature: their weights come from the run.
+        recipe = replace(recipe, spec=replace(recipe.spec, model=str(paths.model), from_scratch=True))
+    elif has_data(spec):
+        return recipe, title
+    else:
+        task = decide_task(load_config(spec), spec.task, spec.model)
+        paths = data_only(task, cache_root() / "demo" / f"data-{task}")
+        notify(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
+    return (recipe if has_data(spec) else with_defaults(recipe, _data(paths, spec), "demo data")), title
 
-    def progress(_split: str, done: int, total: int) -> None:
-        beat()
-        task.update(done, total)
 
-    data = prepare_data(request, tokenizer, notify=console.notice, progress=progress)
-    for notice in data.notices:
-        console.notice(notice)
-    for split, cut in data.truncation.items():
-        if cut.cut:
-            console.notice(f"{split}: {cut.sentence()}")
-    return data
+def has_data(spec: TrainSpec) -> bool:
+    return any((spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
 
 
-def data_request(recipe: Recipe, config: Any, task: models.Task, tokens: int, wanted: frozenset[str]) -> DataRequest:
-    """What the data room needs to know; `dsrun prepare` asks with the same words, so both find the same cache."""
-    text = config.get_text_config()
-    return DataRequest(
-        spec=recipe.spec,
-        task=task,
-        model_type=config.model_type,
-        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
-        vocab_size=max(text.vocab_size, tokens),
-        splits=wanted,
-        required=frozenset({"validation"}) if evaluation_is_asked_for(recipe) else frozenset(),
-    )
+def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
+    """The demo's hyperparameters. Its models are so small that a rank takes its whole share at once."""
+    values = dict(DEFAULTS[demo])
+    share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", "1")))
+    if any(recipe.given(name) for name in BATCH_FLAGS):
+        del values["global_batch_size"]
+    elif not rest and not recipe.spec.auto_micro_batch:
+        values["micro_batch_size"] = share
+    return values
+
+
+def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:
+    values: dict[str, object] = {
+        "train_file": str(paths.train_file),
+        "validation_file": str(paths.validation_file),
+        "test_file": str(paths.test_file),
+    }
+    if paths.task == "seq2seq":
+        values |= {"source_lang": paths.source_lang, "target_lang": paths.target_lang}
+        if spec.model not in DEFAULTS:
+            values["source_prefix"] = T5_PREFIX
+    return values
+
+
+def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
+    """The remedy in force for a start in `run`. Raises UsageError for a file that is not the supervisor's."""
+    if recipe.spec.resume == "never" or not recipe.spec.remedy:
+        return MemoryFallback()
+    try:
+        found = json.loads((run / REMEDY_FILE).read_text())
+    except FileNotFoundError:
+        return MemoryFallback()
+    except ValueError:
+        found = {}
+    return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
+
+
+def with_fallback(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
+    """The recipe with recomputation and offloading as the remedy says; `stage` 0 cannot offload."""
+    if remedy.recompute:
+        recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
+    if remedy.offload != "none" and stage > 0 and not recipe.hf.get("deepspeed"):
+        recipe = replace(recipe, spec=replace(recipe.spec, offload=remedy.offload))
+    return recipe
+
+
+def with_smaller_batch(batch: BatchPlan, remedy: MemoryFallback) -> BatchPlan:
+    micro, accumulation = shrink(batch.micro_batch, batch.accumulation, remedy.halvings)
+    return replace(batch, micro_batch=micro, accumulation=accumulation)
+
+
+def fallback_notice(before: BatchPlan, after: BatchPlan, remedy: MemoryFallback) -> str | None:
+    """What the remedy changes, in one line; None where nothing is."""
+    changes = []
+    if after != before:
+        changes.append(
+            f"micro batch {after.micro_batch} instead of {before.micro_batch}, {after.accumulation} accumulation steps"
+        )
+    changes += ["activations are recomputed"] if remedy.recompute else []
+    changes += ["optimizer states on the host"] if remedy.offload != "none" else []
+    if not changes:
+        return None
+    return f"memory ran out before: {', '.join(changes)}; the global batch stays {after.global_batch}"
+
+
+def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
+    """The optimizer steps, counted from 1, that are not to be applied."""
+    if recipe.spec.resume == "never":
+        return frozenset()
+    try:
+        return frozenset(map(int, json.loads((run / SKIP_FILE).read_text())["steps"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
+
+
+def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
+    """For --on-nan rollback: records a step (`main`: rank 0 does), and returns whether the run may go back for it. It
+    may not for a step that was passed over already, nor for ever."""
+
+    def record(step: int) -> bool:
+        if step in known or len(known) >= MOST_SKIPPED_STEPS:
+            return False
+        if main:
+            write_json_atomic(run / SKIP_FILE, {"version": 1, "steps": sorted(known | {step})})
+        return True
+
+    return record
+
+
+def clear_fallbacks(run: Path) -> None:
+    for name in (REMEDY_FILE, SKIP_FILE):
+        (run / name).unlink(missing_ok=True)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dsrun.recipe.files import check_files
+from dsrun.recipe.recipe import Recipe, evaluation_is_asked_for, phases
 from dsrun.recipe.resolve import resolve
-from dsrun.train.console import Console
-from dsrun.train.lifecycle import failure
+from dsrun.train.console import Console, PlainTask
+from dsrun.train.rank_context import explain_failure
+
+if TYPE_CHECKING:
+    from dsrun.train.data.request import DataRequest, PreparedData
+    from dsrun.train.model import Task
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prepare the data; returns the exit code."""
     console = Console(sys.stderr, terminal=sys.stderr.isatty())
     try:
         _prepare(argv, console)
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in argv:
             raise
-        code, message = failure.explain(_interrupt_in(error) or error)
+        code, message = explain_failure(_interrupt_in(error) or error)
         console.print(f"error: {message}", style="red")
         return code
     return 0
@@ -41,10 +46,8 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 
-    from dsrun.recipe.recipe import phases
-    from dsrun.train.model import load as models
-    from dsrun.train.model.demos import with_demo
-    from dsrun.train.plan import data_request, prepare_and_report
+    from dsrun.train import model as models
+    from dsrun.train.plan import with_demo
 
     transformers_logging.set_verbosity_error()
     recipe, _ = with_demo(recipe, notify=console.notice)
@@ -53,6 +56,43 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
     data = prepare_and_report(data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console)
     console.print(f"prepared {data.origin}")
+
+
+def prepare_and_report(
+    request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
+) -> PreparedData:
+    """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
+    from dsrun.train.data.prepare import prepare_data
+
+    task = PlainTask(console, "tokenising")
+
+    def progress(_split: str, done: int, total: int) -> None:
+        beat()
+        task.update(done, total)
+
+    data = prepare_data(request, tokenizer, notify=console.notice, progress=progress)
+    for notice in data.notices:
+        console.notice(notice)
+    for split, cut in data.truncation.items():
+        if cut.cut:
+            console.notice(f"{split}: {cut.sentence()}")
+    return data
+
+
+def data_request(recipe: Recipe, config: Any, task: Task, tokens: int, wanted: frozenset[str]) -> DataRequest:
+    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
+    from dsrun.train.data.request import DataRequest
+
+    text = config.get_text_config()
+    return DataRequest(
+        spec=recipe.spec,
+        task=task,
+        model_type=config.model_type,
+        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
+        vocab_size=max(text.vocab_size, tokens),
+        splits=wanted,
+        required=frozenset({"validation"}) if evaluation_is_asked_for(recipe) else frozenset(),
+    )
 
 
 if __name__ == "__main__":

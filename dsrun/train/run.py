@@ -16,49 +16,39 @@ from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
 from dsrun.system.host import disk_free
 from dsrun.train import distributed as worlds
-from dsrun.train import memory_fallbacks, report
-from dsrun.train.arguments import check_arguments, in_a_line, training_arguments
-from dsrun.train.batching.batches import Split
+from dsrun.train import model as models
+from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
-from dsrun.train.console import Console
-from dsrun.train.data.prepare import PreparedData
+from dsrun.train.console import Console, PlainTask
+from dsrun.train.data.request import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
-from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.callbacks import EvaluationLeftError
-from dsrun.train.lifecycle.rank_context import RankContext, is_supervised
 from dsrun.train.loop import engine
-from dsrun.train.loop.nan import NanGuard
+from dsrun.train.loop.arguments import as_usage_errors, check_arguments, training_arguments
+from dsrun.train.loop.batches import Split
+from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks, guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.model import load as models
-from dsrun.train.plan import Plan, data_request, decide_plan, prepare_and_report
-from dsrun.train.records import RunRecords, step_of
-from dsrun.train.reshape import elastic, plain, trainer_hooks
+from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
+from dsrun.train.prepare import data_request, prepare_and_report
+from dsrun.train.rank_context import RankContext, cause_of, is_supervised, record_interruption
+from dsrun.train.records import RunRecords, already_finished, evaluate_and_predict, header, step_of, summary
 
 DEFAULT_LOGGING_STEPS = 10
 
 
 def run(
-    recipe: Recipe,
-    title: str,
-    world: World,
-    folder: RunFolder,
-    console: Console,
-    *,
-    context: RankContext | None = None,
+    recipe: Recipe, title: str, world: World, folder: RunFolder, console: Console, *, context: RankContext | None = None
 ) -> None:
-    """Train, evaluate and save as the recipe says; `title` is the model's name as the user knows it.
-
-    Returns early, with a checkpoint and without a model, when `context.stopping` says so.
-    """
+    """Train, evaluate and save as the recipe says; returns early, with a checkpoint, when `context.stopping` says
+    so."""
     context = context or RankContext.alone()
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
-    remedy = memory_fallbacks.read_memory_fallback(folder.path, recipe)
+    remedy = read_memory_fallback(folder.path, recipe)
     saved = None
     if "train" in phases(recipe):
         saved = _saved_batch(recipe, folder)
@@ -104,7 +94,7 @@ class _Run:
         except BaseException as error:
             # A supervisor knows better: which rank failed first, and what comes next.
             if not is_supervised(os.environ) and not self.context.stopping.stopped_before_training:
-                self.records.failure(error, step=self.context.progress.step, cause=failure.cause_of(error))
+                self.records.failure(error, step=self.context.progress.step, cause=cause_of(error))
             raise
 
     def _start(self, facts: dict[str, Any]) -> elastic.Adapted | None:
@@ -148,7 +138,7 @@ class _Run:
         trainer.keep_checkpoints(saving)
         if start:
             self.context.progress.saved = step_of(start.source)
-            trainer.add_callback(trainer_hooks.Reshaped(trainer, start, run=self.folder.path))
+            trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=self.folder.path))
         self._train_and_evaluate(trainer, start)
 
     def _trainer(self, tokenizer: Any) -> RunTrainer:
@@ -165,7 +155,7 @@ class _Run:
         self.data.collator.model = model
         if "train" in plan.phases:
             check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
-        with in_a_line("training arguments"):
+        with as_usage_errors("training arguments"):
             trainer = RunTrainer(
                 model=model,
                 args=arguments,
@@ -175,15 +165,12 @@ class _Run:
                 eval_dataset=self.data.validation,
                 split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
                 ds_config=plan.deepspeed,
-                eval_progress=self.console.task("evaluating").update,
+                eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
-                nan_guard=self._guard(),
+                nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
             )
         trainer.remove_callback(PrinterCallback)
         return trainer
-
-    def _guard(self) -> NanGuard:
-        return guard_against_nan(self.plan, self.folder.path, self.records, self.console)
 
     def _model(self, tokenizer: Any) -> Any:
         spec, task = self.plan.recipe.spec, self.plan.task
@@ -203,10 +190,17 @@ class _Run:
         plan = self.plan
         parameters = models.parameter_count(trainer.model)
         trainable = models.parameter_count(trainer.model, trainable=True)
-        report.header(self.console, plan, self.data, self.folder, parameters=parameters, trainable=trainable)
+        header(self.console, plan, self.data, self.folder, parameters=parameters, trainable=trainable)
         training = "train" in plan.phases
         if training:
-            self._check_room(trainer, parameters, trainable)
+            check_room(
+                disk_free(self.folder.path),
+                parameters=parameters,
+                trainable=trainable,
+                weight_bytes=4 if plan.precision == "fp32" else 2,
+                checkpoints=trainer.args.save_strategy != "no",
+                where=self.folder.path,
+            )
         self.records.start(plan, parameters=parameters, resumed_from=start.source if start else None)
         build_callbacks(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
         began = time.monotonic()
@@ -224,25 +218,24 @@ class _Run:
         # With nothing to go on from, leaving would lose the training.
         trainer.may_leave_evaluation = not training or self._is_saved(trainer)
         try:
-            predictions = report.evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
+            predictions = evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
         except EvaluationLeftError:
             self._leave(trainer)
             return
         self.context.heart.enter("ending")
         self.records.end(trainer.state.global_step)
         goodput = None if is_supervised(os.environ) else self.records.goodput()
-        report.summary(self.console, plan, trainer, self.folder, predictions, seconds=seconds, goodput=goodput)
+        summary(self.console, plan, trainer, self.folder, predictions, seconds=seconds, goodput=goodput)
 
     def _export(self, trainer: RunTrainer) -> None:
         if trainer.already_finished:
-            self.console.notice(report.already_finished(trainer.state))
+            self.console.notice(already_finished(trainer.state))
         self.context.heart.enter("exporting")
         trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
         self.console.print("saving the model")
         save_final(trainer, self.folder.model, self.plan.task, lora=bool(self.plan.recipe.spec.lora))
 
     def _leave(self, trainer: RunTrainer) -> None:
-        """Asked to stop: print where the next start resumes."""
         step = trainer.state.global_step
         path = self.folder.checkpoint(step)
         request = first_request(all_gather_object(self.context.stopping.request))
@@ -250,22 +243,12 @@ class _Run:
         self.console.notice(f"stopped by {request}: {done}")
         self.records.interrupted(step, request)
         if self.plan.world.is_main:
-            failure.interrupted(step, path.name if self._is_saved(trainer) else None)
+            record_interruption(step, path.name if self._is_saved(trainer) else None)
 
     def _is_saved(self, trainer: RunTrainer) -> bool:
-        """Whether there is a checkpoint of the present step. Not by a look at the folder, which ranks on other nodes
-        may see later: all have to decide alike."""
+        """Whether there is a checkpoint of the present step: not by a look at the folder, which other nodes may see
+        later."""
         return self.context.progress.saved == trainer.state.global_step
-
-    def _check_room(self, trainer: RunTrainer, parameters: int, trainable: int) -> None:
-        check_room(
-            disk_free(self.folder.path),
-            parameters=parameters,
-            trainable=trainable,
-            weight_bytes=4 if self.plan.precision == "fp32" else 2,
-            checkpoints=trainer.args.save_strategy != "no",
-            where=self.folder.path,
-        )
 
 
 def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:

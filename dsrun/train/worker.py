@@ -24,14 +24,18 @@ from dsrun.system import variables
 from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.net import reachable
 from dsrun.system.process_end import die_with_parent
-from dsrun.train import memory_fallbacks
 from dsrun.train.console import Console, open_console, send_output_to
-from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
+from dsrun.train.rank_context import (
+    RankContext,
+    handler_from_env,
+    is_supervised,
+    record_failure,
+    record_interruption,
+    show_stacks_in,
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one worker; returns its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     show_stacks_in(None)
     # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.
@@ -42,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         if worker is None:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
     except UsageError as error:
-        # Who is rank 0 is not known, so every process says it.
+        # Which process is rank 0 is not known, so every one prints it.
         _console(0).print(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
@@ -76,9 +80,9 @@ def main(argv: Sequence[str]) -> int:
         # A rank whose peers have left fails in the exchange that it waits in.
         if stopping.stopped_before_training and not isinstance(error, DsrunError):
             console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
-            failure.interrupted()
+            record_interruption()
             return 0
-        code, message = failure.record(error, rank=rank, log=log, progress=context.progress)
+        code, message = record_failure(error, rank=rank, log=log, progress=context.progress)
         if variables.CONSOLE not in os.environ:
             console.print(f"error: {message}", style="red")
         if debug:
@@ -88,8 +92,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _resumed_if_restarted(recipe: Recipe) -> Recipe:
-    """The recipe of a job that was put back into the queue, or of workers that were started again: `--resume never` was
-    about the first start."""
+    """`--resume never` was about the first start, not about one put back into the queue or started again."""
     if recipe.spec.resume != "never" or not is_another(os.environ):
         return recipe
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))
@@ -100,9 +103,10 @@ def _set_aside_earlier_run(asked: Recipe, folder: RunFolder) -> Path | None:
     if asked.spec.resume != "never" or "train" not in phases(asked):
         return None
     from dsrun.train.checkpoint.resume import holds_another_run, set_earlier_run_aside
+    from dsrun.train.plan import clear_fallbacks
 
     if not is_another(os.environ):
-        memory_fallbacks.clear(folder.path)
+        clear_fallbacks(folder.path)
         return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
     if not holds_another_run(folder, earlier_signatures(os.environ)):
         return None
@@ -114,7 +118,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     if rank == 0:
         console.record_in(folder.console)
     from dsrun.train.distributed import destroy_process_group, world_from_env
-    from dsrun.train.model.demos import with_demo
+    from dsrun.train.plan import with_demo
     from dsrun.train.run import run
 
     if rank == 0:
@@ -123,14 +127,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
         if notice:
             console.notice(notice)
     recipe, title = with_demo(recipe, notify=console.notice)
-    run(
-        recipe,
-        title,
-        world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))),
-        folder,
-        console,
-        context=context,
-    )
+    run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
     destroy_process_group()
 
 

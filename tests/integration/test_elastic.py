@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from dsrun.runs.manifest import verify
 from dsrun.runs.records import read_records
 from dsrun.runs.samples import ledgers, not_once, steps
-from dsrun.train.reshape.layout import write_universal
-from dsrun.train.reshape.shards import ZeroCheckpoint
+from dsrun.train.checkpoint.layout import write_universal
+from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
 from tests.integration.conftest import SHORT, many_runs
 
 pytestmark = [pytest.mark.train, pytest.mark.exhaustive]

@@ -17,8 +17,7 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
-from dsrun.train.checkpoint.save import Save, SaveFailed
-from dsrun.train.checkpoint.verify import check_best
+from dsrun.train.checkpoint.save import Save
 from dsrun.train.distributed import all_ready, my_rank
 
 logger = logging.getLogger(__name__)
@@ -26,11 +25,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """How checkpoints are kept: where, how many, with which facts in their manifests.
-
-    In the `background` training goes on while the disk takes what was written. `trust` loads them whoever wrote them.
-    `beat` is called now and then.
-    """
+    """How checkpoints are kept: where, how many, with which facts in their manifests, and whether training goes on in
+    the meantime (`background`). `trust` loads them whoever wrote them; `beat` is called now and then."""
 
     run: RunFolder
     keep: int = 3
@@ -41,10 +37,8 @@ class Saving:
 
 
 class Checkpointing(Seq2SeqTrainer):
-    """A Trainer whose checkpoints appear by a rename, on all ranks or not at all.
-
-    The class that inherits has `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`.
-    """
+    """A Trainer whose checkpoints appear by a rename, on all ranks or not at all. The class that inherits has
+    `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`."""
 
     saving: Saving
     interrupted: bool
@@ -53,7 +47,7 @@ class Checkpointing(Seq2SeqTrainer):
     _complete: set[int] | None = None
 
     def keep_checkpoints(self, saving: Saving) -> None:
-        """Say how; before training begins."""
+        """To be called before training begins."""
         self.saving = saving
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
         if saving.background:
@@ -69,7 +63,7 @@ class Checkpointing(Seq2SeqTrainer):
             self._write(save)
         except OSError as error:
             # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier, so
-            # this one cannot tell them but by ending, and nobody else clears up: a full disk would stay full.
+            # this one can only end, and nobody else clears up: a full disk would stay full.
             commit.discard(run, step)
             raise save.failed(error.strerror or str(error)) from error
         self._stall = time.monotonic() - began
@@ -98,7 +92,6 @@ class Checkpointing(Seq2SeqTrainer):
             save.write(lambda: self.state.save_to_json(str(state)), state)
 
     def _export_state(self) -> None:
-        """What callbacks and the control keep in trainer_state.json."""
         kept = self.state.stateful_callbacks
         for each in (*self.callback_handler.callbacks, self.control):
             if not isinstance(each, ExportableState):
@@ -119,19 +112,36 @@ class Checkpointing(Seq2SeqTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         save = self._under_way
+        assert save
         if not self.is_deepspeed_enabled:
             folder = Path(output_dir)
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
-        # DeepSpeed prints when it is imported.
-        from dsrun.train.checkpoint.shards import use_shard_writer
-
-        use_shard_writer(self.model_wrapped, lambda: self._under_way)
+        self._keep_write_errors(self.model_wrapped.checkpoint_engine)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
             save.seal(*(file for file in sorted(folder.rglob("*")) if file.is_file()))
+
+    def _keep_write_errors(self, engine: Any) -> None:
+        """Have DeepSpeed's checkpoint engine, unless its JSON chose another one, write through the save under way.
+
+        Between two files DeepSpeed's save_checkpoint meets in barriers: an exception on one rank would leave the others
+        in the next one until the process group times out.
+        """
+        stock = engine.save
+        if type(engine).__name__ != "TorchCheckpointEngine" or "save" in vars(engine):
+            return
+
+        def write(state_dict: Any, path: str) -> None:
+            save = self._under_way
+            if save is None or save.folder not in Path(path).parents:
+                stock(state_dict, path)
+            else:
+                save.write(lambda: stock(state_dict, path), Path(path))
+
+        engine.save = write
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Weights and tokenizer, on the rank that writes them; no training_args.bin, which nothing reads back and which
@@ -157,10 +167,7 @@ class Checkpointing(Seq2SeqTrainer):
             self.processing_class.save_pretrained(folder)
 
     def finish_saving(self) -> None:
-        """Wait until the save under way, if any, is visible, and delete the checkpoints that it makes superfluous.
-
-        A collective. Raises SaveFailed on all ranks.
-        """
+        """Wait until the save under way, if any, is visible, and delete superfluous checkpoints. A collective."""
         save, self._under_way = self._under_way, None
         if save is None:
             return
@@ -190,17 +197,11 @@ class Checkpointing(Seq2SeqTrainer):
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
 
     def _complete_steps(self, save: Save) -> list[int]:
-        """The steps of the whole checkpoints. The files of those of earlier attempts are looked at once; those that
-        this run has shown are whole."""
+        """The steps of the whole checkpoints. Those of earlier attempts are looked at once."""
         if self._complete is None:
             self._complete = {step for step, _ in complete_checkpoints(save.run)}
         self._complete.add(save.step)
         return [step for step, _ in save.run.checkpoints() if step in self._complete]
-
-    def check_best_checkpoint(self) -> None:
-        """Raise ToolError where the best checkpoint, which is to be loaded, is not what was saved. A collective."""
-        best = Path(self.state.best_model_checkpoint)
-        check_best(best, trust=self.saving.trust, beat=self.saving.beat)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Before the best checkpoint is loaded, the last one has to be there."""
@@ -222,6 +223,3 @@ class _ShowWhenSealed(TrainerCallback):
         save = self.trainer._under_way
         if save is not None and all_ready(save.is_sealed):
             self.trainer.finish_saving()
-
-
-__all__ = ["Checkpointing", "SaveFailed", "Saving"]

@@ -12,15 +12,10 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.fsync_pool import sync_file
 from dsrun.runs.records import fsync_folder
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.model.load import AUTO_CLASS, Task
+from dsrun.train.model import AUTO_CLASS, Task
 
 # Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
 OPTIMIZER_BYTES = 12
-
-
-def checkpoint_bytes(parameters: int, trainable: int, weight_bytes: int) -> int:
-    """Disk space of one checkpoint in bytes: weights of `weight_bytes` each, and what AdamW needs to go on."""
-    return parameters * weight_bytes + trainable * OPTIMIZER_BYTES
 
 
 def check_room(
@@ -29,7 +24,7 @@ def check_room(
     """Raise UsageError where the disk cannot take the final model, and one checkpoint if there are to be any."""
     needed = parameters * weight_bytes
     if checkpoints:
-        needed += checkpoint_bytes(parameters, trainable, weight_bytes)
+        needed += parameters * weight_bytes + trainable * OPTIMIZER_BYTES
     if free < needed:
         raise UsageError(
             f"the disk of {where} has {free / 2**30:.1f} GiB free; a checkpoint and the final model take"
@@ -39,16 +34,15 @@ def check_room(
 
 
 def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> None:
-    """Write the model and tokenizer to `folder`; called on all ranks, as ZeRO-3 gathers its shards here.
-
-    The folder appears complete or not at all. A LoRA run leaves the adapter in `adapter/` beside it and the merged
-    model in `folder`.
-    """
+    """Write the model and tokenizer to `folder`, complete or not at all; called on all ranks, as ZeRO-3 gathers its
+    shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`."""
     partial = folder.with_name(folder.name + ".partial")
     if lora:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.args.should_save:
-            _save_adapter(trainer, folder.with_name("adapter"), state)
+            adapter = folder.with_name("adapter.partial")
+            trainer.model.save_pretrained(adapter, state_dict=state)
+            _replace(adapter, folder.with_name("adapter"))
             _save_merged(trainer, partial, state, task)
     else:
         trainer.save_model(str(partial))
@@ -57,12 +51,6 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
         (partial / "training_args.bin").unlink(missing_ok=True)
         _check_shapes(partial)
         _replace(partial, folder)
-
-
-def _save_adapter(trainer: RunTrainer, folder: Path, state: dict[str, Any]) -> None:
-    partial = folder.with_name(folder.name + ".partial")
-    trainer.model.save_pretrained(partial, state_dict=state)
-    _replace(partial, folder)
 
 
 def _save_merged(trainer: RunTrainer, folder: Path, state: dict[str, Any], task: Task) -> None:
@@ -114,10 +102,8 @@ def _check_shapes(folder: Path) -> None:
 
 
 def _replace(partial: Path, folder: Path) -> None:
-    """Show `partial` as `folder` once it is on the disk.
-
-    FINISHED, after which a scheduler leaves the run alone for good, is there before the kernel would write these files.
-    """
+    """Show `partial` as `folder` once it is on the disk: FINISHED, after which a scheduler leaves the run alone, is
+    there before the kernel would write these files."""
     for path in sorted(partial.rglob("*")):
         if path.is_file():
             sync_file(path)

@@ -6,12 +6,14 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
 from dsrun.runs.attempts import RESUME_AUTO, bears
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
@@ -33,6 +35,7 @@ _REPORTED_DIFFERENCES = {
 }
 
 Notify = Callable[[str], None]
+Read = Callable[[Path], list[Finding]]
 
 
 def find_checkpoint(
@@ -47,26 +50,27 @@ def find_checkpoint(
     again: Collection[str] = (),
 ) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
-
-    `auto` takes the newest of the run folder whose contents verify, and says which it passed over and why; `never`
+    `auto` takes the newest of the run folder whose contents verify, and reports which it passed over and why; `never`
     starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
-    itself, as checkpoints show that bear a signature of its earlier attempts (`again`). What
-    dead saves left is cleared. `facts` are this run's, as `checkpoint_facts` gives them. Raises UsageError where the
-    nodes do not share the run folder, where a checkpoint is not to be trusted, is damaged though asked for by name, or
-    is another model's or tokenizer's.
-    """
+    itself, as checkpoints show that bear a signature of its earlier attempts (`again`). `facts` are this run's, as
+    `checkpoint_facts` gives them."""
     for words in rank0_first(lambda: tidy(folder)):
         notify(words)
     _check_shared_folder(folder, force=force, notify=notify)
-    found: Path | None
-    if resume == "never":
-        found = None
-    elif resume in RESUME_AUTO:
-        found = _automatic(folder, trust=trust, notify=notify, beat=beat)
-    elif again:
-        found = _own_or_given(Path(resume), folder, again, trust=trust, notify=notify, beat=beat)
-    else:
-        found = _given(Path(resume), trust=trust, notify=notify, beat=beat)
+    read = partial(read_through, trust=trust, beat=beat)
+    found: Path | None = None
+    if resume in RESUME_AUTO:
+        found = _newest(folder, read, notify)
+        if found is None and rank0_first(folder.checkpoints):
+            notify("no checkpoint of this run is whole: starting at step 0")
+    elif resume != "never":
+        given = Path(resume)
+        if again:
+            # An earlier attempt may have died before it set another course's checkpoints aside.
+            start = rank0_first(lambda: _step(given))
+            beyond = -1 if start is None else start
+            found = _newest(folder, read, notify, lambda step, path: step > beyond and _is_signed(path, again))
+        found = found or _given(given, read, trust, notify)
     if found:
         for words in rank0_first(lambda: _compare(found, facts, force=force)):
             notify(words)
@@ -78,23 +82,11 @@ def find_checkpoint(
 
 
 def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) -> Path | None:
-    """Make room for --resume never: an earlier run's checkpoints must not be taken for this run's by a later resume.
-
-    Its results move into `earlier-<time>/` of the run folder, or are deleted with `discard` (--force); its logs stay.
-    Returns the folder they moved to, if any did.
-    """
+    """Make room for --resume never: an earlier run's results move into `earlier-<time>/` of the run folder, or are
+    deleted with `discard` (--force); its logs stay. Returns the folder they moved to, if any did."""
     tidy(folder)
     names = [path.name for _, path in folder.checkpoints()]
-    names += [
-        "model",
-        "adapter",
-        "metrics.jsonl",
-        "events.jsonl",
-        "run.json",
-        "recipe.json",
-        "console.log",
-        "FINISHED",
-    ]
+    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "recipe.json", "console.log", "FINISHED"]
     for pattern in ("predictions-*.jsonl", "samples-rank-*.jsonl"):
         names += [path.name for path in folder.path.glob(pattern)]
     results = [path for path in (folder.path / name for name in names) if path.exists()]
@@ -117,45 +109,16 @@ def holds_another_run(folder: RunFolder, signed: Collection[str]) -> bool:
     return any(manifest and not bears(manifest, signed) for manifest in manifests)
 
 
-def _automatic(folder: RunFolder, *, trust: bool, notify: Notify, beat: Beat) -> Path | None:
-    found = _newest(folder, trust=trust, notify=notify, beat=beat)
-    if found is None and rank0_first(folder.checkpoints):
-        notify("no checkpoint of this run is whole: starting at step 0")
-    return found
-
-
-def _own_or_given(
-    given: Path, folder: RunFolder, signed: Collection[str], *, trust: bool, notify: Notify, beat: Beat
-) -> Path:
-    """In a later attempt: what this run has saved beyond the checkpoint it was to start from, else that one. An earlier
-    attempt may have died before it set another course's checkpoints aside."""
-    start = rank0_first(lambda: _step(given))
-    beyond = -1 if start is None else start
-    own = _newest(
-        folder,
-        lambda step, path: step > beyond and _is_signed(path, signed),
-        trust=trust,
-        notify=notify,
-        beat=beat,
-    )
-    return own or _given(given, trust=trust, notify=notify, beat=beat)
-
-
 def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
     manifest = read_manifest(checkpoint)
     return manifest is not None and bears(manifest, signed)
 
 
 def _newest(
-    folder: RunFolder,
-    wanted: Callable[[int, Path], bool] = lambda *_: True,
-    *,
-    trust: bool,
-    notify: Notify,
-    beat: Beat,
+    folder: RunFolder, read: Read, notify: Notify, wanted: Callable[[int, Path], bool] = lambda *_: True
 ) -> Path | None:
     for _, path in rank0_first(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
-        findings = read_through(path, trust=trust, beat=beat)
+        findings = read(path)
         if not findings:
             return path
         more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
@@ -163,12 +126,12 @@ def _newest(
     return None
 
 
-def _given(path: Path, *, trust: bool, notify: Notify, beat: Beat) -> Path:
+def _given(path: Path, read: Read, trust: bool, notify: Notify) -> Path:
     if not rank0_first((path / STATE_FILE).is_file):
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
     path = path.absolute()
     if rank0_first((path / MANIFEST).exists):
-        findings = read_through(path, trust=trust, beat=beat)
+        findings = read(path)
         if findings:
             raise UsageError(
                 f"--resume {path}: the checkpoint is damaged: {within(path, findings[0])}",
@@ -193,8 +156,10 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
             fix="choose another --output, or --resume never to start anew",
         )
     changed = []
-    if _differ(saved, facts, "config_sha256") and (names := _changed_keys(saved, facts)):
-        changed.append(f"model config ({_differences(saved.get('config', {}), facts['config'], names)})")
+    if _differ(saved, facts, "config_sha256") and (differences := _changed_keys(saved, facts)):
+        shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
+        more = len(differences) - _SHOWN_DIFFERENCES
+        changed.append(f"model config ({shown}{f'; {more} more' if more > 0 else ''})")
     if _differ(saved, facts, "tokenizer_sha256"):
         changed.append("tokenizer")
     if _differ(saved, facts, "lora"):
@@ -219,28 +184,17 @@ def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bo
 
 
 def _changed_keys(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """The keys of the model config whose values differ. Another release of transformers writes keys that this one does
-    not know, or the other way round: those make no other model."""
+    """The differences of the model configs. Another release of transformers writes keys that this one does not know, or
+    the other way round: those make no other model."""
     was, now = saved.get("config", {}), facts["config"]
-    comparable = _release(saved) == _release(facts) or not was
-    names = {*was, *now} if comparable else {*was} & {*now}
-    return [name for name in sorted(names) if was.get(name) != now.get(name)]
-
-
-def _release(facts: Mapping[str, Any]) -> str | None:
-    return facts.get("versions", {}).get("transformers")
-
-
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str]) -> str:
-    words = [f"{name} was {saved.get(name)}, is {now.get(name)}" for name in names[:_SHOWN_DIFFERENCES]]
-    more = len(names) - len(words)
-    return "; ".join(words) + (f"; {more} more" if more > 0 else "")
+    releases = [each.get("versions", {}).get("transformers") for each in (saved, facts)]
+    names = {*was, *now} if releases[0] == releases[1] or not was else {*was} & {*now}
+    return [f"{n} was {was.get(n)}, is {now.get(n)}" for n in sorted(names) if was.get(n) != now.get(n)]
 
 
 def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:
-    """Set aside the run's checkpoints beyond the one chosen, all where there is none: damaged ones, and those of a
-    course that is left now. A later `auto` would otherwise take one of them for the newest, rotation would delete this
-    run's own instead, and the save of the same step would replace it."""
+    """Set aside the run's checkpoints beyond the one chosen, all where there is none. A later `auto` would take one of
+    them for the newest, rotation would delete this run's own instead, and the save of the same step replace it."""
     step = _step(chosen) if chosen else 0
     if chosen is None:
         # Nobody is going to load what was converted for an earlier attempt, nor to remove it.
@@ -258,11 +212,17 @@ def _step(checkpoint: Path) -> int | None:
 
 
 def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> None:
-    """Raise UsageError where a rank's run folder is not rank 0's: nodes that write to disks of their own would leave a
-    checkpoint of which no node has all files."""
+    """Raise UsageError where a rank's run folder is not rank 0's: a checkpoint would be spread over several disks."""
     if ranks() == 1:
         return
-    token = rank0_first(lambda: _leave_token(folder))
+
+    def leave_token() -> str:
+        (folder.path / HIDDEN).mkdir(parents=True, exist_ok=True)
+        token = f"token-{secrets.token_hex(4)}"
+        (folder.path / HIDDEN / token).touch()
+        return token
+
+    token = rank0_first(leave_token)
     seen = all_gather_object((hostname(), _appears(folder.path / HIDDEN / token)))
     rank0_first(lambda: shutil.rmtree(folder.path / HIDDEN, ignore_errors=True))
     blind = sorted({host for host, sees in seen if not sees})
@@ -272,13 +232,6 @@ def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> N
     if not force:
         raise error
     notify(f"{error.message}; no checkpoint can be saved")
-
-
-def _leave_token(folder: RunFolder) -> str:
-    token = f"token-{secrets.token_hex(4)}"
-    (folder.path / HIDDEN).mkdir(parents=True, exist_ok=True)
-    (folder.path / HIDDEN / token).touch()
-    return token
 
 
 def _appears(path: Path) -> bool:

@@ -64,10 +64,8 @@ class Save:
         self._sealer = ChecksumPool(self.folder, share=share)
 
     def write(self, work: Callable[[], Any], *files: Path) -> None:
-        """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed.
-
-        A failure is kept for `finish`: raised here, it would leave the other ranks waiting in the next collective.
-        """
+        """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed. A
+        failure is kept for `finish`: raised here, it would leave the other ranks waiting in the next collective."""
         if self.fault:
             return
         try:
@@ -83,20 +81,16 @@ class Save:
         self.beat()
 
     def seal(self, *files: Path) -> None:
-        """Begin to seal files that this rank has written otherwise."""
         if not self.fault:
             self._sealer.add(*files)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether `finish` would not wait for this rank's disk."""
         return self._sealer.is_done
 
     def finish(self, facts: Mapping[str, Any]) -> int:
-        """Show the checkpoint once every rank's files are on the disk; returns its size in bytes.
-
-        Raises SaveFailed on all ranks where any of them failed, with nothing left of it but the older checkpoints.
-        """
+        """Show the checkpoint once every rank's files are on the disk; returns its size in bytes. Raises SaveFailed on
+        all ranks where any of them failed, with nothing left of it but the older checkpoints."""
         reports = all_gather_object((self._seal(), self.fault))
         fault = next((fault for _, fault in reports if fault), None)
         if fault:
@@ -108,14 +102,13 @@ class Save:
         return sum(entry["size"] for entry in sums.values())
 
     def _seal(self) -> Sums:
-        sums: Sums = {}
         try:
-            sums = self._sealer.result(self.beat)
+            return self._sealer.result(self.beat)
         except OSError as error:
             self.fault = self.fault or _fault(error, self.folder)
+            return {}
         finally:
             self._sealer.close()
-        return sums
 
     def _show(self, sums: Sums, facts: Mapping[str, Any]) -> None:
         """Rank 0's part: the manifest last, then the rename."""
@@ -128,7 +121,7 @@ class Save:
             commit.commit(self.run, self.step)
         except OSError as error:
             commit.discard(self.run, self.step)
-            raise self.failed(_reason(error)) from error
+            raise self.failed(error.strerror or str(error)) from error
 
     def failed(self, why: str, *, disk: bool = True) -> SaveFailed:
         """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
@@ -140,7 +133,6 @@ class Save:
 
 
 def _left(run: RunFolder) -> str:
-    """What a failed save leaves to go on from."""
     try:
         newest = newest_complete(run)
     except OSError:  # It must not hide why the save failed.
@@ -158,7 +150,9 @@ def not_shared(run: Path, why: str) -> UsageError:
 
 def _fault(error: BaseException, folder: Path) -> Fault:
     """What a failed write was about. torch reports a full disk as `unexpected pos`, so the disk is asked itself."""
-    number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+    # Rust's standard library, whose message safetensors passes on, writes the errno into it.
+    written = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(written[1]) if written else None
     disk = True
     if number is None and not isinstance(error, OSError):
         number = _probe(folder)
@@ -166,12 +160,6 @@ def _fault(error: BaseException, folder: Path) -> Fault:
     first = str(error).splitlines()[0][:200] if str(error) else ""
     why = os.strerror(number) if number else f"{type(error).__name__}: {first}"
     return Fault(rank=my_rank(), host=hostname(), why=why, disk=disk)
-
-
-def _number_in(text: str) -> int | None:
-    """The errno in a message of Rust's standard library, which safetensors passes on."""
-    found = re.search(r"\(os error (\d+)\)", text)
-    return int(found[1]) if found else None
 
 
 def _probe(folder: Path) -> int | None:
@@ -188,7 +176,3 @@ def _probe(folder: Path) -> int | None:
     finally:
         file.unlink(missing_ok=True)
     return None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

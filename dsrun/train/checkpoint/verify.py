@@ -13,22 +13,14 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import signatures
-from dsrun.runs.manifest import (
-    MANIFEST,
-    STATE_FILE,
-    damaged,
-    missing_or_wrong_size,
-    read_manifest,
-    shared_out,
-    within,
-)
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_size, read_manifest, shared_out, within
 from dsrun.runs.ownership import refuse_untrusted
 from dsrun.runs.schema import Manifest
 from dsrun.system.host import versions
-from dsrun.train.data.tokens.special import tokenizer_identity
+from dsrun.train.data.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.loop.engine import stage_of
-from dsrun.train.model.load import lora_targets
+from dsrun.train.model import lora_targets
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")
@@ -37,30 +29,19 @@ STATES = ("global_step*", "optimizer*", "rng_state*")
 Beat = Callable[[], None]
 
 # Where the model came from and how this process computes with it; not what the model is.
-_PASSING = frozenset(
-    {
-        "_name_or_path",
-        "_commit_hash",
-        "_attn_implementation",
-        "_attn_implementation_internal",
-        "_experts_implementation",
-        "attn_implementation",
-        "architectures",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "use_cache",
-        "id2label",
-        "label2id",
-    }
-)
+_PASSING = {
+    "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_internal", "_experts_implementation",
+    "attn_implementation", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "id2label",
+    "label2id",
+}  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from dsrun.train.plan import Plan
 
 
 def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
-    """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective.
-
-    Raises UsageError, on all ranks, where it is not to be trusted.
-    """
+    """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective."""
     manifest: Manifest | None = None
 
     def inspect() -> list[Finding]:
@@ -73,14 +54,14 @@ def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
         return findings
     if not trust:
         rank0_first(lambda: refuse_untrusted(path))
-    # Rank 0 alone has looked at every file: each rank is told which ones to read.
+    # Rank 0 alone has listed every file: it assigns each rank the ones to read.
     mine = rank0_shares(lambda: shared_out(manifest["files"] if manifest else {}, ranks()))
     found = all_gather_object(damaged(path, mine, beat=beat))
     return [finding for part in found for finding in part]
 
 
 def check_foreign(path: Path, *, trust: bool) -> None:
-    """Raise UsageError for what can be told of a checkpoint without a manifest before it is loaded."""
+    """Raise UsageError for what is wrong with a checkpoint without a manifest, as far as shows before it is loaded."""
     if not trust:
         refuse_untrusted(path)
     for file in (path / STATE_FILE, path / CONFIG_FILE):
@@ -93,16 +74,13 @@ def check_foreign(path: Path, *, trust: bool) -> None:
         tag = latest.read_bytes().decode(errors="replace").strip()
         if not tag or not (path / tag).is_dir():
             raise UsageError(
-                f"{path}: its file `latest` names {tag!r}, which is not there",
-                fix="choose another checkpoint",
+                f"{path}: its file `latest` names {tag!r}, which is not there", fix="choose another checkpoint"
             )
 
 
 def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
-    """Raise ToolError, on all ranks, unless the best checkpoint may become the final model. A collective.
-
-    It was written long ago, and nothing has looked at it since: a run resumes from the newest one.
-    """
+    """Raise ToolError, on all ranks, unless the best checkpoint, written long ago, may become the final model. A
+    collective."""
     if rank0_first(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
         rank0_first(lambda: check_foreign(path, trust=trust))
         return
@@ -117,7 +95,7 @@ def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
 
 def check_states(path: Path) -> None:
     """Raise UsageError for a checkpoint of weights alone, as --save_only_model leaves it: without ZeRO the Trainer
-    would go on from it with an optimizer that knows nothing, in silence."""
+    would go on with an optimizer that knows nothing."""
     if not any(any(path.glob(pattern)) for pattern in STATES):
         raise UsageError(
             f"{path} holds a model without optimizer states (--save_only_model?): nothing can go on from it",
@@ -125,17 +103,9 @@ def check_states(path: Path) -> None:
         )
 
 
-if TYPE_CHECKING:
-    from dsrun.train.plan import Plan
-
-
 def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
-    """What this run would write into a manifest's `extra`, but for the step. `train` are the rows to train on; a
-    stream, or None, has no length.
-
-    Call it before the model is built: building fits the config to the tokenizer, and a resumed run compares with what
-    the first start had at the same point.
-    """
+    """What this run would write into a manifest's `extra`, but for the step. To be called before the model is built,
+    which fits the config to the tokenizer: a resumed run compares with what the first start had at the same point."""
     config = model_identity(plan.config)
     hf = plan.recipe.hf
     return {
@@ -151,7 +121,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "train_rows": len(train) if hasattr(train, "__len__") else None,
         "model_type": plan.config.model_type,
         "config": config,
-        "config_sha256": _digest(config),
+        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "tokenizer_sha256": tokenizer_identity(tokenizer),
         "lora": lora_identity(plan.recipe.spec),
         "signed": [*signatures(os.environ).values()],
@@ -176,7 +146,3 @@ def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _lasting(inner) for key, inner in value.items() if str(key) not in _PASSING}
     return value
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,15 +14,15 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.train.data.cache import Meta
-from dsrun.train.data.mapping import map_rows, quiet
-from dsrun.train.data.rows.layouts import Hints, Layout, detect, known_layouts
-from dsrun.train.data.rows.limits import Counts, check_sample_count
-from dsrun.train.data.rows.normal import normalise
-from dsrun.train.data.rows.sources import FileSource, Source
-from dsrun.train.data.tokens.chat import check_template
-from dsrun.train.data.tokens.files import flat_chunks, narrowest, write_tokens
-from dsrun.train.data.tokens.tokenise import IGNORED, Row, RowEncoder
+from dsrun.train.data.cache import Meta, map_rows, quiet
+from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
+from dsrun.train.data.normal import normalise
+from dsrun.train.data.request import Counts, check_sample_count
+from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.token_files import flat_chunks, narrowest, write_tokens
+from dsrun.train.data.tokenise import Row, RowEncoder
+from dsrun.train.data.tokenizer import check_template
+from dsrun.train.loop.batches import IGNORED
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,7 +32,7 @@ _HOLD_OUT_SEED = 0
 
 _FIRST_ROWS = 1000
 
-_NORMAL = {
+NORMAL = {
     "pair": pa.schema([("source", pa.string()), ("target", pa.string()), ("where", pa.string())]),
     "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_())]),
     "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), ("where", pa.string())]),
@@ -44,10 +44,8 @@ _NORMAL = {
 
 @dataclass(frozen=True)
 class Part:
-    """One split made from a source.
-
-    `samples` is the limit that `flag` asked for; `share` says which rows of a divided source are meant.
-    """
+    """One split made from a source; `samples` is the limit that `flag` asked for, `share` which rows of a divided
+    source."""
 
     split: str
     target_limit: int
@@ -59,10 +57,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made from a source, apart from the tokenizer. Its plain values are part of the cache's key.
-
-    `held_out` is the percentage of the rows that goes to the part with share "held".
-    """
+    """What is to be made from a source, apart from the tokenizer; part of the cache's key. `held_out` is the percentage
+    of the rows that goes to the part with share "held"."""
 
     task: str
     hints: Hints
@@ -72,18 +68,12 @@ class Job:
     held_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return asdict(self)
 
 
 def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress) -> Meta:
-    """Fill the folder `work` and say what is in it.
-
-    Rows go to `work/<split>` (save_to_disk). Documents become `work/tokens.bin`, which is cut only when it is read.
-
-    Raises:
-        UsageError: the data is empty, its columns mean nothing known, or nothing in it can be learned.
-    """
+    """Fill the folder `work`: rows into `work/<split>` (save_to_disk), documents into `work/tokens.bin`, which is cut
+    only when it is read. Returns what is in it."""
     layout, _ = layout_of(job, source, tokenizer)
     scratch = work / "scratch"
     scratch.mkdir()
@@ -94,11 +84,6 @@ def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int
 
 
 def layout_of(job: Job, source: Source, tokenizer: Any) -> tuple[Layout, list[str]]:
-    """What the source's columns mean, and which there are.
-
-    Raises:
-        UsageError: there are no rows, no known layout, or no chat template for conversations.
-    """
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
@@ -126,7 +111,6 @@ class _Maker:
     progress: Progress
 
     def documents(self, work: Path) -> Meta:
-        """All documents of the source as one token file."""
         part = self.job.parts[0]
         limit = part.samples * self.job.source_limit if part.samples and not self.job.held_out else None
         take = None if limit is None else _FIRST_ROWS
@@ -144,15 +128,9 @@ class _Maker:
         largest = max(int(chunk.max()) for chunk in ids if len(chunk))
         written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
         counted = {"counts": asdict(counts), "largest": largest}
-        return {
-            "kind": "text",
-            "tokens": written,
-            "dtype": narrowest(largest),
-            "parts": {part.split: counted},
-        }
+        return {"kind": "text", "tokens": written, "dtype": narrowest(largest), "parts": {part.split: counted}}
 
     def rows(self, work: Path) -> Meta:
-        """Each part of the source as a folder of rows."""
         whole = self.job.parts[0]
         table = self._table(whole.samples if not self.job.held_out else None)
         made: Meta = {}
@@ -171,15 +149,14 @@ class _Maker:
         return {"kind": "rows", "parts": made}
 
     def _table(self, limit: int | None) -> Dataset:
-        """The source's rows: of files in normal form, of datasets as they are."""
         if not isinstance(self.source, FileSource):
             table = self.source.table
             table = table.select_columns([name for name in self.layout.used if name in table.column_names])
             return table if limit is None else table.select(range(min(limit, len(table))))
         path = self.scratch / "normal.arrow"
         path.unlink(missing_ok=True)
-        schema = _NORMAL[self.layout.kind]
-        rows = islice(normal_rows(self.source, self.layout), limit)
+        schema = NORMAL[self.layout.kind]
+        rows = islice((normal_row(self.layout, where, row) for where, row in self.source.rows()), limit)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while chunk := list(islice(rows, 1000)):
                 writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
@@ -200,10 +177,12 @@ class _Maker:
 
     def _encode(self, table: Dataset, part: Part) -> tuple[Dataset, Counts]:
         encoder = encoder_for(self.job, part, self.source, self.layout, self.tokenizer)
+        # int32 halves the cache that int64 would take.
+        ids, text = Sequence(Value("int32")), Value("string")
         return map_rows(
             table,
             encoder,
-            features_of(encoder),
+            Features({name: text if name.endswith("_text") else ids for name in encoder.columns}),
             self.scratch / part.split,
             num_proc=self.num_proc,
             progress=lambda done, total: self.progress(part.split, done, total),
@@ -233,24 +212,13 @@ class _Maker:
         raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")
 
 
-def normal_rows(source: FileSource, layout: Layout) -> Iterator[Row]:
-    """The rows of files in the normal form of their layout, with their places where it has room for them."""
-    return (normal_row(layout, where, row) for where, row in source.rows())
-
-
 def normal_row(layout: Layout, where: str, row: Row) -> Row:
-    """One of them."""
+    """A row of a file in the normal form of its layout, with its place where that has room for it."""
     normal = normalise(layout, row, where)
-    return {**normal, "where": where} if "where" in _NORMAL[layout.kind].names else normal
-
-
-def normal_schema(layout: Layout) -> pa.Schema:
-    """The columns of `normal_rows`."""
-    return _NORMAL[layout.kind]
+    return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
 
 def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
-    """What turns this source's rows into token ids."""
     return RowEncoder(
         tokenizer=tokenizer,
         task=job.task,
@@ -263,9 +231,3 @@ def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer:
         layout=None if isinstance(source, FileSource) else layout,
         keep_text=part.keep_text,
     )
-
-
-def features_of(encoder: RowEncoder) -> Features:
-    """The columns that an encoder makes; int32 halves the cache that int64 would take."""
-    ids = Sequence(Value("int32"))
-    return Features({name: Value("string") if name.endswith("_text") else ids for name in encoder.columns})

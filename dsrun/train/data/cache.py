@@ -11,17 +11,27 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import psutil
-from filelock import FileLock, Timeout
+from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
+from dsrun.runs.fsync_pool import sync_file
+from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
+from dsrun.train.data.request import Counts
+from dsrun.train.data.tokenise import RowEncoder
+from dsrun.train.distributed import acquire_lock
 
 VERSION = 2
 """Part of every key: raise it when the same input gives other rows."""
@@ -30,6 +40,13 @@ Meta = dict[str, Any]
 
 # When this process asked for an entry to be rebuilt, by key; see `_fresh_since`.
 _asked: set[str] = set()
+
+
+BATCH = 1000
+SMALL = 5000
+"""Rows below which starting processes costs more than they save."""
+MOST_PROCESSES = 16
+_POLL_SECONDS = 0.3
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -46,14 +63,11 @@ def obtain(
     notify: Callable[[str], None] = lambda _: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
-    """The entry's folder and what `build` said of it, from the cache or built now.
+    """The entry's folder and what `build` returned, from the cache or built now.
 
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
     but once: ranks that come later take what the first has made. `waiting` is called now and then while another process
     works.
-
-    Raises:
-        MissingError: the cache cannot be written.
     """
     root = cache_root() / "prepared"
     folder = root / key
@@ -61,33 +75,21 @@ def obtain(
     found = _read(folder, since)
     if found is not None:
         return folder, found
+
+    def wait() -> None:
+        waiting()
+        notify("another process is preparing the same data; waiting for it")
+
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(root / f"{key}.lock"))
-        _acquire(lock, notify, waiting)
+        lock = acquire_lock(root / f"{key}.lock", wait)
     except OSError as error:
         raise MissingError(
-            f"the cache {root} cannot be written: {error.strerror or error}",
-            fix="set DSRUN_CACHE to a writable folder",
+            f"the cache {root} cannot be written: {error.strerror or error}", fix="set DSRUN_CACHE to a writable folder"
         ) from error
-    try:
+    with lock:
         found = _read(folder, since)
         return folder, _build(folder, build) if found is None else found
-    finally:
-        lock.release()
-
-
-def _acquire(lock: FileLock, notify: Callable[[str], None], waiting: Callable[[], None]) -> None:
-    notified = False
-    while True:
-        try:
-            lock.acquire(timeout=3)
-            return
-        except Timeout:
-            waiting()
-        if not notified:
-            notify("another process is preparing the same data; waiting for it")
-            notified = True
 
 
 def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
@@ -98,12 +100,12 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     work.mkdir()
     try:
         meta = build(work)
-        _sync(work)
         meta["finished"] = time.time()
-        with (work / "meta.json").open("w", encoding="utf-8") as file:
-            json.dump(meta, file)
-            file.flush()
-            os.fsync(file.fileno())
+        (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        # Before the name that says it is whole, so that a power cut leaves both or none.
+        for path in sorted(work.rglob("*")):
+            if path.is_file():
+                sync_file(path)
         if folder.exists():
             # Processes that mapped the old files keep them until they end.
             old = folder.with_name(f"{folder.name}.tmp-old")
@@ -115,14 +117,6 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     return meta
 
 
-def _sync(work: Path) -> None:
-    """Bring the content to the disk before the name that says it is whole, so that a power cut leaves both or none."""
-    for path in sorted(work.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
 def _read(folder: Path, since: float) -> Meta | None:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -132,11 +126,137 @@ def _read(folder: Path, since: float) -> Meta | None:
 
 
 def _fresh_since(key: str) -> float:
-    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds.
-
-    A process that asks a second time means a new rebuild.
-    """
+    """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds. A
+    process that asks a second time means a new rebuild."""
     if key in _asked:
         return time.time()
     _asked.add(key)
     return psutil.Process().create_time()
+
+
+def map_rows(
+    table: Dataset,
+    encoder: RowEncoder,
+    features: Features,
+    scratch: Path,
+    *,
+    num_proc: int | None,
+    progress: Callable[[int, int], None],
+) -> tuple[Dataset, Counts]:
+    """Encode all rows in `num_proc` processes into files under `scratch`; also what was counted on the way. `progress`
+    is called with rows done and rows in all, now and then from another thread."""
+    scratch.mkdir(exist_ok=True)
+    ledger = scratch / "ledger.jsonl"
+    ledger.write_bytes(b"")
+    processes = processes_for(len(table), num_proc)
+    with quiet(), _tokenizer_threads(processes), tethered_forks(), _watched(ledger, len(table), progress):
+        encoded = table.map(
+            replace(encoder, ledger=ledger),
+            batched=True,
+            batch_size=BATCH,
+            with_indices=True,
+            num_proc=processes if processes > 1 else None,
+            remove_columns=table.column_names,
+            features=features,
+            load_from_cache_file=False,
+            cache_file_name=str(scratch / "encoded.arrow"),
+            # Otherwise the tokenizer would be pickled and hashed only to name a cache file that is not kept.
+            new_fingerprint="0" * 16,
+        )
+    progress(len(table), len(table))
+    return encoded, read_ledger(ledger)
+
+
+def processes_for(rows: int, asked: int | None) -> int:
+    if asked is not None:
+        return max(1, min(asked, rows))
+    return 1 if rows < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
+def read_ledger(ledger: Path) -> Counts:
+    counts = Counts()
+    text = ledger.read_text(encoding="utf-8")
+    # A line that is being written has no end yet.
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        counts.add(json.loads(line))
+    return counts
+
+
+@contextmanager
+def _watched(ledger: Path, total: int, progress: Callable[[int, int], None]) -> Iterator[None]:
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_SECONDS):
+            progress(read_ledger(ledger).rows, total)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+class _Forking:
+    """Who forks, as its child finds it. A child of this thread is meant only while the body of `tethered_forks` runs:
+    hooks of os.register_at_fork stay for ever."""
+
+    registered = False
+    wanted = False
+    parent = 0
+
+    @classmethod
+    def before(cls) -> None:
+        cls.parent = os.getpid()
+
+    @classmethod
+    def in_child(cls) -> None:
+        if cls.wanted:
+            die_with_parent(cls.parent, signal.SIGKILL)
+            # Ctrl-C goes to all of them; the parent ends them, and they are to print nothing.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def tethered_forks() -> Iterator[None]:
+    """Whatever is forked in the body dies when this process does: the pool and the manager that `Dataset.map` starts do
+    not notice when their owner is killed."""
+    if not _Forking.registered:
+        os.register_at_fork(before=_Forking.before, after_in_child=_Forking.in_child)
+        _Forking.registered = True
+    _Forking.wanted = True
+    try:
+        yield
+    finally:
+        _Forking.wanted = False
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def _tokenizer_threads(processes: int) -> Iterator[None]:
+    """Off in several processes, where Rust's threads would fight for the cores and warn about forking."""
+    name = "TOKENIZERS_PARALLELISM"
+    environ, before = os.environ, os.environ.get(name)
+    if processes > 1:
+        environ[name] = "false"
+    try:
+        yield
+    finally:
+        # `datasets` leaves a copy in its place (Dataset.map with num_proc): who holds the old one would see no change.
+        os.environ = environ  # noqa: B003
+        if before is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = before

@@ -12,53 +12,40 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
 from dsrun.train.data.build import Job, Part, Progress, build
-from dsrun.train.data.cache import Meta, key_of, obtain
-from dsrun.train.data.mapping import quiet
-from dsrun.train.data.request import Collator, DataRequest, PreparedData, Rows
-from dsrun.train.data.rows.layouts import Hints
-from dsrun.train.data.rows.limits import (
+from dsrun.train.data.cache import Meta, key_of, obtain, quiet
+from dsrun.train.data.layouts import Hints
+from dsrun.train.data.request import (
+    Collator,
     Counts,
+    DataRequest,
     Limits,
+    PreparedData,
     Truncation,
     check_sample_count,
     idle_lengths,
     limits_of,
     truncation_of,
 )
-from dsrun.train.data.rows.sources import SPLITS, Source, Sources, TableSource, find_sources
+from dsrun.train.data.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.tokens.files import TokenBin, divide, is_bin, open_tokens
-from dsrun.train.data.tokens.special import (
-    is_multilingual,
+from dsrun.train.data.token_files import TokenBin, divide, is_bin, open_tokens
+from dsrun.train.data.tokenise import check_vocabulary
+from dsrun.train.data.tokenizer import (
     library_versions,
     pad_with_end,
     prefix_notice,
     set_languages,
     tokenizer_identity,
 )
-from dsrun.train.data.tokens.tokenise import check_vocabulary
-
-__all__ = ["DataRequest", "PreparedData", "Truncation", "prepare_data"]
 
 Notify = Callable[[str], None]
-SAMPLE_FLAGS = {
-    "train": "--max-train-samples",
-    "validation": "--max-eval-samples",
-    "test": "--max-predict-samples",
-}
+SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}
 
 
 def prepare_data(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
-    """Find, tokenise (or take from the cache) and check the data.
-
-    Sets the languages of a multilingual tokenizer, and the padding token of a causal model's that has none. Needs no
-    process group, so it may take any time before one exists; of several processes that ask at once, one works. `notify`
-    gets a line when there is something to wait for; `progress` (split, rows done, rows in all).
-
-    Raises:
-        UsageError: data, flags, tokenizer and model do not fit together.
-        MissingError: the Hub cannot be reached or the cache not be written.
-    """
+    """Find, tokenise (or take from the cache) and check the data. Sets the tokenizer's languages and padding token.
+    Needs no process group, so it may take any time before one exists; of several processes that ask at once, one works.
+    `progress` gets (split, rows done, rows in all)."""
     return _Preparation(request, tokenizer, notify, progress).run()
 
 
@@ -71,12 +58,14 @@ class _Preparation:
         self.progress = progress
         self.notices: list[str] = []
         self.truncation: dict[str, Truncation] = {}
-        self.data: dict[str, Rows] = {}
+        self.data: dict[str, Any] = {}
         self.limits = self._limits()
 
     def run(self) -> PreparedData:
         self._add_notice(pad_with_end(self.tokenizer, self.request.task))
-        self._languages()
+        if self.request.task == "seq2seq":
+            spec = self.spec
+            set_languages(self.tokenizer, spec.source_lang or spec.lang, spec.target_lang or spec.lang)
         sources = find_sources(self.spec)
         self.notices += sources.notices
         for split in SPLITS:
@@ -97,7 +86,6 @@ class _Preparation:
             self.notices.append(notice)
 
     def _take(self, split: str, sources: Sources) -> None:
-        """Prepare one split, if it is wanted and there."""
         if split not in self.request.splits or split in self.data:
             return
         source = sources.splits.get(split)
@@ -114,10 +102,8 @@ class _Preparation:
             )
 
     def _hold_out(self, sources: Sources) -> int:
-        """Percentage of the training data that stands in for missing validation data; 0 when there is no need.
-
-        Also when nobody evaluates now, so that a later evaluation does not see what was trained on.
-        """
+        """Percentage of the training data that stands in for missing validation data; 0 when there is no need. Also
+        when nobody evaluates now, so that a later evaluation does not see what was trained on."""
         if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
             return 0
         percent = self.spec.validation_split_percentage
@@ -149,6 +135,7 @@ class _Preparation:
 
     def _divided(self, source: Source, percent: int) -> None:
         """Training and validation data from one source: rows at random, running text and tokens from the start."""
+        blocks: TokenBin | None
         if is_bin(source):
             blocks = self._given("train", source)
         else:
@@ -202,7 +189,7 @@ class _Preparation:
                 self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
             self.notices += counts.notices(part.split, self.limits.source)
 
-    def _given(self, split: str, source: Source) -> TokenBin:
+    def _given(self, split: str, source: FileSource) -> TokenBin:
         return open_tokens(split, source, self.request, self.limits.source, self.notify)
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
@@ -234,24 +221,14 @@ class _Preparation:
 
     def _samples(self, split: str) -> int | None:
         spec = self.spec
-        return {
-            "train": spec.max_train_samples,
-            "validation": spec.max_eval_samples,
-            "test": spec.max_predict_samples,
-        }[split]
+        return {"train": spec.max_train_samples, "validation": spec.max_eval_samples, "test": spec.max_predict_samples}[
+            split
+        ]
 
     def _limits(self) -> Limits:
         relative = family_of(self.request.model_type).relative_positions
         positions = None if relative else self.request.max_positions
         return limits_of(self.spec, self.request.task, positions, self.tokenizer)
-
-    def _languages(self) -> None:
-        if self.request.task == "seq2seq" and is_multilingual(self.tokenizer):
-            set_languages(
-                self.tokenizer,
-                self.spec.source_lang or self.spec.lang,
-                self.spec.target_lang or self.spec.lang,
-            )
 
     def _collator(self) -> Collator:
         fixed = self.spec.pad_to_max_length

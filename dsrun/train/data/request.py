@@ -1,20 +1,148 @@
-"""What a run asks of its data and what it gets: request, prepared rows, and their collator."""
+"""What a run asks of its data and what it gets: lengths, prepared rows, counts of what was cut, and the collator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from datasets import Dataset
 
+from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.rows.limits import Truncation
-from dsrun.train.data.stream import RowStream
-from dsrun.train.data.tokens.files import TokenBin
-from dsrun.train.data.tokens.tokenise import IGNORED
+from dsrun.train.loop.batches import IGNORED
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from dsrun.train.data.stream import RowStream
+    from dsrun.train.data.token_files import TokenBin
+
+
+DEFAULT_LENGTH = 1024
+"""Cap of a source or block nobody chose, as in the Transformers example scripts."""
+DEFAULT_TARGET = 128
+
+
+@dataclass
+class Counts:
+    """What happened to rows: how many were read, cut, and left out, and why."""
+
+    rows: int = 0
+    cut: int = 0
+    cut_source: int = 0
+    cut_target: int = 0
+    incomplete: int = 0
+    no_loss: int = 0
+    first_incomplete: str = ""
+    first_no_loss: str = ""
+
+    def add(self, other: dict[str, Any]) -> None:
+        for name, value in other.items():
+            mine = getattr(self, name)
+            setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
+
+    def notices(self, split: str, limit: int) -> list[str]:
+        lines = []
+        if self.incomplete:
+            lines.append(
+                f"{split}: {self.incomplete:,} of {self.rows:,} rows lack a text and are left out "
+                f"(the first: {self.first_incomplete})"
+            )
+        if self.no_loss:
+            lines.append(
+                f"{split}: {self.no_loss:,} of {self.rows:,} rows have nothing to learn from within {limit:,} "
+                f"tokens and are left out (the first: {self.first_no_loss})"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class Limits:
+    """In tokens: `source` is also the whole sequence of a causal LM; only seq2seq has targets."""
+
+    source: int
+    target: int
+    eval_target: int
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
+
+    cut: int
+    total: int
+    limit: int
+    target_limit: int | None = None
+
+    def sentence(self) -> str:
+        at = f"{self.limit:,} tokens"
+        if self.target_limit is not None:
+            at = f"{self.limit:,} source or {self.target_limit:,} target tokens"
+        if not self.cut:
+            return f"none of {self.total:,} examples was cut at {at}"
+        return f"{self.cut:,} of {self.total:,} examples {'was' if self.cut == 1 else 'were'} cut at {at}"
+
+
+def truncation_of(counts: Counts, source_limit: int, target_limit: int) -> Truncation:
+    if counts.cut_source and counts.cut_target:
+        return Truncation(counts.cut, counts.rows, source_limit, target_limit)
+    return Truncation(counts.cut, counts.rows, target_limit if counts.cut_target else source_limit)
+
+
+def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> Limits:
+    """The limits that the flags ask for, or the defaults where they do not. `max_positions` is the number of positions
+    the model knows, None when they are relative (T5) or unbounded."""
+    # Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
+    default = min(DEFAULT_LENGTH, max_positions or DEFAULT_LENGTH, tokenizer.model_max_length or DEFAULT_LENGTH)
+    if task == "causal-lm":
+        flag, asked = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
+        length = _checked(flag, asked, default, max_positions, least=2)
+        return Limits(length, length, length)
+    least = tokenizer.num_special_tokens_to_add(pair=False) + 1
+    flag, asked = _first(("--max-source-length", spec.max_source_length), ("--max-length", spec.max_length))
+    # With --resize-position-embeddings the model is made to fit the source.
+    positions = None if spec.resize_position_embeddings else max_positions
+    source = _checked(flag, asked, default, positions, least)
+    short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
+    target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
+    eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
+    return Limits(source, target, eval_target)
+
+
+def idle_lengths(spec: TrainSpec, task: str) -> str | None:
+    """A notice of the lengths that were given and that this task does not have."""
+    kind, own, others = "a seq2seq model", "--max-source-length", ["block_size"]
+    if task == "causal-lm":
+        kind, own = "a causal language model", "--max-length"
+        others = ["max_source_length", "max_target_length", "val_max_target_length"]
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(spec, name) is not None]
+    return f"{kind} has no {' or '.join(given)}: nothing is cut there ({own} N)" if given else None
+
+
+def check_sample_count(flag: str, asked: int | None, there: int, what: str) -> None:
+    """Raise UsageError where more samples are asked for than there are."""
+    if asked is None:
+        return
+    if asked < 1:
+        raise UsageError(f"{flag} {asked}: at least one sample is needed")
+    if asked > there:
+        raise UsageError(f"{flag} {asked:,}: there are only {there:,} {what}", fix=f"{flag} {there}")
+
+
+def _first(*flags: tuple[str, int | None]) -> tuple[str, int | None]:
+    return next((pair for pair in flags if pair[1] is not None), flags[0])
+
+
+def _checked(flag: str, asked: int | None, default: int, positions: int | None, least: int) -> int:
+    if asked is None:
+        return default
+    if asked < least:
+        raise UsageError(f"{flag} {asked}: a sequence needs at least {least} tokens")
+    if positions is not None and asked > positions:
+        raise UsageError(f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
+    return asked
 
 
 @dataclass
@@ -28,9 +156,8 @@ class Collator:
     For seq2seq set `model` after it is built: decoder_input_ids [batch, target] then come from the labels.
 
     `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
-    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste).
-
-    `max_target_length` is not used here: it is what generation in evaluation should be bounded by.
+    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste). `max_target_length`
+    bounds generation in evaluation.
     """
 
     pad_id: int
@@ -42,8 +169,7 @@ class Collator:
     model: Any = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        inputs = [_array(row["input_ids"]) for row in rows]
-        labels = [_array(row["labels"]) for row in rows]
+        inputs, labels = ([np.asarray(row[name], dtype=np.int64) for row in rows] for name in ("input_ids", "labels"))
         width = self._width(inputs, self.length)
         batch = {
             "input_ids": _padded(inputs, width, self.pad_id),
@@ -55,11 +181,8 @@ class Collator:
         return batch
 
     def _decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder reads to write `labels`: [batch, target] both.
-
-        M2M100 (NLLB) and Blenderbot have no method for it (transformers 5.23): their forward shifts labels by one place
-        itself, but the loss is not left to their forward. They begin with decoder_start_token_id.
-        """
+        """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
+        for it (transformers 5.23): their forward shifts labels itself, but the loss is not left to their forward."""
         if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
         start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
@@ -72,21 +195,14 @@ class Collator:
         return -(-longest // self.multiple_of) * self.multiple_of
 
     def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels whose rows all hold a token.
-
-        mBART's shift_tokens_right fetches each row's last token and indexes with -1 where all labels are ignored, as in
-        the filler rows of a short batch. What such a row decodes does not matter, as nothing in it is learned.
-        """
+        """Labels whose rows all hold a token: mBART's shift_tokens_right indexes with -1 where all are ignored, as in
+        filler rows."""
         empty = (labels == IGNORED).all(dim=1)
         if not empty.any():
             return labels
         labels = labels.clone()
         labels[empty, 0] = 0 if self.pad_id != 0 else 1
         return labels
-
-
-def _array(values: Any) -> np.ndarray:
-    return np.asarray(values, dtype=np.int64)
 
 
 def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor:
@@ -96,16 +212,13 @@ def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor
     return torch.from_numpy(out)
 
 
-Rows = Dataset | TokenBin | RowStream
+Rows: TypeAlias = "Dataset | TokenBin | RowStream"
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What is to be prepared, for which model.
-
-    `splits` are wanted where there is data for them; those in `required`, and train and test where wanted, must be
-    there. `max_positions` is what the model's config says, None for no limit.
-    """
+    """What is to be prepared, for which model. `splits` are wanted where there is data for them; those in `required`,
+    and train and test where wanted, must be there. `max_positions` None: no limit."""
 
     spec: TrainSpec
     task: Literal["seq2seq", "causal-lm"]
@@ -118,11 +231,8 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Datasets ready for the collator, and what the user should know about them.
-
-    Rows: {"input_ids", "labels"}, labels being -100 where nothing is learned; rows of validation and test that were
-    made from pairs or conversations also hold "source_text" and "target_text".
-    """
+    """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
+    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text"."""
 
     train: Rows | None
     validation: Rows | None

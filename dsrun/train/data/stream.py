@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
-from dsrun.train.data.build import Job, encoder_for, layout_of, normal_row, normal_schema
-from dsrun.train.data.rows.layouts import Layout
-from dsrun.train.data.rows.readers import Mark
-from dsrun.train.data.rows.sources import FileSource, Source, TableSource
-from dsrun.train.data.tokens.tokenise import Row, RowEncoder
+from dsrun.train.data.build import NORMAL, Job, encoder_for, layout_of, normal_row
+from dsrun.train.data.layouts import Layout
+from dsrun.train.data.readers import Mark
+from dsrun.train.data.sources import FileSource, Source, TableSource
+from dsrun.train.data.tokenise import Row, RowEncoder
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
 # too what is read twice when a reader goes on where another one stopped.
@@ -27,10 +27,8 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class RowStream:
-    """Prepared rows {"input_ids", "labels"} in the order of the source, read as often as one likes.
-
-    With `block_size` documents are joined and cut into blocks. At most `limit` rows.
-    """
+    """Prepared rows {"input_ids", "labels"} in the order of the source, at most `limit`, read as often as one likes.
+    With `block_size` documents are joined and cut into blocks."""
 
     source: Source
     layout: Layout
@@ -73,15 +71,15 @@ class Reader:
 
 
 class EncodedRows:
-    """Rows of a source tokenised a batch at a time.
-
-    Its state is that of the source before the batch, and how many rows of the batch were taken.
-    """
+    """Rows of a source tokenised a batch at a time. The state: the source's before the batch, and how many rows of the
+    batch were taken."""
 
     def __init__(self, stream: RowStream, state: State) -> None:
         self._encoder = stream.encoder
-        opened = _FileRows if isinstance(stream.source, FileSource) else _TableRows
-        self._raw = opened(stream.source, stream.layout, state.get("source"))
+        source, layout, place = stream.source, stream.layout, state.get("source")
+        self._raw = (
+            _FileRows(source, layout, place) if isinstance(source, FileSource) else _TableRows(source, layout, place)
+        )
         self._read: int = state.get("read", 0)
         self._before = state.get("source"), self._read
         self._ready: deque[Row] = deque()
@@ -119,11 +117,8 @@ class _Document:
 
 
 class Blocks:
-    """Documents joined and cut; the last block may be short.
-
-    Its state is that of the rows before the document in which the next block begins, and how many of that document's
-    tokens are used.
-    """
+    """Documents joined and cut; the last block may be short. The state: that of the rows before the document in which
+    the next block begins, and how many of that document's tokens are used."""
 
     def __init__(self, rows: EncodedRows, block_size: int, state: State) -> None:
         self._rows = rows
@@ -186,7 +181,7 @@ class _FileRows:
 
     def columns(self, rows: list[Row]) -> dict[str, list[Any]]:
         """Of the same types as prepared data, or refused as there."""
-        return pa.RecordBatch.from_pylist(rows, normal_schema(self._layout)).to_pydict()
+        return pa.RecordBatch.from_pylist(rows, NORMAL[self._layout.kind]).to_pydict()
 
 
 class _TableRows:
@@ -223,15 +218,6 @@ class _TableRows:
 
 
 def stream(job: Job, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
-    """A stream of prepared rows of the job's first part, and notices.
-
-    Rows hold input_ids and labels; documents are cut into blocks across their ends. Reading it twice gives the same
-    rows in the same order.
-
-    Raises:
-        UsageError: the data is empty or its columns mean nothing known; ids outside the vocabulary when they
-            come.
-    """
     part = job.parts[0]
     layout, _ = layout_of(job, source, tokenizer)
     encoder = replace(encoder_for(job, part, source, layout, tokenizer), vocab_size=vocab_size)

@@ -13,7 +13,7 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.export.write import Weight
-from dsrun.train.model import hub
+from dsrun.train.model import is_unreachable, unreachable
 
 PREFIX = "base_model.model."
 _PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])\.weight")
@@ -32,19 +32,16 @@ class Adapter:
 
     @property
     def base(self) -> str:
-        """Folder or Hub name of the model it was trained on."""
         return str(self.config.get("base_model_name_or_path") or "")
 
 
 def read_adapter(checkpoint: Path, weights: list[Weight]) -> Adapter:
-    """The adapter of a checkpoint."""
     config = json.loads((checkpoint / ADAPTER_CONFIG).read_text())
     return Adapter(config, {weight.name: weight for weight in weights})
 
 
 def base_folder(adapter: Adapter) -> Path:
-    """Where the base model's files are, brought from the Hub where it is no folder. Raises UsageError when it cannot be
-    had."""
+    """Where the base model's files are, brought from the Hub where it is no folder."""
     path = Path(adapter.base)
     if path.is_dir():
         return path
@@ -54,8 +51,8 @@ def base_folder(adapter: Adapter) -> Path:
     try:
         found = snapshot_download(adapter.base, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"])
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        if hub.is_unreachable(error):
-            raise hub.unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error
+        if is_unreachable(error):
+            raise unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error
         raise UsageError(
             f"the adapter's base model {adapter.base!r} is neither a folder nor on the Hub",
             fix="put it where base_model_name_or_path in adapter_config.json says",
@@ -65,9 +62,7 @@ def base_folder(adapter: Adapter) -> Path:
 
 def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
     """Rows of the embedding where it was grown for a tokenizer with more tokens than the base model has, else None.
-
-    peft then saves it whole, and the base model's config gives the old number.
-    """
+    peft then saves it whole, and the base model's config gives the old number."""
     shapes = {weight.name: weight.shape for weight in stored_weights(base, "model*.safetensors")}
     _, whole = _parts(adapter)
     grown = [weight.shape[0] for name, weight in whole.items() if shapes.get(name, weight.shape) != weight.shape]
@@ -75,10 +70,8 @@ def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
 
 
 def merged(adapter: Adapter, base: Path) -> list[Weight]:
-    """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is read.
-
-    Raises UsageError for adapters of another formula, and for one that does not fit the base.
-    """
+    """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is
+    read."""
     _refuse_unusual(adapter.config)
     stored = stored_weights(base, "model*.safetensors")
     if not stored:

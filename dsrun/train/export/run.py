@@ -22,10 +22,10 @@ from transformers.utils.logging import disable_progress_bar
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
+from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
 from dsrun.train.export.write import Weight, sha256, write_weights
-from dsrun.train.reshape.plain import in_adapter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -57,7 +57,6 @@ class Request:
 
 
 def main(argv: list[str]) -> int:
-    """Export, and print the folder on stdout; notices and errors go to stderr."""
     # What libraries print must not get among the product.
     product = os.dup(1)
     os.dup2(2, 1)
@@ -123,7 +122,7 @@ class _Job:
         weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
         self._write(weights)
         _copy_companions(self.request.source, self.folder)
-        self._set_dtype(weights)
+        self._update_config(weights)
         dtypes = {weight.name: weight.dtype for weight in weights}
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
@@ -144,8 +143,7 @@ class _Job:
         self._write(weights)
         _copy_companions(base, self.folder)
         _copy_companions(self.request.source, self.folder)
-        self._set_vocabulary(lora.grown_vocabulary(whole, base))
-        self._set_dtype(weights)
+        self._update_config(weights, lora.grown_vocabulary(whole, base))
         reference = _with_base(self.found.reference, base)
         self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
 
@@ -180,33 +178,22 @@ class _Job:
             if sha256(self.folder / name) != written:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
-    def _set_vocabulary(self, rows: int | None) -> None:
-        """Have config.json say how many rows the embedding has; None: as many as it says."""
-        if rows is None:
-            return
+    def _update_config(self, weights: list[Weight], vocabulary: int | None = None) -> None:
+        """Write the weights' dtype, in which from_pretrained loads them, and a grown vocabulary to config.json."""
         config = json.loads((self.folder / "config.json").read_text())
-        holder = config if "vocab_size" in config else config.setdefault("text_config", {})
-        holder["vocab_size"] = rows
-        write_json_atomic(self.folder / "config.json", config)
-
-    def _set_dtype(self, weights: list[Weight]) -> None:
-        """Say in config.json what the weights are in: from_pretrained loads them so."""
-        config = json.loads((self.folder / "config.json").read_text())
+        if vocabulary is not None:
+            holder = config if "vocab_size" in config else config.setdefault("text_config", {})
+            holder["vocab_size"] = vocabulary
         dtypes = {weight.dtype for weight in weights if weight.dtype.is_floating_point}
         config.pop("torch_dtype", None)
         config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
         write_json_atomic(self.folder / "config.json", config)
 
     def _verify(
-        self,
-        reference: Mapping[str, torch.Tensor],
-        adapt: Callable[[Any], Any],
-        dtypes: frozenset[torch.dtype],
+        self, reference: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any], dtypes: frozenset[torch.dtype]
     ) -> None:
-        config = verify.read_config(self.folder)
-        expected = verify.logits_of_weights(config, reference, adapt)
-        found = verify.logits_of_export(self.folder)
-        verify.compare(found, expected, dtypes)
+        expected = verify.logits_of_weights(verify.read_config(self.folder), reference, adapt)
+        verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
 
     def _verify_adapter(self, adapter: lora.Adapter) -> None:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
@@ -223,17 +210,16 @@ class _Job:
         rows = lora.grown_vocabulary(adapter, base)
         if rows is not None:
             config.get_text_config().vocab_size = rows
-        logits = [
+        found, expected = (
             verify.logits_of_weights(
                 config, _with_base(each, base), lambda model: _with_adapter(model, self.request.source)
             )
             for each in (exported, self.found.reference)
-        ]
-        verify.compare(*logits, self._dtypes)
+        )
+        verify.compare(found, expected, self._dtypes)
 
 
 def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:
-    """Weights of a model with adapters: the adapter's own, the others from the base model's files."""
     weights = find_weights(base, None).reference
 
     def read(name: str) -> torch.Tensor:
@@ -262,7 +248,6 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 
 def _put(partial: Path, to: Path, *, force: bool) -> None:
-    """Make the finished folder visible under its name."""
     if to.exists() and any(to.iterdir()):
         if not force:
             raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force")

@@ -16,7 +16,7 @@ import torch
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.export.lora import PREFIX
 from dsrun.train.export.weights import Lazy
-from dsrun.train.model.load import AUTO_CLASS
+from dsrun.train.model import AUTO_CLASS
 
 TOKENS = 12
 
@@ -77,8 +77,6 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy:
-    """Weights in fp32, tied ones under each of their names."""
-
     def read(name: str) -> torch.Tensor:
         try:
             value = weights[name]
@@ -92,7 +90,6 @@ def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy
 
 
 def _forward(model: Any) -> torch.Tensor:
-    """Logits for a fixed row of tokens."""
     model.eval()
     text = model.config.get_text_config()
     generator = torch.Generator().manual_seed(0)

@@ -7,15 +7,16 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.train.checkpoint.plain import ADAPTER, in_adapter
+from dsrun.train.checkpoint.zero_shards import WINDOW, ZeroCheckpoint, load, state_folder
 from dsrun.train.export.write import Weight, read_weights
-from dsrun.train.reshape.plain import ADAPTER, in_adapter
-from dsrun.train.reshape.shards import WINDOW, ZeroCheckpoint, load, state_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -33,11 +34,7 @@ class Found:
 
 def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
     """What to export from `checkpoint`: its Hugging Face weights where they are whole, else what the ranks' shards
-    hold.
-
-    For fp32 the shards come first, as ZeRO trains fp32 copies of weights that it saves in bf16 or fp16. Raises
-    UsageError where neither is whole (zero3_empty_weights: ZeRO-3 saved placeholders instead of gathered weights).
-    """
+    hold. For fp32 the shards come first, as ZeRO trains fp32 copies of weights that it saves in bf16 or fp16."""
     lora = (checkpoint / ADAPTER_CONFIG).is_file()
     zero = _zero(checkpoint)
     stored = stored_weights(checkpoint, ADAPTER if lora else "model*.safetensors")
@@ -55,7 +52,12 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
         if dtype == torch.float32:
-            stored = [_master(weight, by_name.get(weight.name), zero) for weight in stored]
+            stored = [
+                replace(w, dtype=dtype, read=partial(zero.read, by_name[w.name]))
+                if w.name in by_name and w.dtype != dtype
+                else w
+                for w in stored
+            ]
         return Found(stored, renamed(module.reference(), by_name), dtypes)
     weights = [replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()]
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
@@ -96,15 +98,7 @@ def _is_placeholder(weight: Weight, zero: ZeroCheckpoint | None) -> bool:
     return 0 in weight.shape or (whole is not None and whole.shape != weight.shape)
 
 
-def _master(weight: Weight, name: str | None, zero: ZeroCheckpoint) -> Weight:
-    if name is None or weight.dtype == torch.float32:
-        return weight
-    return Weight(weight.name, torch.float32, weight.shape, lambda: zero.read(name))
-
-
 class _Module:
-    """All weights that DeepSpeed's files hold, trained or not."""
-
     def __init__(self, zero: ZeroCheckpoint) -> None:
         self.zero = zero
         if zero.stage == 3:
@@ -130,14 +124,12 @@ class _Module:
         """Every weight once, tied ones under their first name, in the dtype they were trained in."""
         module = self.states[0]["module"]
         found = [
-            Weight(name, module[name].dtype, parameter.shape, self._trained(name))
+            Weight(name, module[name].dtype, parameter.shape, partial(self.zero.read, name))
             for name, parameter in self.zero.parameters.items()
         ]
         found += [Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()]
         buffers = {name: module[name] for name in self.buffers}
-        return found + [
-            Weight(name, value.dtype, tuple(value.shape), lambda value=value: value) for name, value in buffers.items()
-        ]
+        return found + [Weight(name, value.dtype, tuple(value.shape), value.detach) for name, value in buffers.items()]
 
     def reference(self) -> Mapping[str, torch.Tensor]:
         """The weights as DeepSpeed reads them itself: its module under ZeRO-1 and 2, its own script under ZeRO-3."""
@@ -147,9 +139,6 @@ class _Module:
             file = folder / "mp_rank_00_model_states.pt"
             return Reopened(lambda: load(file)["module"], aliases)
         return Reopened(lambda: _their_weights(checkpoint, folder.name), aliases)
-
-    def _trained(self, name: str) -> Callable[[], torch.Tensor]:
-        return lambda: self.zero.read(name)
 
     def _frozen(self, name: str) -> Callable[[], torch.Tensor]:
         if self.zero.stage < 3:
@@ -189,13 +178,10 @@ class Lazy(Mapping[str, torch.Tensor]):
 
 
 def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Lazy:
-    """`weights` under other names, those of the exported files, and under their own."""
     return Lazy((*weights, *names), lambda name: weights[names.get(name, name)])
 
 
 def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> Lazy:
-    """`weights` rounded to a dtype each."""
-
     def read(name: str) -> torch.Tensor:
         value = weights[name]
         return value.to(dtypes.get(name, value.dtype))

@@ -137,7 +137,6 @@ def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -40,11 +40,8 @@ class EngineCheck(TrainerCallback):
 
 
 class StopEarly(EarlyStoppingCallback):
-    """Early stopping whose count of evaluations without a better metric survives a resume.
-
-    The stock callback starts to count anew, so an interrupted run trained longer than one that was not, and a run that
-    had stopped trained on when it was called again.
-    """
+    """Early stopping whose count of evaluations without a better metric survives a resume: the stock callback would
+    count anew."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
@@ -65,7 +62,7 @@ class StopEarly(EarlyStoppingCallback):
 
 
 class LogLastStep(TrainerCallback):
-    """The Trainer logs every so many steps, and says nothing of the last ones. On all ranks, as logging gathers."""
+    """Logs the last steps, too. On all ranks, as logging gathers."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:
@@ -73,8 +70,6 @@ class LogLastStep(TrainerCallback):
 
 
 class Recorder(TrainerCallback):
-    """Turns the Trainer's logs into metrics.jsonl records and the progress bar's figures. Rank 0 only."""
-
     def __init__(
         self, trainer: RunTrainer, console: Console, write: Any, *, parameters: int, peak_flops: float | None
     ) -> None:
@@ -87,7 +82,7 @@ class Recorder(TrainerCallback):
         self._mark = (0.0, 0, 0.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = self.console.training(state.max_steps, state.global_step)
+        self.bar = TrainingBar(self.console, state.max_steps, state.global_step)
         self._set_mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -184,22 +179,15 @@ def memory() -> dict[str, int]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures = {"host_memory": resident, "host_memory_peak": max(peak, resident)}
     if torch.cuda.is_available():
-        figures |= {
-            "gpu_memory": torch.cuda.memory_reserved(),
-            "gpu_memory_peak": torch.cuda.max_memory_reserved(),
-        }
+        figures |= {"gpu_memory": torch.cuda.memory_reserved(), "gpu_memory_peak": torch.cuda.max_memory_reserved()}
     return figures
 
 
-def _figure(name: str, value: float) -> str:
-    """Scores run from 0 to 100; loss and perplexity have no such scale."""
-    return number(value) if name in ("loss", "perplexity") else f"{value:.2f}"
-
-
 def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
-    """The metrics worth a line, in one."""
-    found = [(name, metrics[prefix + name]) for name in SHOWN_METRICS if prefix + name in metrics]
-    words = [f"{name.replace('_', ' ')} {_figure(name, float(value))}" for name, value in found]
+    found = [(name, float(metrics[prefix + name])) for name in SHOWN_METRICS if prefix + name in metrics]
+    # Scores run from 0 to 100; loss and perplexity have no such scale.
+    figures = [number(value) if name in ("loss", "perplexity") else f"{value:.2f}" for name, value in found]
+    words = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
     seconds = metrics.get(f"{prefix}seconds")
     return "  ".join(words) + (f"  ({duration(seconds)})" if seconds else "")
 

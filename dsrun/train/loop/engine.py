@@ -11,15 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.packages import own_programs_first
-from dsrun.train.distributed import World
+from dsrun.train.distributed import World, acquire_lock
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
 
@@ -51,7 +49,6 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
 
 
 def stage_of(config: dict[str, Any] | None) -> int:
-    """The ZeRO stage a configuration asks for; 0 without DeepSpeed."""
     return int((config or {}).get("zero_optimization", {}).get("stage", 0))
 
 
@@ -81,14 +78,12 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
     cache = extension_cache(os.environ)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(cache)
     cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / ".dsrun.lock")
-    try:
-        lock.acquire(timeout=PATIENCE_SECONDS)
-    except Timeout:
-        # Not for the other ranks of this run: only rank 0's console talks, and it is one that waits, or compiles.
+
+    def wait() -> None:
+        # Not for the other ranks of this run: only rank 0's console prints, and it is one that waits, or compiles.
         notify("another run is compiling DeepSpeed's operations; waiting for it")
-        lock.acquire()
-    try:
+
+    with acquire_lock(cache / ".dsrun.lock", wait, seconds=PATIENCE_SECONDS):
         for stale in cache.glob("**/lock"):
             stale.unlink()
         for name in names:
@@ -96,15 +91,11 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
             if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
                 notify(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
             _load_op(builder, name)
-    finally:
-        lock.release()
 
 
 def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
-    """The op builders that this configuration makes DeepSpeed load, by class name.
-
-    A run that only evaluates has no optimizer, and an engine under ZeRO-3 alone.
-    """
+    """The op builders that this configuration makes DeepSpeed load, by class name. A run that only evaluates has no
+    optimizer, and an engine under ZeRO-3 alone."""
     zero = config.get("zero_optimization", {})
     if not training:
         on_drives = zero.get("offload_param", {}).get("device") == "nvme"
@@ -122,10 +113,8 @@ def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
 
 
 def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
-    """Fail unless `trained` is the engine and stage that were asked for.
-
-    Setting ACCELERATE_USE_CPU, for one, makes the stock stack train without DeepSpeed and without a word.
-    """
+    """Fail unless `trained` is the engine and stage that were asked for: setting ACCELERATE_USE_CPU, for one, makes the
+    stock stack train without DeepSpeed and without a word."""
     is_engine = type(trained).__name__ == "DeepSpeedEngine"
     if config is None:
         if is_engine:
@@ -143,10 +132,8 @@ def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
 
 
 def copy_defaults(optimizer: Any) -> None:
-    """Give DeepSpeed's optimizers the `defaults` of those that they wrap.
-
-    Schedules of transformers that end at a rate of their own, as polynomial does, read the first one there.
-    """
+    """Give DeepSpeed's optimizers the `defaults` of those that they wrap: schedules of transformers that end at a rate
+    of their own, as polynomial does, read the first one there."""
     wrapped = getattr(optimizer, "optimizer", None)
     if wrapped is not None:
         copy_defaults(wrapped)
@@ -155,11 +142,8 @@ def copy_defaults(optimizer: Any) -> None:
 
 
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
-    """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone.
-
-    ninja's build files name the headers of the environment they were written in: shared by two environments, each run
-    of the other one compiles everything again.
-    """
+    """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone, whose
+    headers ninja's build files name: shared, each run of the other environment would compile everything again."""
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)
@@ -170,7 +154,6 @@ def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Pat
 
 
 def _installed(op: str) -> bool:
-    """Whether this DeepSpeed was built with the op inside."""
     from deepspeed.git_version_info import installed_ops
 
     return bool(installed_ops.get(op))
@@ -212,8 +195,8 @@ def decide_precision(
     `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off
     decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
     """
-    wish = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
-    if wish.get("fp16"):
+    asked = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
+    if asked.get("fp16"):
         if family_of(model_type).overflows_in_fp16 and not force:
             raise UsageError(
                 f"--fp16: {overflow_in_fp16(model_type)}",
@@ -225,20 +208,20 @@ def decide_precision(
                 fix="use --bf16, or fp32 with --bf16 false; --force tries it where the processor computes in fp16",
             )
         return "fp16"
-    if wish.get("bf16"):
+    if asked.get("bf16"):
         if not bf16_supported and device == "cuda" and not force:
             raise UsageError(
                 "--bf16: this GPU does not compute in bf16 (compute capability 8.0 and above do)",
                 fix="use --fp16, or fp32 with --bf16 false",
             )
         return "bf16"
-    if "bf16" in wish or "fp16" in wish:
+    if "bf16" in asked or "fp16" in asked:
         return "fp32"
     return "bf16" if bf16_supported else "fp32"
 
 
 def _switches(deepspeed: dict[str, Any]) -> list[tuple[str, bool]]:
-    """The precision blocks of a DeepSpeed configuration that say true or false themselves."""
+    """The precision blocks of a DeepSpeed configuration that are true or false themselves."""
     blocks = ((name, deepspeed.get(name)) for name in ("bf16", "fp16"))
     values = ((name, block.get("enabled", False)) for name, block in blocks if isinstance(block, dict))
     return [(name, value) for name, value in values if isinstance(value, bool)]

@@ -1,7 +1,8 @@
-"""Evaluation: exact loss over target tokens, and scores of generated text, each sample once at any world size."""
+"""The loss, and evaluation: exact over target tokens, scores of generated text, each sample once on any ranks."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import time
@@ -12,20 +13,92 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from dsrun.system.files import replacing
-from dsrun.train.batching.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSampler, Split, WithFiller
-from dsrun.train.loop.loss import shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.distributed import all_gather_object, rank0_first
+from dsrun.train.loop.batches import FILLER, IGNORED, BatchLoader, GlobalBatchSampler, Split, WithFiller
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
-def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """BLEU, chrF, ROUGE F-measures and exact match, all from 0 to 100.
+def loss_is_native(model: Any) -> bool:
+    """Whether the model's forward hands its keyword arguments to transformers' loss function. Those models stay in
+    charge of their loss, which keeps fused kernels (Liger) and router losses of mixtures of experts working."""
+    if model.config.is_encoder_decoder:
+        return False
+    if "liger_kernel" in (getattr(model.forward, "__module__", None) or ""):
+        return True
+    source = inspect.getsource(type(model).forward)
+    return "self.loss_function(" in source and "**kwargs" in source
 
-    BLEU and chrF are sacreBLEU's with its default signature, ROUGE is rouge-score's with stemming; exact match compares
-    with surrounding white space removed. Empty input gives no scores.
-    """
+
+def shifts_labels(model: Any) -> bool:
+    """Whether label i is the target of position i - 1 (causal LM) and not of position i (encoder-decoder)."""
+    return not model.config.is_encoder_decoder
+
+
+def target_tokens(labels: torch.Tensor, *, shifted: bool) -> torch.Tensor:
+    """The number of labels, [batch, length], that are predicted; with `shifted` the first of a row never is."""
+    return (labels[..., 1:] if shifted else labels).ne(IGNORED).sum()
+
+
+def summed_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool, smoothing: float = 0.0
+) -> torch.Tensor:
+    """Cross entropy in nats, summed over target tokens, in fp32. `logits` are [batch, length, vocabulary], `labels`
+    [batch, length]; a batch without any target gives 0 with zero gradients. `smoothing` as in Szegedy et al. 2016."""
+    if shifted:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    return F.cross_entropy(
+        logits.reshape(-1, logits.size(-1)).float(),
+        labels.reshape(-1).to(logits.device),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+
+
+class LossState(TrainerCallback, ExportableState):
+    """Keeps in the checkpoint what the Trainer's log lines are made of: the stock loop begins a new sum of losses at a
+    resume."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._noted: dict[str, Any] = {}
+
+    def note(self) -> None:
+        """Called on all ranks before a checkpoint is written."""
+        trainer = self.trainer
+        self._noted = {
+            # float32 values are floats of Python exactly.
+            "losses": all_gather_object(float(trainer._tr_loss)),
+            "logged": trainer._globalstep_last_logged,
+            "tokens": trainer.tokens_seen,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"noted": self._noted}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        noted = stored["attributes"]["noted"]
+        if not noted:
+            return
+        trainer, losses = self.trainer, noted["losses"]
+        # Every rank's sum is its share times the number of ranks; of another number only their mean can be kept.
+        same = len(losses) == trainer.split.world_size
+        mine = losses[trainer.split.rank] if same else sum(losses) / len(losses)
+        trainer._tr_loss.fill_(mine)
+        trainer._globalstep_last_logged = noted["logged"]
+        trainer.count_tokens(noted["tokens"])
+
+
+def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """BLEU, chrF (sacreBLEU's default signature), ROUGE F-measures (rouge-score's with stemming) and exact match, all
+    from 0 to 100; none for empty input."""
     if not references:
         return {}
     import sacrebleu
@@ -63,8 +136,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Example:
-    """One generated text beside what was asked for."""
-
     index: int
     source: str
     prediction: str
@@ -88,8 +159,7 @@ class Evaluator:
         self.rank = rank
         self.world_size = world_size
 
-    def run(self, rows: Any, *, generate: bool, with_loss: bool, progress: Progress) -> Evaluation:
-        """Evaluate on all `rows`; `generate` also lets the model write every target."""
+    def run(self, rows: Any, *, generate: bool, progress: Progress) -> Evaluation:
         began = time.monotonic()
         sampler = GlobalBatchSampler(len(rows), self._split(), shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
@@ -99,12 +169,15 @@ class Evaluator:
         model.eval()
         for step, (indices, batch) in enumerate(zip(sampler, loader, strict=True)):
             inputs = self.trainer._prepare_inputs(batch)
-            if with_loss:
-                sums += self._loss(inputs)
+            sums += self._loss(inputs)
             if generate:
                 texts += [pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER]
             progress((step + 1) * self._split().round, len(rows))
-        metrics = self._loss_metrics(sums) if with_loss else {}
+        if self.world_size > 1:
+            # MPS and some NCCL builds lack float64 reductions; both ends of this one are gloo or CUDA, which have it.
+            dist.all_reduce(sums)
+        loss = (sums[0] / sums[1].clamp(min=1)).item()
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
         examples = self._gather(rows, texts) if generate else []
         metrics |= self._scores(examples) if generate else {}
         seconds = time.monotonic() - began
@@ -141,13 +214,6 @@ class Evaluator:
             )
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
-    def _loss_metrics(self, sums: torch.Tensor) -> dict[str, float]:
-        if self.world_size > 1:
-            # MPS and some NCCL builds lack float64 reductions; both ends of this one are gloo or CUDA, which have it.
-            dist.all_reduce(sums)
-        loss = (sums[0] / sums[1].clamp(min=1)).item()
-        return {"loss": loss, "perplexity": perplexity(loss)}
-
     def _gather(self, rows: Any, texts: list[tuple[int, str]]) -> list[Example]:
         shares: list[Any] | None = [texts]
         if self.world_size > 1:
@@ -156,26 +222,21 @@ class Evaluator:
         if shares is None:
             return []
         ordered = sorted(pair for share in shares for pair in share)
-        return [Example(i, *self._texts(rows[i], text)) for i, text in ordered]
+        return [self._example(i, rows[i], text) for i, text in ordered]
 
-    def _texts(self, row: dict[str, Any], prediction: str) -> tuple[str, str, str]:
+    def _example(self, index: int, row: dict[str, Any], prediction: str) -> Example:
         source = row.get("source_text") or self._decode(row["input_ids"])
-        reference = row.get("target_text") or self._decode(row["labels"])
-        return source, prediction, reference
+        return Example(index, source, prediction, row.get("target_text") or self._decode(row["labels"]))
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != IGNORED], skip_special_tokens=True)
 
     def _scores(self, examples: list[Example]) -> dict[str, float]:
         """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
-        scores = [text_scores([e.prediction for e in examples], [e.reference for e in examples])]
-        if self.world_size > 1:
-            dist.broadcast_object_list(scores, src=0)
-        return scores[0]
+        return rank0_first(lambda: text_scores([e.prediction for e in examples], [e.reference for e in examples]))
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:
-    """One JSON object a line: source, prediction, reference."""
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as out:
         for e in examples:
             row = {"source": e.source, "prediction": e.prediction, "reference": e.reference}

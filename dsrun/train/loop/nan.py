@@ -1,6 +1,6 @@
 """NaN and infinite losses and gradients: noticed in the step in which they occur, on all ranks alike.
 
-The global gradient norm tells: it is one number on all ranks, known before weights change. A loss that is not finite
+The global gradient norm shows it: it is one number on all ranks, known before weights change. A loss that is not finite
 while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that no
 further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16 since
 0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dsrun.errors import DsrunError, ToolError
+from dsrun.train.distributed import all_gather_object, all_ready
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
 SMALLEST_SCALE = 1.0
@@ -29,10 +29,7 @@ FOLDER = "nan"
 
 def expected_overflow(trainer: Any, optimizer: Any) -> bool:
     """Whether a norm that is not finite only means that the loss scale is still too large; `optimizer` is DeepSpeed's.
-
-    The scaler has then left the step out and lowered the scale. Raises ToolError where it cannot be lowered any more;
-    DeepSpeed raises an exception of its own there.
-    """
+    The scaler has then left the step out and lowered the scale."""
     if optimizer is not None:
         return bool(getattr(optimizer, "dynamic_loss_scale", False)) and trainer.args.fp16
     scaler = trainer.accelerator.scaler
@@ -60,12 +57,9 @@ class NanLossError(DsrunError):
 
 
 class NanGuard:
-    """Watches every step of one rank's training.
-
-    `policy` is --on-nan: "stop", "skip" or "rollback". `skipped_steps` are the steps, counted from 1, that are never
-    applied. `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once
-    more. `on_skip` (step, reason) is called for every step that is not applied.
-    """
+    """Watches every step of one rank's training. `policy` is --on-nan; `skipped_steps` are never applied.
+    `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once more.
+    `on_skip` (step, reason) is called for every step that is not applied."""
 
     def __init__(
         self,
@@ -73,7 +67,6 @@ class NanGuard:
         folder: Path,
         *,
         rank: int,
-        world_size: int,
         skipped_steps: Collection[int] = (),
         record_rollback: Callable[[int], bool] = lambda _: False,
         on_skip: Callable[[int, str], None] = lambda _step, _reason: None,
@@ -81,7 +74,6 @@ class NanGuard:
         self.policy = policy
         self.folder = folder / FOLDER
         self.rank = rank
-        self.world_size = world_size
         self.skipped_steps = frozenset(skipped_steps)
         self.record_rollback = record_rollback
         self.on_skip = on_skip
@@ -108,14 +100,12 @@ class NanGuard:
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def check_norm(self, trainer: Any, norm: Any) -> Any:
-        """Look at the gradient norm of a step before its weights are used; returns it.
-
-        Raises NanLossError, on all ranks, where training cannot go on. Reading the norm waits for the device once a
-        step, as DeepSpeed itself does.
-        """
+        """Look at the gradient norm of a step before its weights are used; returns it. Raises NanLossError, on all
+        ranks, where training cannot go on. Reading the norm waits for the device once a step, as DeepSpeed itself
+        does."""
         self._steps_since_log += 1
-        optimizer = _zero_optimizer(trainer)
-        if _is_finite(norm) and not getattr(optimizer, "overflow", False):
+        optimizer = trainer.model_wrapped.optimizer if trainer.is_deepspeed_enabled else None
+        if (norm is None or math.isfinite(float(norm))) and not getattr(optimizer, "overflow", False):
             self._in_a_row = 0
             return norm
         bad = self._bad_losses()
@@ -177,23 +167,13 @@ class NanGuard:
     def check_weights(self, model: Any, step: int) -> None:
         """Raise NanLossError, on all ranks, where any rank's share of the weights is not finite: such a checkpoint
         would be worse than none."""
-        finite = torch.tensor(_weights_are_finite(model), dtype=torch.int32, device=_device(model))
-        if self.world_size > 1:
-            dist.all_reduce(finite, op=dist.ReduceOp.MIN)
-        if not finite:
+        if not all_ready(_weights_are_finite(model)):
             words = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
             raise NanLossError(words, rollback=self.policy == "rollback" and self.record_rollback(step))
 
     def _bad_losses(self) -> dict[int, float]:
-        """The first loss that is not finite, by rank; called on all ranks, once the norm has shown that something is.
-
-        These are losses from before fp16's scaling, so that no scale explains them.
-        """
-        mine = [float(loss) for loss in self._losses]
-        everyones: list[Any] = [mine]
-        if self.world_size > 1:
-            everyones = [None] * self.world_size
-            dist.all_gather_object(everyones, mine)
+        """The first loss that is not finite, by rank, before fp16's scaling; called on all ranks."""
+        everyones = all_gather_object([float(loss) for loss in self._losses])
         return {
             rank: next(loss for loss in losses if not math.isfinite(loss))
             for rank, losses in enumerate(everyones)
@@ -201,7 +181,6 @@ class NanGuard:
         }
 
     def _save(self) -> None:
-        """This rank's micro batches of the step, for inspection."""
         if self._saved >= MOST_SAVED:
             return
         self._saved += 1
@@ -225,33 +204,12 @@ def _describe(norm: Any, bad: dict[int, float]) -> str:
     return f"the loss is {next(iter(bad.values()))} on {ranks}"
 
 
-def _is_finite(norm: Any) -> bool:
-    return norm is None or math.isfinite(float(norm))
-
-
-def _zero_optimizer(trainer: Any) -> Any:
-    return trainer.model_wrapped.optimizer if trainer.is_deepspeed_enabled else None
-
-
 def _weights_are_finite(model: Any) -> bool:
     # Under ZeRO-3 a parameter's own tensor is empty, and this rank's shard beside it.
     shards = [getattr(p, "ds_tensor", p).detach() for p in model.parameters()]
     shards = [shard for shard in shards if shard.numel() and shard.is_floating_point()]
-    if not shards:
-        return True
-    largest = torch._foreach_norm(shards, ord=math.inf)
-    return all(bool(torch.isfinite(norm)) for norm in _by_device(largest))
-
-
-def _by_device(norms: Any) -> list[torch.Tensor]:
-    """One number per device, so that each is waited for once; NaN and infinity survive the maximum."""
-    found: dict[torch.device, list[torch.Tensor]] = {}
-    for norm in norms:
-        found.setdefault(norm.device, []).append(norm.float())
-    return [torch.stack(each).sum() for each in found.values()]
-
-
-def _device(model: Any) -> torch.device:
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    # One number per device, so that each is waited for once; NaN and infinity survive the maximum and the sum.
+    largest: dict[torch.device, list[torch.Tensor]] = {}
+    for norm in torch._foreach_norm(shards, ord=math.inf) if shards else ():
+        largest.setdefault(norm.device, []).append(norm.float())
+    return all(bool(torch.isfinite(torch.stack(each).sum())) for each in largest.values())

@@ -1,4 +1,4 @@
-"""The Trainer's callbacks, in the order in which they must be called, and the interval of --save-every auto."""
+"""The Trainer's callbacks, in the order in which they must be called; events, saves and --save-every auto."""
 
 from __future__ import annotations
 
@@ -11,28 +11,19 @@ from transformers import TrainerCallback
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
-from dsrun.train import memory_fallbacks, report
-from dsrun.train.batching.loaders import SampleLedger
 from dsrun.train.console import Console
-from dsrun.train.lifecycle.callbacks import (
-    EventCallback,
+from dsrun.train.loop.callbacks import EngineCheck, LogLastStep, LossSpikeDetector, Profiler, Recorder, StopEarly
+from dsrun.train.loop.loaders import SampleLedger
+from dsrun.train.loop.nan import NanGuard
+from dsrun.train.loop.preemption import (
     HeartbeatCallback,
     PendingEvaluationCallback,
     PreemptionCallback,
-    SaveTimer,
 )
-from dsrun.train.loop.callbacks import (
-    EngineCheck,
-    LogLastStep,
-    LossSpikeDetector,
-    Profiler,
-    Recorder,
-    StopEarly,
-)
-from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.plan import Plan
-from dsrun.train.records import RunRecords
+from dsrun.train.plan import Plan, rollback_recorder, steps_to_skip
+from dsrun.train.rank_context import RankContext
+from dsrun.train.records import RunRecords, peak_flops, step_of
 
 # The first save comes early, as nothing is known before it.
 FIRST_SAVE_SECONDS = 60.0
@@ -40,13 +31,13 @@ FIRST_SAVE_SECONDS = 60.0
 WORTH_A_WORD = 2.0
 
 
-class AdaptiveSaveInterval(TrainerCallback):
-    """Saves when the interval is over.
+PROGRESS_SECONDS = 60.0
 
-    The clock of the one that `leads`, rank 0, decides: its wish travels in the sum that all ranks form before the next
-    step, so that all of them save after the same one. `interval` gives the seconds between saves from the seconds that
-    a save takes; `on_change` (step, seconds, steps, message) is called for each interval that is chosen.
-    """
+
+class AdaptiveSaveInterval(TrainerCallback):
+    """Saves when the interval is over. The clock of the one that `leads`, rank 0, decides: its request travels in the
+    sum that all ranks form before the next step. `interval` gives the seconds between saves from the seconds that a
+    save takes; `on_change` (step, seconds, steps, message) is called for each interval that is chosen."""
 
     def __init__(
         self,
@@ -75,12 +66,11 @@ class AdaptiveSaveInterval(TrainerCallback):
         self._step_seconds, self._last_step = now - self._last_step, now
         if self.trainer.ranks_want_to_save and state.global_step < state.max_steps:
             control.should_save = True
-        # One step ahead, as the others hear of it with the next step.
+        # One step ahead, as the others learn of it with the next step.
         if self.leads:
             self.trainer.wants_to_save = now + self._step_seconds - self._last_save >= self.seconds
 
     def saved(self, step: int, seconds: float) -> None:
-        """A save after `step` took `seconds`."""
         self._last_save = self._last_step = self.clock()
         self.trainer.wants_to_save = False
         self.seconds = self.interval(seconds)
@@ -92,15 +82,8 @@ class AdaptiveSaveInterval(TrainerCallback):
 
 
 def build_callbacks(
-    trainer: RunTrainer,
-    plan: Plan,
-    folder: RunFolder,
-    records: RunRecords,
-    console: Console,
-    *,
-    parameters: int,
+    trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console, *, parameters: int
 ) -> None:
-    """Add all callbacks to the trainer of this rank."""
     spec, context = plan.recipe.spec, trainer.context
     if spec.early_stopping is not None:
         trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
@@ -124,21 +107,18 @@ def build_callbacks(
 
 
 def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Console, parameters: int) -> None:
-    """On rank 0, which writes and talks."""
-
     def spiked(step: int, words: str) -> None:
         records.event("spike", step=step, message=words)
         console.print(f"note: step {step}: {words}", style="yellow")
 
-    peak = report.peak_flops(plan.precision) if plan.world.device == "cuda" else None
+    peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
     trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
     trainer.add_callback(EventCallback(records))
     trainer.add_callback(LossSpikeDetector(spiked))
 
 
 def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Console) -> NanGuard:
-    """The watch over losses and gradients that --on-nan asks for."""
-    skipped = memory_fallbacks.steps_to_skip(run, plan.recipe)
+    skipped = steps_to_skip(run, plan.recipe)
 
     def on_skip(step: int, words: str) -> None:
         records.event("nan", step=step, message=words)
@@ -148,15 +128,13 @@ def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Conso
         plan.recipe.spec.on_nan,
         run,
         rank=plan.world.rank,
-        world_size=plan.world.size,
         skipped_steps=skipped,
-        record_rollback=memory_fallbacks.rollback_recorder(run, skipped, main=plan.world.is_main),
+        record_rollback=rollback_recorder(run, skipped, main=plan.world.is_main),
         on_skip=on_skip,
     )
 
 
 def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
-    """--save-every auto."""
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 
     def on_change(step: int, seconds: float, steps: int, words: str) -> None:
@@ -166,3 +144,57 @@ def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Co
     return AdaptiveSaveInterval(
         trainer, lambda seconds: save_interval(seconds, mtbf), on_change, leads=plan.world.is_main
     )
+
+
+class EventCallback(TrainerCallback):
+    """The events of training that are no save. Rank 0 only."""
+
+    def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.records = records
+        self.clock = clock
+        self._reported = clock()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.records.training(state.global_step)
+        self._reported = self.clock()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # How far a run was that was killed without a word.
+        if self.clock() - self._reported >= PROGRESS_SECONDS:
+            self._reported = self.clock()
+            self.records.event("progress", step=state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        self.records.evaluated(state.global_step, metrics)
+
+
+class SaveTimer:
+    """What goes with a save, on all ranks: no NaN is saved, the heartbeat and the events record it. `saved` (step,
+    seconds) is called with the time that training waited."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        records: RunRecords,
+        guard: NanGuard,
+        model: Any,
+        saved: Callable[[int, float], None] = lambda _step, _seconds: None,
+    ) -> None:
+        self.context = context
+        self.records = records
+        self.guard = guard
+        self.model = model
+        self.saved = saved
+
+    def __call__(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
+        """`begin` before anything is written, `visible` when the checkpoint is complete, `end` when training goes
+        on."""
+        step = step_of(folder)
+        if phase == "begin":
+            self.context.heart.enter("saving")
+            self.guard.check_weights(self.model, step)
+        self.records.checkpoint(phase, folder, seconds, details)
+        if phase == "end":
+            self.context.progress.saved = step
+            self.context.heart.enter("training")
+            self.saved(step, seconds)

@@ -12,22 +12,24 @@ import torch
 import torch.distributed as dist
 import transformers.trainer
 
-from dsrun.train.batching.batches import Split
-from dsrun.train.batching.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
+from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
-from dsrun.train.lifecycle.callbacks import EvaluationLeftError, StopVote, remember_evaluation
-from dsrun.train.lifecycle.rank_context import RankContext
+from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
-from dsrun.train.loop.evaluation import Evaluation, Evaluator
-from dsrun.train.loop.loss import (
+from dsrun.train.loop.batches import Split
+from dsrun.train.loop.evaluation import (
+    Evaluation,
+    Evaluator,
     LossState,
     loss_is_native,
     shifts_labels,
     summed_cross_entropy,
     target_tokens,
 )
+from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
-from dsrun.train.reshape import trainer_hooks
+from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.rank_context import RankContext
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
 transformers.trainer.skip_first_batches = start_at
@@ -38,6 +40,8 @@ class RunTrainer(Checkpointing):
 
     # compute_loss divides by the target tokens of the whole global batch, accumulation steps included.
     loss_is_scaled_for_ga = True
+    control: Any
+    model_wrapped: Any
 
     def __init__(
         self,
@@ -94,8 +98,8 @@ class RunTrainer(Checkpointing):
         read = sum(b["attention_mask"][: len(b.ids)].sum() for b in batches)
         if not self.shifted:
             read = read + targets
-        wishes = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *wishes)]).to(device)
+        requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
+        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *requests)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
         self._tokens_seen += counts[1]
@@ -136,12 +140,11 @@ class RunTrainer(Checkpointing):
 
     def _load_best_model(self) -> None:
         """The best checkpoint may have been saved by another number of ranks, before an elastic resume."""
-        self.check_best_checkpoint()
-        with trainer_hooks.best_checkpoint(self, run=Path(self.args.output_dir)):
+        check_best(Path(self.state.best_model_checkpoint), trust=self.saving.trust, beat=self.saving.beat)
+        with elastic.best_checkpoint(self, run=Path(self.args.output_dir)):
             super()._load_best_model()
 
     def count_tokens(self, before: int) -> None:
-        """Count on from `before`, the tokens read up to the checkpoint."""
         self._tokens_seen.fill_(before)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -183,7 +186,6 @@ class RunTrainer(Checkpointing):
         return self.nan_guard.check_norm(self, super()._get_grad_norm(model, grad_norm=grad_norm))
 
     def _get_learning_rate(self) -> float:
-        """The rate of the step just made."""
         return super()._get_learning_rate() if self._step_rate is None else self._step_rate
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -192,11 +194,7 @@ class RunTrainer(Checkpointing):
     # evaluation
 
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: Any = None,
-        metric_key_prefix: str = "eval",
-        **gen_kwargs: Any,
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **gen_kwargs: Any
     ) -> dict[str, float]:
         """Exact loss and, for seq2seq, scores of generated text over `eval_dataset`, by default the validation data."""
         began = time.monotonic()
@@ -205,7 +203,7 @@ class RunTrainer(Checkpointing):
         before = self.context.heart.phase
         self.context.heart.enter("generating" if generate else "evaluating")
         evaluator = Evaluator(self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size)
-        result = evaluator.run(rows, generate=generate, with_loss=True, progress=self._evaluated())
+        result = evaluator.run(rows, generate=generate, progress=self._evaluated())
         self.context.heart.enter(before)
         self.last_evaluation = result
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}
@@ -216,7 +214,7 @@ class RunTrainer(Checkpointing):
         return metrics
 
     def _evaluated(self) -> Callable[[int, int], None]:
-        """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is told to."""
+        """What to do after each batch of an evaluation, on all ranks: leave it, if any of them is asked to."""
         vote = StopVote(self.context.stopping, world_size=self.split.world_size, device=self.args.device)
 
         def after_batch(done: int, total: int) -> None:

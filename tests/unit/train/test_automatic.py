@@ -7,7 +7,7 @@ from transformers import AutoConfig, LlamaConfig, T5Config
 
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
-from dsrun.train import plan
+from dsrun.train import zero_auto
 from dsrun.train.distributed import World
 from dsrun.zero.memory.model.count import FAMILIES
 from dsrun.zero.memory.request import cluster
@@ -23,14 +23,14 @@ EIGHT_B = LlamaConfig(
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(plan, "_cluster", lambda world: cluster("a100-80:4"))
+    monkeypatch.setattr(zero_auto, "_cluster", lambda world: cluster("a100-80:4"))
     monkeypatch.chdir(tmp_path)
 
 
 def settled(*argv, config=EIGHT_B, world=GPU, precision="bf16"):
     recipe = resolve(["--model", "org/not-here", "--zero", "auto", *argv], None)
     task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
-    return plan.resolve_zero_auto(recipe, config, task, precision, world)
+    return zero_auto.resolve_zero_auto(recipe, config, task, precision, world)
 
 
 def test_zero_auto_shards_8b_model_on_four_gpus():
@@ -69,7 +69,7 @@ def test_zero_auto_micro_batch_shrinks_with_length():
 
 
 def test_zero_auto_rejects_what_fits_nowhere(monkeypatch):
-    monkeypatch.setattr(plan, "_cluster", lambda world: cluster("l4:1"))
+    monkeypatch.setattr(zero_auto, "_cluster", lambda world: cluster("l4:1"))
     with pytest.raises(UsageError, match="nothing fits 1 × l4") as error:
         settled("--offload", "none", "--max-length", "8192")
     assert error.value.fix

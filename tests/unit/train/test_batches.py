@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.train.batching.batches import (
+from dsrun.train.loop.batches import (
     FILLER,
     IGNORED,
     GlobalBatchSampler,

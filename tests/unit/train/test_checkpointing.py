@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.runs.folder import RunFolder
-from dsrun.train.checkpoint.checkpointing import Checkpointing, SaveFailed, Saving
+from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
+from dsrun.train.checkpoint.save import SaveFailed
 
 
 class OnAFullDisk(Checkpointing):

@@ -9,7 +9,7 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from dsrun.errors import MissingError
-from dsrun.train.model import hub
+from dsrun.train import model
 
 
 def wrapped(inner: BaseException) -> OSError:
@@ -27,10 +27,10 @@ def test_hub_connection_refused_is_unreachable():
     """A real request, to a port of this machine that nobody listens on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        with pytest.raises(hub.HTTP_ERROR) as caught:
+        with pytest.raises(model.HTTP_ERROR) as caught:
             get_session().get(f"http://127.0.0.1:{held.getsockname()[1]}/")
-    assert hub.is_unreachable(caught.value)
-    assert hub.is_unreachable(wrapped(caught.value))
+    assert model.is_unreachable(caught.value)
+    assert model.is_unreachable(wrapped(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -38,29 +38,29 @@ def test_hub_connection_refused_is_unreachable():
 )
 def test_hub_unreachable_errors(inner):
     """What the network or an empty cache raises."""
-    assert hub.is_unreachable(wrapped(inner))
+    assert model.is_unreachable(wrapped(inner))
 
 
 @pytest.mark.parametrize(
     "error", [wrapped(ValueError("Repo id must use alphanumeric chars")), OSError("not a valid JSON file")]
 )
 def test_other_errors_are_not_hub_unreachable(error):
-    assert not hub.is_unreachable(error)
+    assert not model.is_unreachable(error)
 
 
 def test_uncached_weights_unreachable_only_when_offline(monkeypatch):
     """Weights that are not cached are missing only when offline."""
     error = OSError("org/m does not appear to have a file named pytorch_model.bin or model.safetensors.")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert not hub.is_unreachable(error)
+    assert not model.is_unreachable(error)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert hub.is_unreachable(error)
+    assert model.is_unreachable(error)
 
 
 def test_hub_unreachable_message(monkeypatch):
     """The line names what is missing, and the flag for local files."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    error = hub.unreachable("model x", "Connection refused", instead="--model DIR")
+    error = model.unreachable("model x", "Connection refused", instead="--model DIR")
     assert isinstance(error, MissingError)
     assert str(error) == (
         "model x cannot be fetched from the Hub: Connection refused"

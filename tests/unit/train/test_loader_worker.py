@@ -15,7 +15,7 @@ from tests.processes import left_of
 SCRIPT = """
 import time, torch
 from torch.utils.data import DataLoader
-from dsrun.train.batching import loaders
+from dsrun.train.loop import loaders
 
 if __name__ == "__main__":
     loader = DataLoader(list(range(1000)), num_workers=2, worker_init_fn=loaders.init_loader_worker)
@@ -45,7 +45,7 @@ def test_loader_worker_ignores_stop_signals():
 
 LATE = """
 import multiprocessing, os, sys, time
-from dsrun.train.batching import loaders
+from dsrun.train.loop import loaders
 
 def late(parent):
     print(os.getpid(), flush=True)

@@ -20,10 +20,10 @@ from datasets import Dataset as HubDataset
 from torch.utils.data import Dataset
 from transformers import Trainer
 
-from dsrun.train.batching.batches import Split
-from dsrun.train.batching.loaders import MicroBatch, start_at, training_loader
 from dsrun.train.data.request import Collator
-from dsrun.train.data.tokens.files import TokenBin
+from dsrun.train.data.token_files import TokenBin
+from dsrun.train.loop.batches import Split
+from dsrun.train.loop.loaders import MicroBatch, start_at, training_loader
 from tests.forkserver.client import HEAVY
 from tests.processes import left_of
 
@@ -170,7 +170,7 @@ def test_killed_loader_worker_behind_broken_connection(monkeypatch):
         threading.Timer(0.5, loader._iterator._workers[0].kill).start()
         raise ConnectionResetError
 
-    monkeypatch.setattr("dsrun.train.batching.loaders.DEATH_SECONDS", 60)
+    monkeypatch.setattr("dsrun.train.loop.loaders.DEATH_SECONDS", 60)
     monkeypatch.setattr(loader._iterator, "_next_data", broken)
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal"):
         next(batches)
@@ -181,8 +181,8 @@ OWNER = """
 import os, sys, time
 sys.path[:0] = {path!r}
 from tests.unit.train.test_loaders import COLLATE, Counted, arguments
-from dsrun.train.batching.batches import Split
-from dsrun.train.batching.loaders import training_loader
+from dsrun.train.loop.batches import Split
+from dsrun.train.loop.loaders import training_loader
 batches = iter(training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE))
 next(batches)
 print("ready", flush=True)

@@ -13,8 +13,8 @@ from transformers import (
     T5Config,
 )
 
-from dsrun.train.batching.batches import IGNORED
-from dsrun.train.loop.loss import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loop.evaluation import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
 
 TINY = {"vocab_size": 11, "d_model": 8}
 T5 = T5Config(**TINY, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0)

@@ -24,7 +24,7 @@ def trainer():
 
 
 def judged(trainer, tmp_path, loss, policy="stop"):
-    guard = NanGuard(policy, tmp_path, rank=0, world_size=1)
+    guard = NanGuard(policy, tmp_path, rank=0)
     guard.begin(7, [{"input_ids": torch.arange(3)}], torch.tensor(1.5))
     guard.check_loss(torch.tensor(loss))
     return guard.check_norm(trainer, torch.tensor(math.inf))

@@ -11,7 +11,16 @@ from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.resolve import resolve
-from dsrun.train import memory_fallbacks
+from dsrun.train.plan import (
+    MOST_SKIPPED_STEPS,
+    clear_fallbacks,
+    fallback_notice,
+    read_memory_fallback,
+    rollback_recorder,
+    steps_to_skip,
+    with_fallback,
+    with_smaller_batch,
+)
 
 
 def recipe(*flags):
@@ -30,60 +39,53 @@ def plan(micro, accumulation=1, ranks=2):
 def test_memory_fallback_shrinks_micro_batch(micro, halvings):
     """The global batch stays, and the micro batch shrinks."""
     before = plan(micro, 3)
-    after = memory_fallbacks.with_smaller_batch(before, MemoryFallback(halvings=halvings))
+    after = with_smaller_batch(before, MemoryFallback(halvings=halvings))
     assert after.micro_batch * after.accumulation * after.world_size == before.global_batch
     assert after.micro_batch <= max(1, micro // 2**halvings)
-    assert (memory_fallbacks.notice(before, after, MemoryFallback(halvings=halvings)) is None) == (after == before)
+    assert (fallback_notice(before, after, MemoryFallback(halvings=halvings)) is None) == (after == before)
 
 
 def test_memory_fallback_read_from_run_folder(tmp_path):
     """The fallback is read unless the user refuses it or starts anew."""
     wanted = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     (tmp_path / "remedy.json").write_text(json.dumps(wanted.as_dict()))
-    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe()) == wanted
-    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe("--no-remedy")) == MemoryFallback()
-    assert memory_fallbacks.read_memory_fallback(tmp_path, recipe("--resume", "never")) == MemoryFallback()
-    assert memory_fallbacks.read_memory_fallback(tmp_path / "other", recipe()) == MemoryFallback()
+    assert read_memory_fallback(tmp_path, recipe()) == wanted
+    assert read_memory_fallback(tmp_path, recipe("--no-remedy")) == MemoryFallback()
+    assert read_memory_fallback(tmp_path, recipe("--resume", "never")) == MemoryFallback()
+    assert read_memory_fallback(tmp_path / "other", recipe()) == MemoryFallback()
 
 
 def test_invalid_memory_fallback_file_rejected(tmp_path):
     (tmp_path / "remedy.json").write_text("[")
     with pytest.raises(UsageError, match=r"remedy\.json"):
-        memory_fallbacks.read_memory_fallback(tmp_path, recipe())
+        read_memory_fallback(tmp_path, recipe())
 
 
 def test_memory_fallback_sets_recompute_and_offload_flags():
     """Recomputation and offload become flags."""
-    changed = memory_fallbacks.with_fallback(
-        recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2
-    )
+    changed = with_fallback(recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2)
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
-    assert (
-        memory_fallbacks.with_fallback(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload
-        == "none"
-    )
+    assert with_fallback(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload == "none"
 
 
 def test_skipped_steps_recorded_and_limited(tmp_path):
     """A step is skipped once, and not too many are."""
     known = frozenset({3})
-    wish = memory_fallbacks.rollback_recorder(tmp_path, known, main=True)
+    wish = rollback_recorder(tmp_path, known, main=True)
     assert not wish(3)
     assert wish(8)
-    assert memory_fallbacks.steps_to_skip(tmp_path, recipe()) == {3, 8}
-    assert memory_fallbacks.steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
-    assert not memory_fallbacks.rollback_recorder(
-        tmp_path, frozenset(range(memory_fallbacks.MOST_SKIPPED_STEPS)), main=True
-    )(99)
+    assert steps_to_skip(tmp_path, recipe()) == {3, 8}
+    assert steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
+    assert not rollback_recorder(tmp_path, frozenset(range(MOST_SKIPPED_STEPS)), main=True)(99)
 
 
 def test_skipped_steps_not_written_by_other_ranks(tmp_path):
-    assert memory_fallbacks.rollback_recorder(tmp_path, frozenset(), main=False)(8)
+    assert rollback_recorder(tmp_path, frozenset(), main=False)(8)
     assert not list(tmp_path.iterdir())
 
 
 def test_fresh_start_forgets_memory_fallbacks(tmp_path):
-    memory_fallbacks.rollback_recorder(tmp_path, frozenset(), main=True)(8)
-    memory_fallbacks.clear(tmp_path)
+    rollback_recorder(tmp_path, frozenset(), main=True)(8)
+    clear_fallbacks(tmp_path)
     assert not list(tmp_path.iterdir())

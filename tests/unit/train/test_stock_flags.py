@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.train.arguments import check_arguments, in_a_line
+from dsrun.train.loop.arguments import as_usage_errors, check_arguments
 
 TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
 LLAMA = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -66,7 +66,7 @@ def test_valid_trainer_arguments_accepted(said, flags):
 
 
 def test_missing_liger_kernel_named(said, monkeypatch):
-    monkeypatch.setattr("dsrun.train.arguments.is_liger_kernel_available", lambda: False)
+    monkeypatch.setattr("dsrun.train.loop.arguments.is_liger_kernel_available", lambda: False)
     with pytest.raises(MissingError, match="pip install liger-kernel"):
         said(use_liger_kernel=True)
 
@@ -112,16 +112,16 @@ def test_optimizer_of_deepspeed_json_not_checked(said):
 
 def test_errors_of_trainer_classes_get_exit_codes():
     """Errors of the Trainer's own classes get an exit code of their own."""
-    with pytest.raises(MissingError, match=r"^here: pip install it$"), in_a_line("here"):
+    with pytest.raises(MissingError, match=r"^here: pip install it$"), as_usage_errors("here"):
         raise ImportError("pip install it\nat once")
-    with pytest.raises(UsageError, match=r"^here: no$"), in_a_line("here"):
+    with pytest.raises(UsageError, match=r"^here: no$"), as_usage_errors("here"):
         raise ValueError("no")
-    with pytest.raises(UsageError, match=r"^here: ValueError$"), in_a_line("here"):
+    with pytest.raises(UsageError, match=r"^here: ValueError$"), as_usage_errors("here"):
         raise ValueError
-    with pytest.raises(MissingError, match=r"^here: the Hub .*refused"), in_a_line("here"):
+    with pytest.raises(MissingError, match=r"^here: the Hub .*refused"), as_usage_errors("here"):
         raise ConnectionRefusedError("refused")
-    with pytest.raises(UsageError, match=r"^here: not a valid JSON file$"), in_a_line("here"):
+    with pytest.raises(UsageError, match=r"^here: not a valid JSON file$"), as_usage_errors("here"):
         raise OSError("not a valid JSON file")
-    with pytest.raises(OSError, match="full") as caught, in_a_line("here"):
+    with pytest.raises(OSError, match="full") as caught, as_usage_errors("here"):
         raise OSError(errno.ENOSPC, "the disk is full")
     assert not isinstance(caught.value, DsrunError)

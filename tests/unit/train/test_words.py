@@ -12,10 +12,10 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
-from dsrun.train.console import Console, duration, number
-from dsrun.train.lifecycle import failure
+from dsrun.train.console import Console, TrainingBar, duration, number
 from dsrun.train.loop.callbacks import format_metrics
-from dsrun.train.report import SHOWN_LENGTH, in_a_line
+from dsrun.train.rank_context import Progress, explain_failure, record_failure
+from dsrun.train.records import SHOWN_LENGTH, shortened
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")])
@@ -60,7 +60,7 @@ def test_console_silent_on_other_ranks(tmp_path):
 def test_progress_line_outside_terminal():
     """Progress outside a terminal is a line with loss, speed and ETA."""
     out = io.StringIO()
-    bar = Console(out).training(total=20, start=10)
+    bar = TrainingBar(Console(out), total=20, start=10)
     bar.figures(15, {"loss": 1.5, "lr": 1e-4, "tokens_per_s": 12345.6}, last=True)
     line = out.getvalue()
     assert line.startswith("step 15/20  loss 1.5  lr 1.0e-04  12,346 tokens/s  ETA ")
@@ -88,7 +88,7 @@ def test_progress_line_outside_terminal():
     ],
 )
 def test_failure_message_is_one_line_with_advice(error, code, words):
-    found, message = failure.explain(error)
+    found, message = explain_failure(error)
     assert found == code
     assert words in message
     assert "\n" not in message
@@ -96,7 +96,7 @@ def test_failure_message_is_one_line_with_advice(error, code, words):
 
 def test_failure_report_left_for_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv(variables.FAILURES, str(tmp_path))
-    failure.record(UsageError("bad"), rank=3, log=None, progress=failure.Progress())
+    record_failure(UsageError("bad"), rank=3, log=None, progress=Progress())
     facts = json.loads((tmp_path / "rank-3.json").read_text())
     assert (facts["exit_code"], facts["message"], facts["expected"]) == (2, "bad", True)
 
@@ -126,8 +126,8 @@ def test_metric_number_format():
 
 
 def test_sample_shown_as_one_line_of_bounded_length():
-    assert in_a_line("one\ntwo\t three ") == "one two three"
-    assert in_a_line("x" * SHOWN_LENGTH) == "x" * SHOWN_LENGTH
-    long = in_a_line("word " * 100)
+    assert shortened("one\ntwo\t three ") == "one two three"
+    assert shortened("x" * SHOWN_LENGTH) == "x" * SHOWN_LENGTH
+    long = shortened("word " * 100)
     assert len(long) <= SHOWN_LENGTH
     assert long.endswith(" …")

@@ -60,7 +60,7 @@ def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
         )
 
 
-COUNTER = "dsrun.train.model.meta_count"
+COUNTER = "dsrun.train.zero_auto"
 SECONDS = 300.0
 TOLERANCE = 0.005
 """Share by which files may differ: some hold computed positions or leave tied tensors out."""

@@ -7,7 +7,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.prepare import DataRequest, prepare_data
+from dsrun.train.data.prepare import prepare_data
+from dsrun.train.data.request import DataRequest
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

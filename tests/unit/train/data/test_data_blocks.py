@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.train.data.stream import Blocks
-from dsrun.train.data.tokens.files import TokenBin, divide, dtype_of, largest_token, write_tokens
+from dsrun.train.data.token_files import TokenBin, divide, dtype_of, largest_token, write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
 
@@ -120,7 +120,7 @@ def test_token_dtype_from_vocabulary_size(tmp_path):
 
 
 def test_largest_token_over_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsrun.train.data.tokens.files._CHUNK", 4)
+    monkeypatch.setattr("dsrun.train.data.token_files._CHUNK", 4)
     np.array([1, 2, 3, 4, 5, 900, 7], dtype="<u2").tofile(tmp_path / "t.bin")
     assert largest_token(tmp_path / "t.bin", "uint16") == 900
 

@@ -214,7 +214,7 @@ import os, sys, time
 from pathlib import Path
 from datasets import Dataset
 from datasets.features import Features, Sequence, Value
-from dsrun.train.data.mapping import map_rows
+from dsrun.train.data.cache import map_rows
 
 class Slow:
     ledger = None
@@ -249,7 +249,7 @@ def test_processes_forked_after_tokenising_live_on(tmp_path):
     """A hook at fork cannot be taken back; it only counts while rows are mapped."""
     code = (
         "import os, time\n"
-        "from dsrun.train.data.mapping import tethered_forks\n"
+        "from dsrun.train.data.cache import tethered_forks\n"
         "with tethered_forks(): pass\n"
         "child = os.fork()\n"
         "if child: print(child, flush=True); os._exit(0)\n"

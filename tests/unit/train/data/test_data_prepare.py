@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from dsrun.errors import UsageError
-from dsrun.train.data.tokens.files import TokenBin
+from dsrun.train.data.token_files import TokenBin
 
 PAIR = {"source": "one", "target": "unu"}
 NO_HOLD_OUT = {"validation_split_percentage": 0}

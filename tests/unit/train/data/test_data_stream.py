@@ -13,11 +13,11 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 
 from dsrun.errors import UsageError
-from dsrun.train.batching.batches import Split, StreamOfBatches
-from dsrun.train.data.rows import readers
-from dsrun.train.data.rows.readers import START, read_marked
-from dsrun.train.data.rows.sources import TableSource
+from dsrun.train.data import readers
+from dsrun.train.data.readers import START, read_marked
+from dsrun.train.data.sources import TableSource
 from dsrun.train.data.stream import RowStream
+from dsrun.train.loop.batches import Split, StreamOfBatches
 
 PAIRS = [{"source": f"{i}", "target": f"{i}{i}"} for i in range(250)]
 

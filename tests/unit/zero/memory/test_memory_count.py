@@ -147,7 +147,7 @@ def test_cluster_from_gpu_spec():
 
 def built(folder, config):
     """The generic architecture of what transformers builds, in this process."""
-    from dsrun.train.model.meta_count import build, report
+    from dsrun.train.zero_auto import build, report
 
     write(folder, config)
     said = report(build(str(folder)))

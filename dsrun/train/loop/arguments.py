@@ -19,7 +19,7 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
-from dsrun.train.model.hub import HTTP_ERROR, first_line, is_unreachable
+from dsrun.train.model import HTTP_ERROR, first_line, is_unreachable
 from dsrun.train.plan import Plan
 
 LOSS_METRICS = ("loss", "perplexity")
@@ -110,10 +110,8 @@ def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
         "dataloader_persistent_workers": workers > 0,
     }
     if plan.world.device == "cuda":
-        import torch
-
         values["tf32"] = torch.cuda.get_device_capability()[0] >= 8
-        values["use_liger_kernel"] = _liger_installed()
+        values["use_liger_kernel"] = is_liger_kernel_available()
     return values
 
 
@@ -165,12 +163,6 @@ def _check_metric(values: dict[str, Any]) -> None:
     )
 
 
-def _liger_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("liger_kernel") is not None
-
-
 def check_arguments(
     arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: Callable[[str], None]
 ) -> None:
@@ -191,13 +183,13 @@ def check_arguments(
 
 
 @contextmanager
-def in_a_line(what: str) -> Iterator[None]:
-    """Complaints of the stock classes about what they are given, as errors of dsrun: no restart mends them."""
+def as_usage_errors(what: str) -> Iterator[None]:
+    """Errors of the stock classes about what they are given, as errors of dsrun, which no restart can repair."""
     try:
         yield
     except (ImportError, ValueError, TypeError) as error:
         line = first_line(error)
-        # Some tell of a package that is not installed by a ValueError.
+        # Some raise ValueError for a package that is not installed.
         missing = isinstance(error, ImportError) or "install" in line.lower()
         raise (MissingError if missing else UsageError)(f"{what}: {line}") from error
     except (HTTP_ERROR, OSError) as error:
@@ -226,7 +218,7 @@ def _refuse_other_precision(arguments: Any) -> None:
 
 def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str], None]) -> None:
     name = arguments.optim.value
-    with in_a_line(f"--optim {name}"):
+    with as_usage_errors(f"--optim {name}"):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     if stage and issubclass(kind, torch.optim.Adagrad):
         # DeepSpeedZeroOptimizer.initialize_optimizer_states makes a new one of a single group, and then looks for both.
@@ -245,7 +237,7 @@ def _try_schedule(arguments: Any) -> None:
     name = arguments.lr_scheduler_type.value
     steps = arguments.max_steps if arguments.max_steps > 0 else SOME_STEPS
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
-    with in_a_line(f"--lr-scheduler-type {name}"):
+    with as_usage_errors(f"--lr-scheduler-type {name}"):
         get_scheduler(
             arguments.lr_scheduler_type,
             optimizer=optimizer,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.train.data.rows.layouts import Layout
-from dsrun.train.data.rows.limits import Counts
-from dsrun.train.data.rows.normal import normalise
-from dsrun.train.data.tokens.chat import encode_chat
-
-IGNORED = -100
-"""The label that cross entropy leaves out (torch's ignore_index)."""
+from dsrun.train.data.layouts import Layout
+from dsrun.train.data.normal import normalise
+from dsrun.train.data.request import Counts
+from dsrun.train.data.tokenizer import encode_chat
+from dsrun.train.loop.batches import IGNORED
 
 Row = dict[str, Any]
 
@@ -32,7 +29,6 @@ class Affixes:
     after: tuple[int, ...]
 
     def wrap(self, ids: list[int], *, starts: bool = True, ends: bool = True) -> list[int]:
-        """`ids` with the tokens around it that its text did not bring along."""
         if starts and tuple(ids[: len(self.before)]) != self.before:
             ids = [*self.before, *ids]
         if ends and tuple(ids[max(0, len(ids) - len(self.after)) :]) != self.after:
@@ -58,15 +54,10 @@ def affixes_of(tokenizer: Any) -> Affixes:
 
 @dataclass
 class RowEncoder:
-    """A batch function for `map`: raw or normalised rows in, token ids out.
-
-    It is pickled into worker processes; what it counts goes as JSON lines to `ledger`, from which the parent reads
-    progress and totals, as a worker has no other way back than its rows.
-
-    `layout` brings raw rows into normal form and is None for rows that are in it already (`kind` says in which).
-    `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused here, for streams, which
-    nobody can look through beforehand.
-    """
+    """A batch function for `map`: raw or normalised rows in, token ids out. What it counts in a worker process goes as
+    JSON lines to `ledger`. `layout` brings raw rows into normal form and is None for rows that are in it already
+    (`kind` says in which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused
+    here, for streams, which nobody can look through beforehand."""
 
     tokenizer: Any
     task: str
@@ -87,14 +78,10 @@ class RowEncoder:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that come out."""
         if self.kind == "text":
             return ["input_ids"]
-        return ["input_ids", "labels"] + (["source_text", "target_text"] if self.keeps_text else [])
-
-    @property
-    def keeps_text(self) -> bool:
-        return self.keep_text and self.kind in ("pair", "chat")
+        keeps_text = self.keep_text and self.kind in ("pair", "chat")
+        return ["input_ids", "labels"] + (["source_text", "target_text"] if keeps_text else [])
 
     def __call__(self, batch: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         """Encode the rows with these indices; rows without text or without loss are left out and counted."""
@@ -112,7 +99,10 @@ class RowEncoder:
                 rows.append(row)
         encoded = self._encode(rows, counts) if rows else []
         if self.ledger:
-            _append(self.ledger, counts)
+            line = json.dumps({name: value for name, value in vars(counts).items() if value}) + "\n"
+            # One short line in one write, which O_APPEND keeps whole between processes.
+            with self.ledger.open("ab", buffering=0) as file:
+                file.write(line.encode())
         if self.vocab_size is not None:
             for row in encoded:
                 check_vocabulary(max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where)
@@ -163,10 +153,8 @@ class RowEncoder:
         ]
 
     def _limited(self, side: str, texts: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
-        """Token ids of at most `limit`, and which texts were longer.
-
-        Only those that came out exactly full are tokenised once more, without limit, to see whether they were cut.
-        """
+        """Token ids of at most `limit`, and which texts were longer: those that came out exactly full are tokenised
+        once more."""
         ids = self.tokenizer(**{side: texts}, max_length=limit, truncation=True, **_IDS_ONLY)["input_ids"]
         full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
         cut = [False] * len(texts)
@@ -177,11 +165,8 @@ class RowEncoder:
         return ids, cut
 
     def _continuations(self, rows: list[Row]) -> list[Row]:
-        """Prompt and completion as one sequence with loss on the completion and the end token.
-
-        The prompt's tokens must be those it has alone, as in generation: where the tokenizer would join it with the
-        completion, the two are tokenised apart.
-        """
+        """Prompt and completion as one sequence with loss on the completion and the end token. The prompt's tokens must
+        be those it has alone: where the tokenizer would join it with the completion, the two are tokenised apart."""
         prompts = [self.prefix + row["source"] + self.separator for row in rows]
         heads = self._plain(prompts)
         wholes = self._plain([prompt + row["target"] for prompt, row in zip(prompts, rows, strict=True)])
@@ -255,13 +240,3 @@ def check_vocabulary(largest: int, vocab_size: int, where: str, *, hint: str | N
             f"{where}: token id {largest} is outside the model's embedding of {vocab_size} rows",
             fix=hint or "tokenizer and model do not belong together; use the model's own tokenizer",
         )
-
-
-def _append(ledger: Path, counts: Counts) -> None:
-    """One short line in one write, which O_APPEND keeps whole between processes."""
-    line = json.dumps({name: value for name, value in vars(counts).items() if value}) + "\n"
-    file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)

@@ -9,18 +9,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow.compute as pc
 import torch
-import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from dsrun.runs.records import Appender
 from dsrun.runs.samples import append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
-from dsrun.train.batching.batches import (
+from dsrun.train.distributed import rank0_first
+from dsrun.train.loop.batches import (
     BatchLoader,
     GlobalBatchSampler,
     Split,
@@ -37,8 +37,8 @@ DEATH_SECONDS = 5
 
 
 class MicroBatch(dict[str, Any]):
-    """What the collator made, and beside it the ids of the samples, the epoch they belong to, and a stream's place
-    after them (see `batches.Taken`). The Trainer hands the model a plain copy without these."""
+    """What the collator made, and beside it the ids of the samples, their epoch, and a stream's place after them (see
+    `batches.Taken`). The Trainer hands the model a plain copy without these."""
 
     ids: tuple[int, ...] = ()
     epoch: int | None = None
@@ -56,13 +56,11 @@ class _Collate:
 
 
 class TrainingLoader(BatchLoader):
-    """A loader of MicroBatches."""
-
     def __iter__(self) -> Iterator[MicroBatch]:
         batches = super().__iter__()
         while (batch := self._next_of(batches)) is not None:
             if batch.epoch is None:
-                # The sampler's is that of this pass; a loader process would have to be told.
+                # The sampler's is that of this pass, which a loader process does not know.
                 batch.epoch = self.batch_sampler.epoch
             yield batch
 
@@ -109,9 +107,9 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     if not hasattr(rows, "__len__"):
         # Each further worker would read the whole stream again.
         workers = min(workers, 1)
-        timeout = LOADER_TIMEOUT_SECONDS if workers else 0
-        stream = StreamOfBatches(rows, split)
-        return TrainingLoader(stream, batch_size=None, num_workers=workers, timeout=timeout, **options)
+    options |= {"num_workers": workers, "timeout": LOADER_TIMEOUT_SECONDS if workers else 0}
+    if not hasattr(rows, "__len__"):
+        return TrainingLoader(StreamOfBatches(rows, split), batch_size=None, **options)
     sampler = GlobalBatchSampler(
         len(rows),
         split,
@@ -123,10 +121,8 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     return TrainingLoader(
         TrainingRows(rows),
         batch_sampler=sampler,
-        num_workers=workers,
         persistent_workers=args.dataloader_persistent_workers and workers > 0,
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
-        timeout=LOADER_TIMEOUT_SECONDS if workers else 0,
         **options,
     )
 
@@ -143,8 +139,8 @@ def _lengths(args: Any, rows: Any) -> Any:
 
 def init_loader_worker(worker_id: int) -> None:
     """Set up loader process `worker_id`; for the DataLoader's `worker_init_fn`."""
-    # Schedulers signal every process of a job. The wish to stop is the rank's, which still needs its batches then; a
-    # loader ends when the rank tells it to, or with it.
+    # Schedulers signal every process of a job. The request is for the rank, which still needs its batches then and ends
+    # its loaders itself.
     for each in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(each, signal.SIG_IGN)
     # Not os.getppid(): the rank may have died before this process came to its first line.
@@ -153,27 +149,16 @@ def init_loader_worker(worker_id: int) -> None:
     seed_worker(worker_id)
 
 
-class BatchConsumer(Protocol):
-    """The part of the trainer that is needed here: `taken` are the micro batches of the present optimizer step."""
-
-    taken: list[MicroBatch]
-    split: Split
-
-
 class DataPlace(TrainerCallback, ExportableState):
-    """Keeps a stream's place after the last step in the checkpoint (trainer_state.json), and begins there again.
+    """Keeps a stream's place after the last step in the checkpoint (trainer_state.json), and begins there again. It
+    comes with the batches that were trained on, so what loader processes have read ahead does not count, and is the
+    same on all ranks. A table needs none: its place follows from the step and the seed."""
 
-    The place comes with the batches that were trained on, so what loader processes have read ahead does not count. It
-    is the same on all ranks, and any number of ranks goes on from it. A table needs none: its place follows from the
-    step and the seed.
-    """
-
-    def __init__(self, trainer: BatchConsumer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._place: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What the checkpoint holds."""
         return {"args": {}, "attributes": {"place": self._place}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -191,7 +176,7 @@ class DataPlace(TrainerCallback, ExportableState):
 class SampleLedger(TrainerCallback):
     """Writes the ids of the samples that each finished step took to samples-rank-R.jsonl; see `dsrun.runs.samples`."""
 
-    def __init__(self, trainer: BatchConsumer, folder: Path) -> None:
+    def __init__(self, trainer: Any, folder: Path) -> None:
         self.trainer = trainer
         self.folder = folder
         self.attempt = 0
@@ -199,11 +184,8 @@ class SampleLedger(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         split = self.trainer.split
-        attempt = [next_attempt(self.folder)]
-        if split.world_size > 1:
-            # A rank that did not always take part has an incomplete ledger; rank 0's knows.
-            dist.broadcast_object_list(attempt, src=0)
-        (self.attempt,) = attempt
+        # A rank that did not always take part has an incomplete ledger; rank 0's knows.
+        self.attempt = rank0_first(lambda: next_attempt(self.folder))
         self._ledger = Appender(ledger_of(self.folder, split.rank))
         append_start(self._ledger, self.attempt, step=state.global_step, ranks=split.world_size)
 

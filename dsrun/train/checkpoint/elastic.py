@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -19,25 +20,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+import torch
+from transformers import TrainerCallback, set_seed
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.commit import CONVERTED
 from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.host import disk_free
-from dsrun.train.reshape import plain
-from dsrun.train.reshape.layout import Layout, Source, layout_of, write_schedule, write_universal
-from dsrun.train.reshape.shards import ZeroCheckpoint
+from dsrun.train.checkpoint import plain
+from dsrun.train.checkpoint.layout import Layout, Source, layout_of, write_schedule, write_universal
+from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
+from dsrun.train.distributed import acquire_lock
 
 if TYPE_CHECKING:
+    from dsrun.train.checkpoint.plain import Names
     from dsrun.train.plan import Plan
-    from dsrun.train.reshape.plain import Names
+
+logger = logging.getLogger(__name__)
 
 NOTE = "source.json"
 VERSION = 1
-# Seconds between two signs of life of a rank that waits for another one's conversion.
-PATIENCE_SECONDS = 5.0
 # Files of a Trainer checkpoint that are the same for any number of ranks and any stage.
 SHARED = ("trainer_state.json", "scaler.pt")
 
@@ -67,9 +70,7 @@ class Adapted:
 
 
 def wanted(plan: Plan) -> Layout:
-    """The layout of a run."""
-    layout = Layout.wanted(plan.world.size, plan.deepspeed)
-    return replace(layout, fp16=plan.precision == "fp16")
+    return replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16")
 
 
 def adapt(
@@ -101,18 +102,16 @@ def adapt(
     kind = "plain" if layout.stage == 0 else "universal"
     folder = run / CONVERTED / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
-    with _one_at_a_time(run / CONVERTED, beat):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with acquire_lock(folder.parent / ".lock", beat):
         if _note(folder) != note:
             notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
-            _Conversion(
-                checkpoint=checkpoint,
-                saved=saved,
-                layout=layout,
-                folder=folder,
-                note=note,
-                names=names,
-                beat=beat,
-            ).run_all()
+            groups = None
+            if not (saved.stage and layout.stage):
+                if names is None:
+                    raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
+                groups = names()
+            _convert(checkpoint, saved, layout, folder=folder, note=note, order=groups, beat=beat)
     changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
     if layout.stage in (1, 2):
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
@@ -132,8 +131,7 @@ def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
     for each in (saved, layout):
         if each.stage == 0 and each.engine:
             raise UsageError(
-                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.words}",
-                fix=f"use {as_saved}",
+                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.words}", fix=f"use {as_saved}"
             )
     if layout.own_scheduler != saved.own_scheduler:
         who = "DeepSpeed's own" if saved.own_scheduler else "the Trainer's"
@@ -143,55 +141,40 @@ def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Conversion:
-    """One conversion: of `checkpoint` into `folder`, for a run of `layout`."""
-
-    checkpoint: Path
-    saved: Layout
-    layout: Layout
-    folder: Path
-    note: dict[str, Any]
-    names: Names | None
-    beat: Callable[[], None]
-
-    def run_all(self) -> None:
-        """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
-        work = self.folder.with_name(f"{self.folder.name}.partial")
-        for old in (work, self.folder):
-            shutil.rmtree(old, ignore_errors=True)
-        source = self._source()
-        _check_states(self.checkpoint, source, self.layout)
-        _check_room(source, self.folder.parent)
-        work.mkdir()
-        try:
-            self._write(source, work)
-            write_json_atomic(work / NOTE, self.note)
-            os.sync()
-            work.rename(self.folder)
-        except OSError as error:
-            raise UsageError(f"converting {self.checkpoint}: {error.strerror}: {error.filename}") from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-    def _source(self) -> Source:
-        if self.saved.stage:
-            return ZeroCheckpoint(self.checkpoint)
-        return plain.PlainCheckpoint(self.checkpoint, self._order())
-
-    def _order(self) -> list[list[str]]:
-        return plain.names_or_fail(self.names, self.checkpoint)
-
-    def _write(self, source: Source, work: Path) -> None:
+def _convert(
+    checkpoint: Path,
+    saved: Layout,
+    layout: Layout,
+    *,
+    folder: Path,
+    note: dict[str, Any],
+    order: list[list[str]] | None,
+    beat: Callable[[], None],
+) -> None:
+    """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
+    work = folder.with_name(f"{folder.name}.partial")
+    for old in (work, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    source: Source = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, order or [])
+    _check_states(checkpoint, source, layout)
+    _check_room(source, folder.parent)
+    work.mkdir()
+    try:
         for name in SHARED:
-            if (self.checkpoint / name).is_file():
-                shutil.copy2(self.checkpoint / name, work / name)
-        same = self.saved.groups_as(self.layout)
-        schedule = write_schedule(self.checkpoint, source, work, same_groups=same)
-        if self.layout.stage:
-            write_universal(source, work, schedule=schedule, fp16=self.layout.fp16, beat=self.beat)
+            if (checkpoint / name).is_file():
+                shutil.copy2(checkpoint / name, work / name)
+        schedule = write_schedule(checkpoint, source, work, same_groups=saved.groups_as(layout))
+        if layout.stage:
+            write_universal(source, work, schedule=schedule, fp16=layout.fp16, beat=beat)
         else:
-            plain.write_plain(source, self.checkpoint, work, self._order(), beat=self.beat)
+            plain.write_plain(source, checkpoint, work, order or [], beat=beat)
+        write_json_atomic(work / NOTE, note)
+        os.sync()
+        work.rename(folder)
+    except OSError as error:
+        raise UsageError(f"converting {checkpoint}: {error.strerror}: {error.filename}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
@@ -215,24 +198,8 @@ def _check_room(source: Source, folder: Path) -> None:
         )
 
 
-@contextmanager
-def _one_at_a_time(cache: Path, beat: Callable[[], None]) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / ".lock")
-    while True:
-        try:
-            lock.acquire(timeout=PATIENCE_SECONDS)
-            break
-        except Timeout:
-            beat()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def fingerprint(checkpoint: Path) -> str:
-    """What tells this checkpoint apart from another one of the same name: its manifest, else its files' sizes and
+    """A digest by which another checkpoint of the same name differs: of its manifest, else of its files' sizes and
     times."""
     manifest = checkpoint / MANIFEST
     if manifest.is_file():
@@ -250,5 +217,70 @@ def _note(folder: Path) -> Any:
 
 
 def discard(run: Path) -> None:
-    """Remove what was converted for `run`."""
     shutil.rmtree(run / CONVERTED, ignore_errors=True)
+
+
+class ElasticResumeCallback(TrainerCallback):
+    """Between the load of a converted checkpoint and the first step: the engine becomes an ordinary one. The conversion
+    is removed once the run has a checkpoint of its own."""
+
+    def __init__(self, trainer: Any, start: Adapted, *, run: Path) -> None:
+        self.trainer = trainer
+        self.start = start
+        self.run = run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.start.converted:
+            finish_universal_load(self.trainer.model_wrapped)
+        if self.start.reseed:
+            # Ranks that the checkpoint has random states for get those when the epoch begins, after this.
+            set_seed(seed_of(args.seed, state.global_step, args.process_index))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            discard(self.run)
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """A seed for a rank that joins at `step`: the same in every attempt, another on every rank and at every step."""
+    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+def finish_universal_load(engine: Any) -> None:
+    """Undo what the universal load leaves in the engine.
+
+    load_universal stays on, and the next load would look for a universal checkpoint. ZeRO-3's loader gives one and the
+    same step to all groups: a tensor, as torch's optimizers need it, would be counted up once per group and step
+    (stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3); an integer is right for DeepSpeed's Adam alone.
+    """
+    engine._config.load_universal_checkpoint = False
+    base = engine.optimizer.optimizer
+    if not type(base).__module__.startswith("torch.optim"):
+        return
+    on_device = any(group.get("fused") or group.get("capturable") for group in base.param_groups)
+    for parameter, state in base.state.items():
+        if "step" in state:
+            place = parameter.device if on_device else torch.device("cpu")
+            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device=place)
+
+
+@contextmanager
+def best_checkpoint(trainer: Any, *, run: Path) -> Iterator[None]:
+    """Around the Trainer's load of the best checkpoint: it may be older than an elastic resume."""
+    best = trainer.state.best_model_checkpoint
+    if best is None or not trainer.is_deepspeed_enabled:
+        yield
+        return
+    layout = Layout.wanted(trainer.split.world_size, trainer.ds_config)
+    start = adapt(Path(best), layout, run=run, notify=logger.info, built=True)
+    engine = trainer.model_wrapped
+    engine._config.load_universal_checkpoint = start.converted
+    trainer.state.best_model_checkpoint = str(start.path)
+    try:
+        yield
+    finally:
+        engine._config.load_universal_checkpoint = False
+        trainer.state.best_model_checkpoint = best
+        if trainer.args.should_save and start.converted:
+            discard(run)

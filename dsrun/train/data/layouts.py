@@ -38,33 +38,13 @@ _TWO_LETTERS = {
 }
 # fmt: on
 
-PAIRS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("source",), "target"),
-    (("src",), "tgt"),
-    (("source_text",), "target_text"),
-    (("input_text",), "target_text"),
-    (("inputs",), "targets"),
-    (("input",), "target"),
-    (("instruction", "input"), "output"),
-    (("instruction",), "output"),
-    (("instruction",), "response"),
-    (("input",), "output"),
-    (("prompt",), "completion"),
-    (("prompt",), "response"),
-    (("question",), "answer"),
-    (("query",), "response"),
-    (("document",), "summary"),
-    (("article",), "highlights"),
-    (("article",), "summary"),
-    (("article",), "abstract"),
-    (("dialogue",), "summary"),
-    (("text",), "summary"),
-    (("body",), "summary"),
-    (("description",), "abstract"),
-    (("extract_text",), "summary_text"),
-    (("news_body",), "news_title"),
-    (("review_body",), "review_title"),
-)
+_PAIRS = """
+source/target src/tgt source_text/target_text input_text/target_text inputs/targets input/target
+instruction+input/output instruction/output instruction/response input/output prompt/completion prompt/response
+question/answer query/response document/summary article/highlights article/summary article/abstract dialogue/summary
+text/summary body/summary description/abstract extract_text/summary_text news_body/news_title review_body/review_title
+"""
+PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.split("/") for pair in _PAIRS.split()))
 """Source columns (joined by a line break when there are several) and the target column, in order of preference."""
 
 TEXTS = ("text", "content")
@@ -73,8 +53,6 @@ CHATS = ("messages", "conversations")
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user said about the columns."""
-
     task: str
     text_column: str | None = None
     summary_column: str | None = None
@@ -99,24 +77,19 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """In words, for the user."""
         if self.keys:
             return f"{self.columns[0]} {self.keys[0]} → {self.keys[1]}"
         return " + ".join(self.columns) + (f" → {self.target}" if self.target else "")
 
     @property
     def used(self) -> tuple[str, ...]:
-        """All columns that are read."""
         return self.columns + ((self.target,) if self.target else ())
 
 
 def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout:
-    """Find out what the columns mean.
+    """What the columns mean. `sample` is a row that has a value in as many columns as possible; `where` names the data.
 
-    `sample` is a row that has a value in as many columns as possible. `where` names the data in errors.
-
-    Raises:
-        UsageError: no layout fits the task; the line lists the columns found and the layouts known.
+    Raises UsageError, with the columns found and the layouts known, where no layout fits the task.
     """
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
         if column is not None and column not in columns:
@@ -132,7 +105,6 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
 
 
 def known_layouts(task: str) -> str:
-    """The layouts a task takes, in one line."""
     pairs = ", ".join(f"{'+'.join(source)}/{target}" for source, target in PAIRS if len(source) == 1)
     if task == "seq2seq":
         return f"translation dictionaries, {pairs}, input_ids with labels"
@@ -237,9 +209,6 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
 
     Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is the other
     of exactly two keys; with neither given they are taken in order.
-
-    Raises:
-        UsageError: a language is not among the keys, or more than two leave a choice.
     """
     source_key = _key(found, source, "--source-lang", where, other=target) if source else None
     target_key = _key(found, target, "--target-lang", where, other=source) if target else None
@@ -258,9 +227,8 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
 
 
 def _key(found: Sequence[str], wanted: str, flag: str, where: str, *, other: str | None) -> str:
-    """The key of one language; `other` is the second language as it was given."""
     head = wanted.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0].lower()
-    for candidate in (wanted, head, _TWO_LETTERS.get(head)):
+    for candidate in (wanted, head, _TWO_LETTERS.get(head, "")):
         if candidate in found:
             return candidate
     free = next((each for each in found if each != other), found[0])

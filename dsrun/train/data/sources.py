@@ -13,8 +13,8 @@ from dsrun.errors import UsageError
 from dsrun.recipe.data_files import FORMATS, data_format
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.rows.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
-from dsrun.train.model import hub
+from dsrun.train.data.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
+from dsrun.train.model import HTTP_ERROR, first_line, unreachable
 
 SPLITS = ("train", "validation", "test")
 
@@ -41,7 +41,6 @@ class FileSource:
 
     @property
     def where(self) -> str:
-        """For messages."""
         return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
 
     def identity(self) -> str:
@@ -52,7 +51,6 @@ class FileSource:
         return digest.hexdigest()
 
     def rows(self) -> Rows:
-        """All rows with their places."""
         return read_all(self.paths, keep_linebreaks=self.keep_linebreaks)
 
     def rows_from(self, place: Place) -> Iterator[tuple[Place, str, Row]]:
@@ -64,7 +62,6 @@ class FileSource:
             start = START
 
     def sample(self) -> tuple[list[str], Row]:
-        """Columns and a representative row."""
         return sample_of(self.rows())
 
 
@@ -80,12 +77,10 @@ class TableSource:
         return str(self.table._fingerprint)
 
     def rows(self) -> Rows:
-        """All rows with their places."""
         for number, row in enumerate(self.table, 1):
             yield f"{self.where}, row {number}", row
 
     def sample(self) -> tuple[list[str], Row]:
-        """Columns and a representative row."""
         found, sample = sample_of(self.rows())
         return list(self.table.column_names or found), sample
 
@@ -103,12 +98,6 @@ class Sources:
 
 
 def find_sources(spec: TrainSpec) -> Sources:
-    """Find the data that the spec names; files given for a split go before those of the dataset.
-
-    Raises:
-        UsageError: it is not there, not readable, or named twice.
-        MissingError: the Hub cannot be reached.
-    """
     splits: dict[str, Source] = {}
     notices: list[str] = []
     name = ""
@@ -129,11 +118,6 @@ def find_sources(spec: TrainSpec) -> Sources:
 
 
 def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSource:
-    """Files of one split.
-
-    Raises:
-        UsageError: one is missing, of unknown kind, or not of the kind of the others.
-    """
     for path in paths:
         if not path.is_file():
             raise UsageError(f"data file {path} does not exist")
@@ -173,13 +157,12 @@ def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
 
 
 def _saved(path: Path) -> dict[str, Source]:
-    """A folder written by `save_to_disk`."""
     import datasets
 
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} cannot be loaded as a saved dataset: {hub.first_line(error)}") from error
+        raise UsageError(f"{path} cannot be loaded as a saved dataset: {first_line(error)}") from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
     return _tables(loaded, str(path))
@@ -217,7 +200,7 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
         loaded = datasets.load_dataset(
             name, spec.dataset_config, token=spec.token, cache_dir=spec.cache_dir, streaming=spec.streaming
         )
-    except (OSError, ValueError, RuntimeError, hub.HTTP_ERROR) as error:
+    except (OSError, ValueError, RuntimeError, HTTP_ERROR) as error:
         _explain_hub(spec, error)
     return _tables(loaded, name)
 
@@ -225,7 +208,7 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
 def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     from datasets.exceptions import DatasetNotFoundError
 
-    name, reason = spec.dataset, hub.first_line(error)
+    name, reason = spec.dataset, first_line(error)
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
             raise UsageError(
@@ -238,7 +221,7 @@ def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
     if isinstance(error, ValueError | RuntimeError):
         fix = "--dataset-config" if "onfig" in reason else None
         raise UsageError(f"dataset {name}: {reason}", fix=fix) from error
-    raise hub.unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
+    raise unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
 
 
 def _tables(loaded: Any, name: str) -> dict[str, Source]:
@@ -262,7 +245,6 @@ def _is_data(path: Path) -> bool:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Sorts part-2 before part-10."""
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from dsrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from dsrun.train.data.stream import Reader, RowStream
 
 IGNORED = -100
 FILLER = -1
@@ -48,11 +52,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Taken:
-    """The rows of one micro batch and their ids, as a dataset hands them to the collator.
-
-    `ids` leaves filler out: of a table they are row numbers, of a stream running numbers within the epoch. A stream
-    knows the epoch itself, and after the last rows of a global batch the place to go on from.
-    """
+    """The rows of one micro batch and the ids of those that are no filler: row numbers of a table, running numbers
+    within the epoch of a stream. A stream knows the epoch itself, and after the last rows of a global batch the place
+    to go on from."""
 
     rows: list[dict[str, Any]]
     ids: list[int]
@@ -61,11 +63,9 @@ class Taken:
 
 
 class GlobalBatchSampler(Sampler):
-    """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample.
-
-    `lengths` (tokens per sample) turns on grouping: global batches then hold samples of similar length. The next pass
-    begins with micro batch `first`, later ones with the first.
-    """
+    """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample. `lengths`
+    (tokens per sample) turns on grouping by length. The next pass begins with micro batch `first`, later ones with
+    0."""
 
     def __init__(
         self,
@@ -109,27 +109,25 @@ class GlobalBatchSampler(Sampler):
             return np.arange(self.samples)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(self.samples)
-        return order if self.lengths is None else self._grouped(order, rng)
+        return order if self.lengths is None else self._grouped(order, self.lengths, rng)
 
-    def _grouped(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _grouped(self, order: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         size = self.split.global_batch
         pool = size * GROUPED_BATCHES
         batches: list[np.ndarray] = []
         for start in range(0, len(order), pool):
             chunk = order[start : start + pool]
-            chunk = chunk[np.argsort(-self.lengths[chunk], kind="stable")]
+            chunk = chunk[np.argsort(-lengths[chunk], kind="stable")]
             batches += [chunk[i : i + size] for i in range(0, len(chunk), size)]
         whole = [batch for batch in batches if len(batch) == size]
         short = [batch for batch in batches if len(batch) < size]
         # The longest samples go first, so that memory runs out in the first step or never.
-        longest = max(range(len(whole)), key=lambda i: self.lengths[whole[i][0]], default=None)
+        longest = max(range(len(whole)), key=lambda i: lengths[whole[i][0]], default=None)
         first = [] if longest is None else [whole.pop(longest)]
         return np.concatenate(first + [whole[i] for i in rng.permutation(len(whole))] + short)
 
 
 class WithFiller(Dataset):
-    """A map-style dataset that answers index FILLER with a sample that adds nothing to the loss."""
-
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
@@ -137,50 +135,24 @@ class WithFiller(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if index != FILLER:
-            return self.rows[index]
-        return filler_like(self.rows[0])
+        return filler_like(self.rows[0]) if index == FILLER else self.rows[index]
 
 
 def filler_like(row: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `row` with all labels ignored."""
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
 class TrainingRows(WithFiller):
-    """WithFiller for training: a whole micro batch at once, with the ids of its samples."""
-
     def __getitems__(self, indices: list[int]) -> Taken:
         return Taken([self[index] for index in indices], [index for index in indices if index != FILLER])
 
 
-class Reader(Protocol):
-    """An iterator over rows that can say where it is; `count` rows lie before the next one."""
-
-    count: int
-
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
-
-    def __next__(self) -> dict[str, Any]: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-
-class Stream(Protocol):
-    """Rows in an order that never changes, read from the start or from where a reader was."""
-
-    def start(self, state: dict[str, Any] | None = None) -> Reader: ...
-
-
 class StreamOfBatches(IterableDataset):
-    """Cuts a stream of rows into this rank's micro batches, epoch after epoch without an end.
+    """Cuts a stream of rows into this rank's micro batches, epoch after epoch without an end. Every rank reads the
+    whole stream and keeps its share, which gives the same global batches at any world size. Begins at `place`, the
+    `after` of a micro batch taken before; then leaves out `skipped` micro batches, which it must read."""
 
-    Every rank reads the whole stream and keeps its share, which needs no agreement between ranks and gives the same
-    global batches at any world size. The last one of an epoch is filled up. Begins at `place`, the `after` of a micro
-    batch taken before, also by another number of ranks; then leaves out `skipped` micro batches, which it must read.
-    """
-
-    def __init__(self, rows: Stream, split: Split) -> None:
+    def __init__(self, rows: RowStream, split: Split) -> None:
         self.rows = rows
         self.split = split
         self.place: dict[str, Any] | None = None
@@ -215,12 +187,7 @@ class StreamOfBatches(IterableDataset):
                 yield self._share(rows, first, filler, epoch, after)
 
     def _share(
-        self,
-        rows: list[dict[str, Any]],
-        first: int,
-        filler: dict[str, Any],
-        epoch: int,
-        after: dict[str, Any] | None,
+        self, rows: list[dict[str, Any]], first: int, filler: dict[str, Any], epoch: int, after: dict[str, Any] | None
     ) -> Taken:
         """This rank's part of a round of all ranks; `first` is the number of the round's first row."""
         start = self.split.rank * self.split.micro_batch
@@ -230,8 +197,6 @@ class StreamOfBatches(IterableDataset):
 
 
 class BatchLoader(DataLoader):
-    """A DataLoader of ready micro batches whose sampler knows epochs."""
-
     def set_epoch(self, epoch: int) -> None:
         for part in (self.dataset, self.batch_sampler):
             if hasattr(part, "set_epoch"):
@@ -240,8 +205,6 @@ class BatchLoader(DataLoader):
 
 def seed_worker(worker_id: int) -> None:
     """Give each loader process its own NumPy and `random` state; torch has seeded itself already."""
-    import random
-
     seed = torch.initial_seed() % 2**32
     random.seed(seed)
     np.random.seed(seed)

@@ -2,7 +2,7 @@
 
 dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the words "NA"
 and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a reason to re-read the
-file as something else, and do not say which line it was.
+file as something else, and do not name the line.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ _LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 
 class Mark(NamedTuple):
-    """Where reading a file goes on: lines (of Parquet and JSON documents: rows) and bytes that lie before it.
-
-    Bytes are those of the text, unpacked if the file is compressed; formats without lines leave them at 0.
-    """
+    """Where reading a file goes on: lines (of Parquet and JSON documents: rows) before it, and bytes, unpacked if the
+    file is compressed; formats without lines leave them at 0."""
 
     number: int = 0
     offset: int = 0
@@ -51,15 +49,12 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START
     """The rows of a json, csv, tsv, parquet or txt file from `start` on.
 
     A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one document, else
-    every line that is not blank is one.
-
-    Raises:
-        UsageError: naming the file and the line where it is not what its suffix says.
+    every line that is not blank is one. Raises UsageError, with the line, for a file that is not what its suffix says.
     """
     check_data_file(path)
     kind = data_format(path)
     readers: Mapping[str, Callable[[Path, Mark], MarkedRows]] = {
-        "json": _json_rows,
+        "json": lambda path, start: (_json_lines if _is_json_lines(path) else _json_document)(path, start),
         "csv": lambda path, start: _table_rows(path, ",", start),
         "tsv": lambda path, start: _table_rows(path, "\t", start),
         "parquet": _parquet_rows,
@@ -71,7 +66,6 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START
 
 
 def read_all(paths: Sequence[Path], *, keep_linebreaks: bool = True) -> Rows:
-    """The rows of several files, one after another."""
     for path in paths:
         for _, where, row in read_marked(path, keep_linebreaks=keep_linebreaks):
             yield where, row
@@ -90,19 +84,22 @@ def sample_of(rows: Rows) -> tuple[list[str], Row]:
     return list(sample), sample
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.open(path, "rb") if is_gzip(path) else path.open("rb")
 
 
 def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str]]:
     """Lines with the marks after them; bytes that are not UTF-8 are an error naming the line.
 
-    Read as bytes and not as text: a text file cannot tell where in it the next line begins.
+    Read as bytes and not as text: a text file does not know where in it the next line begins.
     """
     number, offset = start
     try:
         with _open(path) as file:
-            _go_to(file, offset, path)
+            # A compressed file stops at its end, a plain one can be left standing behind it.
+            if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
+                fix = "put it back, or --resume never"
+                raise UsageError(f"{path} is shorter than when this run last read it", fix=fix)
             for raw in file:
                 whole = raw.count(b"\r") == raw.endswith(b"\r\n")
                 for piece in (raw,) if whole else filter(None, _LONE_RETURN.split(raw)):
@@ -113,19 +110,6 @@ def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str
         raise UsageError(f"{path}, after line {number}: not UTF-8 text") from error
     except (EOFError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}, after line {number}: the gzip file is damaged or cut short") from error
-
-
-def _go_to(file: IO[bytes], offset: int, path: Path) -> None:
-    # A compressed file stops at its end, a plain one can be left standing behind it.
-    if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
-        raise UsageError(f"{path} is shorter than when this run last read it", fix="put it back, or --resume never")
-
-
-def _json_rows(path: Path, start: Mark) -> MarkedRows:
-    if _is_json_lines(path):
-        yield from _json_lines(path, start)
-    else:
-        yield from _json_document(path, start)
 
 
 def _is_json_lines(path: Path) -> bool:
@@ -203,7 +187,10 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
     try:
         records = csv.reader(lines(START), delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(filter(None, records), [])]
-        _check_header(header, path)
+        # Names that are empty are no columns anybody asks for; spreadsheets leave several.
+        twice = next((name for name in header if name and header.count(name) > 1), None)
+        if twice:
+            raise UsageError(f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own")
         if start > last:
             records = csv.reader(lines(start), delimiter=delimiter, strict=True)
         for fields in filter(None, records):
@@ -213,13 +200,6 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
             yield last, where, dict(zip(header, fields, strict=True))
     except csv.Error as error:
         raise UsageError(f"{path}, line {last.number}: broken CSV ({error})") from error
-
-
-def _check_header(header: list[str], path: Path) -> None:
-    """Names that are empty are no columns anybody asks for; spreadsheets leave several."""
-    twice = next((name for name in header if name and header.count(name) > 1), None)
-    if twice:
-        raise UsageError(f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own")
 
 
 def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
@@ -253,19 +233,12 @@ def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
 
 def _running_text(path: Path, start: Mark) -> MarkedRows:
     """Lines with their breaks; the first starts the document and the last ends it."""
-    held: tuple[Mark, str] | None = None
-    for mark, line in _numbered_lines(path, start):
-        if held:
-            yield _piece(path, held, ends=False)
-        held = mark, line.replace("\r\n", "\n")
-    if held:
-        yield _piece(path, held, ends=True)
-
-
-def _piece(path: Path, held: tuple[Mark, str], *, ends: bool) -> tuple[Mark, str, Row]:
-    mark, line = held
-    row = {"text": line, "starts": mark.number == 1, "ends": ends}
-    return mark, f"{path}, line {mark.number}", row
+    lines = _numbered_lines(path, start)
+    held = next(lines, None)
+    while held:
+        (mark, line), held = held, next(lines, None)
+        row = {"text": line.replace("\r\n", "\n"), "starts": mark.number == 1, "ends": held is None}
+        yield mark, f"{path}, line {mark.number}", row
 
 
 def _lines(path: Path, start: Mark) -> MarkedRows:

@@ -1,26 +1,30 @@
-"""Rows in the normal form of their layout; see `dsrun.train.data.rows.layouts`."""
+"""Rows in the normal form of their layout; see `dsrun.train.data.layouts`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.train.data.rows.layouts import Layout
-from dsrun.train.data.tokens.chat import messages_of, without_none
+from dsrun.train.data.layouts import Layout
 
 # Prepared rows hold int32.
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
 
 
-def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Bring one row into the normal form of its layout.
+_ROLES = {
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+    **dict.fromkeys(("function", "observation", "function_response", "tool_response"), "tool"),
+    **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
+}
+"""Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
 
-    Raises:
-        UsageError: a value is of a kind that cannot be what its column says.
-    """
+
+def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Bring one row into the normal form of its layout."""
     if layout.kind == "pair":
         source, target = _pair(layout, row, where)
         return {"source": source, "target": target}
@@ -119,3 +123,58 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
     if not _LEAST_ID <= min(value) <= max(value) <= _LARGEST_ID:
         raise UsageError(f"{where}: {column!r} holds a number that is not a token id: {max(value, key=abs)}")
     return list(value)
+
+
+def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
+    """One conversation in the form that chat templates take; [] for none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{where}: a conversation must be a list of messages, not a text") from error
+    if value is None:
+        return []
+    if not isinstance(value, Sequence):
+        raise UsageError(f"{where}: a conversation must be a list of messages, not a {type(value).__name__}")
+    return [_message(item, where) for item in value]
+
+
+def _message(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise UsageError(f"{where}: a message must be a dictionary with role and content")
+    # Arrow fills in the keys that other messages have; templates ask whether a key is there at all.
+    message = without_none(item)
+    role = message.pop("from", None) if "role" not in message else message.pop("role")
+    content = message.pop("value", None) if "content" not in message else message.pop("content")
+    if role not in _ROLES:
+        raise UsageError(f"{where}: unknown role {role!r} in a message", fix=f"known: {', '.join(_ROLES)}")
+    if content is None and not message.get("tool_calls"):
+        raise UsageError(f"{where}: a message of the {_ROLES[role]} has no content")
+    return {"role": _ROLES[role], "content": _plain(content, where), **message}
+
+
+def _plain(content: Any, where: str) -> str:
+    """Text of a message; a list of text parts is joined, anything that is not text is refused."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise UsageError(f"{where}: the content of a message is a {type(content).__name__}, not text")
+    parts = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type", "part") if isinstance(part, Mapping) else type(part).__name__
+            raise UsageError(f"{where}: a message holds a part of type {kind!r}; dsrun trains on text")
+        parts.append(text)
+    return "".join(parts)
+
+
+def without_none(value: Any) -> Any:
+    """A copy without the dictionary entries that are None, at every depth."""
+    if isinstance(value, Mapping):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [without_none(item) for item in value]
+    return value

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,23 +54,18 @@ def state_folder(checkpoint: Path) -> Path | None:
 def load(path: Path) -> Any:
     """A checkpoint file with its tensors mapped from disk. Only tensors and DeepSpeed's own small records are
     unpickled, so that the file can run no code. Raises UsageError for a damaged file and for anything else in it."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
     try:
-        with torch.serialization.safe_globals(_records()):
+        with torch.serialization.safe_globals([fragment_address, LossScaler, DynamicLossScaler, ZeroStageEnum]):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).splitlines()[0]
         raise UsageError(f"{path}: it holds more than tensors, or is damaged: {first}") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: it cannot be read: {str(error).splitlines()[0]}") from error
-
-
-def _records() -> list[Any]:
-    """The classes beside tensors that DeepSpeed's checkpoints hold."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    return [fragment_address, LossScaler, DynamicLossScaler, ZeroStageEnum]
 
 
 def _pieces(start: int, elements: int, size: float) -> tuple[tuple[int, int, int], ...]:
@@ -102,21 +96,25 @@ class ZeroCheckpoint:
         self._touched = 0
         first = self.optimizer(0)
         self.stage = int(first.get("zero_stage", 1))
-        self._check_ranks(first)
+        count = first.get("partition_count", self.world_size)
+        saved = max(count) if isinstance(count, list) else int(count)
+        if saved != self.world_size:
+            raise UsageError(
+                f"{self.folder}: {self.world_size} of {saved} files of optimizer states are there",
+                fix="the files of all ranks must be on one file system",
+            )
 
     @property
     def world_size(self) -> int:
         return len(self.optimizer_files)
 
     def optimizer(self, rank: int) -> dict[str, Any]:
-        """What `rank` saved of its optimizer."""
         if rank not in self._open:
             self._open[rank] = load(self.optimizer_files[rank])["optimizer_state_dict"]
         return self._open[rank]
 
     @cached_property
     def model_states(self) -> dict[str, Any]:
-        """What rank 0 saved of the model: names, shapes, counters; under ZeRO-1 and 2 the weights as well."""
         return load(self.model_files[0])
 
     @cached_property
@@ -128,7 +126,6 @@ class ZeroCheckpoint:
 
     @cached_property
     def groups(self) -> list[dict[str, tuple[int, ...]]]:
-        """Shapes of the trainable parameters by name, group by group in the optimizer's order."""
         shapes = self.model_states["param_shapes"]
         return [{name: tuple(shape) for name, shape in group.items()} for group in shapes]
 
@@ -145,18 +142,11 @@ class ZeroCheckpoint:
         return found
 
     @property
-    def config(self) -> dict[str, Any]:
-        """DeepSpeed's configuration in the run that saved it."""
-        return dict(self.model_states.get("ds_config") or {})
-
-    @property
     def counters(self) -> dict[str, Any]:
-        """Steps, samples and the like, as DeepSpeed names them."""
         return self.model_states
 
     @property
     def loss_scaler(self) -> dict[str, Any]:
-        """The state of fp16's loss scaling."""
         return {name: self.optimizer(0).get(name) for name in ("loss_scaler", "dynamic_loss_scale")}
 
     @property
@@ -186,7 +176,6 @@ class ZeroCheckpoint:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Hyperparameters of the optimizer's groups."""
         return list(self._base(0)["param_groups"])
 
     def read(self, name: str, state: str = FP32) -> torch.Tensor:
@@ -199,16 +188,12 @@ class ZeroCheckpoint:
         whole = torch.cat(parts).reshape(parameter.shape) if parts else torch.empty(parameter.shape)
         self._touched += whole.nbytes
         if self._touched > self.window:
-            self.release()
+            # Give back the mapped files' pages.
+            self._open.clear()
+            self._touched = 0
         return whole
 
-    def release(self) -> None:
-        """Give back the mapped files' pages."""
-        self._open.clear()
-        self._touched = 0
-
     def _flat(self, rank: int, group: int, state: str) -> torch.Tensor:
-        """The partition of `rank` in `group`, all its parameters end to end."""
         if state == FP32:
             key = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
             return self.optimizer(rank)[key][group]
@@ -217,7 +202,7 @@ class ZeroCheckpoint:
     def _base(self, rank: int) -> dict[str, Any]:
         """The state dict of the optimizer that ZeRO wraps."""
         base = self.optimizer(rank).get("optimizer_state_dict" if self.stage == 3 else "base_optimizer_state")
-        if not isinstance(base, Mapping):
+        if not isinstance(base, dict):
             raise UsageError(f"{self.folder}: saved with elastic_checkpoint, whose layout is not read")
         return base
 
@@ -256,7 +241,6 @@ class ZeroCheckpoint:
         return found
 
     def _ranks(self, pattern: re.Pattern[str], suffix: str) -> list[Path]:
-        """The files of one kind in the order of their ranks."""
         found: dict[int, Path] = {}
         for path in self.folder.glob(f"*{suffix}"):
             match = pattern.fullmatch(path.name)
@@ -264,12 +248,3 @@ class ZeroCheckpoint:
                 raise UsageError(f"{path}: saved with tensor, pipeline or expert parallelism, which is not read")
             found[int(match[1] or 0)] = path
         return [found[rank] for rank in sorted(found)]
-
-    def _check_ranks(self, first: Mapping[str, Any]) -> None:
-        count = first.get("partition_count", self.world_size)
-        saved = max(count) if isinstance(count, list) else int(count)
-        if saved != self.world_size:
-            raise UsageError(
-                f"{self.folder}: {self.world_size} of {saved} files of optimizer states are there",
-                fix="the files of all ranks must be on one file system",
-            )

@@ -1,10 +1,7 @@
-"""Callbacks around steps, evaluations and saves: preemption, heartbeat and events."""
+"""Leaving when asked to: the ranks' vote, the save before the exit, and the evaluation that is made up for."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +9,14 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from dsrun.train.lifecycle.rank_context import PreemptionHandler, RankContext
-from dsrun.train.loop.nan import NanGuard
-from dsrun.train.records import RunRecords, step_of
+from dsrun.train.rank_context import PreemptionHandler, RankContext
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
 
-PROGRESS_SECONDS = 60.0
-
 
 class EvaluationLeftError(Exception):
-    """The ranks left an evaluation, all before the same batch, because one of them was told to stop."""
+    """The ranks left an evaluation, all before the same batch, because one of them was asked to stop."""
 
 
 class StopVote:
@@ -39,7 +32,6 @@ class StopVote:
         self._before: torch.Tensor | None = None
 
     def any_rank_asked(self) -> bool:
-        """The answer, the same on all ranks."""
         if not self.stopping.is_on:
             return False
         votes = self._cast()
@@ -58,12 +50,10 @@ class StopVote:
 
 
 class PreemptionCallback(TrainerCallback):
-    """Saves after the step in which the ranks learnt of the wish, and ends training when that is done.
-
-    `should_training_stop` is set after the save, not before: the Trainer stores it in the checkpoint, and the resumed
-    run would take itself for finished. An evaluation due at that step is left for the resumed run, which makes it
-    before its first step: the checkpoint says so.
-    """
+    """Saves after the step in which the ranks learnt of the request, and ends training when that is done.
+    `should_training_stop` is set after the save: the Trainer stores it in the checkpoint, and the resumed run would
+    take itself for finished. An evaluation due at that step is left for the resumed run, which makes it before its
+    first step."""
 
     def __init__(self, trainer: Any, stopping: PreemptionHandler) -> None:
         self.trainer = trainer
@@ -85,7 +75,7 @@ class PreemptionCallback(TrainerCallback):
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Told during the save: there is nothing to save after one more step that this checkpoint has not.
+        # Asked during the save: there is nothing to save after one more step that this checkpoint has not.
         if not self.trainer.interrupted and state.global_step < state.max_steps:
             self.trainer.interrupted = self.trainer.any_rank_asked_to_stop()
         if self.trainer.interrupted:
@@ -106,7 +96,7 @@ class PendingEvaluationCallback(TrainerCallback):
 
 
 def remember_evaluation(state: Any, *, due: bool) -> None:
-    """Have the next checkpoint say whether the evaluation after its step is still to be made."""
+    """Have the next checkpoint record whether the evaluation after its step is still to be made."""
     state.stateful_callbacks[MEMORY] = {"evaluation_due": due}
 
 
@@ -120,8 +110,6 @@ def _evaluates_after_epoch(args: Any, state: Any) -> bool:
 
 
 class HeartbeatCallback(TrainerCallback):
-    """A sign of life at every optimizer step, and how many steps are done."""
-
     def __init__(self, context: RankContext) -> None:
         self.context = context
 
@@ -132,59 +120,3 @@ class HeartbeatCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.context.progress.step = state.global_step
         self.context.heart.step(state.global_step)
-
-
-class EventCallback(TrainerCallback):
-    """The events of training that are no save. Rank 0 only."""
-
-    def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.records = records
-        self.clock = clock
-        self._reported = clock()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.records.training(state.global_step)
-        self._reported = self.clock()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # How far a run was that was killed without a word.
-        if self.clock() - self._reported >= PROGRESS_SECONDS:
-            self._reported = self.clock()
-            self.records.event("progress", step=state.global_step)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        self.records.evaluated(state.global_step, metrics)
-
-
-class SaveTimer:
-    """What goes with a save, on all ranks: no NaN is saved, the heart says so, the ledger has it.
-
-    `saved` (step, seconds) is called with the time that training waited.
-    """
-
-    def __init__(
-        self,
-        context: RankContext,
-        records: RunRecords,
-        guard: NanGuard,
-        model: Any,
-        saved: Callable[[int, float], None] = lambda _step, _seconds: None,
-    ) -> None:
-        self.context = context
-        self.records = records
-        self.guard = guard
-        self.model = model
-        self.saved = saved
-
-    def __call__(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
-        """`begin` before anything is written, `visible` when the checkpoint is complete, `end` when training goes
-        on."""
-        step = step_of(folder)
-        if phase == "begin":
-            self.context.heart.enter("saving")
-            self.guard.check_weights(self.model, step)
-        self.records.checkpoint(phase, folder, seconds, details)
-        if phase == "end":
-            self.context.progress.saved = step
-            self.context.heart.enter("training")
-            self.saved(step, seconds)

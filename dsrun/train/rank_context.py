@@ -1,29 +1,140 @@
-"""A rank's ties to its supervisor: heartbeat, progress, and the handler of signals that ask it to save and stop."""
+"""A rank's ties to its supervisor: heartbeat, progress, requests to stop, and the report of a failure."""
 
 from __future__ import annotations
 
 import faulthandler
+import hashlib
+import json
+import logging
 import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.runs.heartbeat import Heart
 from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system import variables
-from dsrun.train.lifecycle import failure
-from dsrun.train.lifecycle.failure import Progress
+from dsrun.system.files import replacing
+
+logger = logging.getLogger(__name__)
+
 
 # A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
 PATIENCE_SECONDS = 2.0
 # A scheduler may signal a whole process tree, whose launcher forwards the signal: one request, two signals.
 SAME_REQUEST_SECONDS = 1.0
+
+
+@dataclass
+class Progress:
+    """How far this process is: optimizer steps done, None before training; the step of the newest checkpoint; and the
+    samples per forward pass, None before that is decided."""
+
+    step: int | None = None
+    saved: int | None = None
+    micro_batch: int | None = None
+
+
+def explain_failure(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, DsrunError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT, "interrupted"
+    if isinstance(error, SystemExit):
+        return int(error.code or 0), "ended by a signal"
+    words = str(error).strip().splitlines()
+    first = words[0] if words else ""
+    advice = _advice(type(error).__name__, str(error))
+    return 1, f"{type(error).__name__}: {first[:300]}" + (f" ({advice})" if advice else "")
+
+
+def record_failure(error: BaseException, *, rank: int, log: Path | None, progress: Progress) -> tuple[int, str]:
+    """Write the failure where the launcher looks for it; returns `explain_failure(error)`."""
+    happened = time.time()
+    code, message = explain_failure(error)
+    if log is not None:
+        logger.error("rank %d failed", rank, exc_info=error)
+    cause, consequence = _diagnosed(error)
+    facts = {
+        "rank": rank,
+        "exit_code": code,
+        "message": message,
+        "time": happened,
+        "log": str(log) if log else None,
+        "expected": isinstance(error, DsrunError),
+        "cause": cause,
+        # The rank lost its peers: whoever failed before it knows why.
+        "consequence": consequence,
+        "trace": trace_of(error),
+        "step": progress.step,
+        "micro_batch": progress.micro_batch,
+        "rollback": bool(getattr(error, "rollback", False)),
+    }
+    _write(f"rank-{rank}.json", facts)
+    return code, message
+
+
+def record_interruption(step: int | None = None, path: str | None = None) -> None:
+    """Let the launcher know that this run left because it was asked to: after optimizer step `step`, which the
+    checkpoint `path` of the run folder holds, or before training (None)."""
+    _write("interrupted.json", {"step": step, "path": path})
+
+
+def cause_of(error: BaseException) -> str | None:
+    """The code of docs/diagnose.md for `error`, None where nothing is known of it."""
+    return _diagnosed(error)[0]
+
+
+def _diagnosed(error: BaseException) -> tuple[str | None, bool]:
+    """The code, and whether such an error only follows from another rank's."""
+    if isinstance(error, DsrunError):
+        return error.cause, False
+    if not isinstance(error, Exception):
+        return None, False  # ended from outside
+    # Only now, as reading the rules takes time and most runs do not fail.
+    from dsrun.diagnosis.classify import classify
+
+    diagnosis = classify("".join(traceback.format_exception(error)))
+    return (diagnosis.cause, diagnosis.weight == "consequence") if diagnosis else (None, False)
+
+
+def trace_of(error: BaseException) -> str:
+    """A digest of where `error` comes from: the same for the same crash in another attempt, whatever the addresses and
+    numbers in its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.name}:{frame.lineno}" for frame in frames]
+    return hashlib.sha256("\n".join([type(error).__qualname__, *places]).encode()).hexdigest()
+
+
+def _write(name: str, facts: dict[str, Any]) -> None:
+    folder = os.environ.get(variables.FAILURES)
+    if not folder:
+        return
+    try:
+        with replacing(Path(folder) / name) as partial:
+            partial.write_text(json.dumps(facts))
+    except OSError:
+        # The launcher is gone, and its folder with it; what happened stands in the log.
+        logger.exception("could not write %s", Path(folder) / name)
+
+
+def _advice(kind: str, text: str) -> str:
+    if "OutOfMemory" in kind or "out of memory" in text:
+        return "halve --micro-batch-size, add --gradient-checkpointing, or raise --zero"
+    if "DataLoader worker" in text and ("bus error" in text or "shm" in text):
+        return "/dev/shm is full: --dataloader-num-workers 0, or more shared memory for the container (--shm-size)"
+    if "DataLoader worker" in text and ("killed" in text or "exited unexpectedly" in text):
+        return "a data loader process was killed, usually for memory: --dataloader-num-workers 0 or 1"
+    if "No space left" in text:
+        return "free some disk space or choose another --output"
+    return ""
 
 
 class PreemptionHandler:
@@ -48,13 +159,13 @@ class PreemptionHandler:
 
     @property
     def is_requested(self) -> bool:
-        """Whether this rank was asked to stop."""
         return self.request is not None
 
     @property
     def stopped_before_training(self) -> bool:
-        """Whether this rank or, as the file says, another one was told while there was nothing to save yet."""
-        return self.is_on and not self.has_begun and (self.is_requested or self._file_is_there())
+        """Whether this rank or, by the file, another one was asked while there was nothing to save yet."""
+        stop_file_exists = self.file is not None and self.file.exists()
+        return self.is_on and not self.has_begun and (self.is_requested or stop_file_exists)
 
     def listen(self, rank: int | None = None) -> None:
         """Handle the signals from here on, as this rank; for the main thread."""
@@ -71,9 +182,6 @@ class PreemptionHandler:
         self.has_begun = True
         if self.is_on and self.request is None and self.file is not None:
             self.request = read_stop_file(self.file)
-
-    def _file_is_there(self) -> bool:
-        return self.file is not None and self.file.exists()
 
     def _handle(self, signum: int, frame: Any) -> None:
         if os.getpid() != self._pid:
@@ -102,16 +210,13 @@ class PreemptionHandler:
         # that has not forgotten the pipe yet waits until it has.
         os.register_at_fork(
             before=self._block_signals,
-            after_in_parent=self._unblock_signals,
+            after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, self._mask),
             after_in_child=self._reset_in_child,
         )
         threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
 
     def _block_signals(self) -> None:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-
-    def _unblock_signals(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _reset_in_child(self) -> None:
         with suppress(ValueError):
@@ -121,7 +226,7 @@ class PreemptionHandler:
             for signum in self.signals:
                 if signal.getsignal(signum) == self._handle:
                     signal.signal(signum, signal.SIG_DFL)
-        self._unblock_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _watch(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
@@ -144,18 +249,16 @@ class PreemptionHandler:
     def _exit_late(self) -> None:
         time.sleep(PATIENCE_SECONDS)
         if not self.has_begun:
-            failure.interrupted()
+            record_interruption()
             os._exit(0)
 
 
 def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
-    """What the environment asks for. Raises UsageError for a name that is no signal."""
     names = [f"SIG{name.strip()}" for name in environ.get(variables.SAVE_ON, "").split(",") if name.strip()]
     for name in names:
         if name not in signal.Signals.__members__:
             raise UsageError(
-                f"{variables.SAVE_ON}: {name} is not a signal",
-                fix="name signals without SIG, such as USR1,TERM",
+                f"{variables.SAVE_ON}: {name} is not a signal", fix="name signals without SIG, such as USR1,TERM"
             )
     file = environ.get(variables.STOP_FILE)
     return PreemptionHandler(
@@ -167,8 +270,6 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
 
 @dataclass
 class RankContext:
-    """One rank's ties to the outside, from its first line to its last."""
-
     heart: Heart
     stopping: PreemptionHandler
     progress: Progress = field(default_factory=Progress)
@@ -180,7 +281,7 @@ class RankContext:
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:
-    """Whether a supervisor watches this rank, which then keeps the ledger of failures and restarts itself."""
+    """Whether a supervisor watches this rank, which then records failures and restarts itself."""
     return variables.HEARTBEAT in environ
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from dsrun.errors import UsageError
-from dsrun.train.reshape.shards import ZeroCheckpoint, load, state_folder
+from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
+from dsrun.train.loop.engine import ADAM
+
+if TYPE_CHECKING:
+    from dsrun.train.checkpoint.plain import PlainCheckpoint
 
 Change = Literal["none", "order", "convert"]
-
-ADAM = ("adam", "adamw")
 
 # Hyperparameters that a resumed run takes from the checkpoint. The others follow from the run's own flags, as does how
 # parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay.
@@ -29,12 +31,10 @@ SCHEDULE = "scheduler.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What decides whether DeepSpeed and the Trainer can load a checkpoint as it is.
-
-    `stage` is 0 for plain DDP, and `engine` says whether DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam,
-    with all parameters in one group, not torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters;
-    `own_scheduler`: the learning rate is DeepSpeed's business, not the Trainer's.
-    """
+    """What decides whether DeepSpeed and the Trainer can load a checkpoint as it is. `stage` is 0 for plain DDP, with
+    `engine` where DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam, with all parameters in one group, not
+    torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters; `own_scheduler`: the learning rate is
+    DeepSpeed's business."""
 
     world_size: int
     stage: int
@@ -61,21 +61,14 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """For the user: `ZeRO-2 on 4 ranks`."""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
 
     @property
     def flags(self) -> str:
-        """The flags that make a run of this layout."""
         return f"--nproc {self.world_size} --zero {self.stage}" + (" --offload nvme" if self.nvme else "")
 
-    @property
-    def _must_be_equal(self) -> tuple[object, ...]:
-        return (self.world_size, self.stage, self.engine, self.own_adam, self.nvme)
-
     def groups_as(self, other: Layout) -> bool:
-        """Whether the optimizers of both have the same groups of parameters."""
         return self.own_adam == other.own_adam and bool(self.stage) == bool(other.stage)
 
     def change_to(self, other: Layout) -> Change:
@@ -83,7 +76,7 @@ class Layout:
         convert it."""
         if self.stage == other.stage == 0 and self.engine == other.engine:
             return "none"
-        if self._must_be_equal != other._must_be_equal:
+        if any(getattr(self, n) != getattr(other, n) for n in ("world_size", "stage", "engine", "own_adam", "nvme")):
             return "convert"
         return "order" if self.stage in (1, 2) and self.round_robin != other.round_robin else "none"
 
@@ -98,7 +91,7 @@ def layout_of(checkpoint: Path) -> Layout:
     if not list(folder.glob("*_optim_states.pt")):
         return _without_zero(folder)
     zero = ZeroCheckpoint(checkpoint)
-    of_config = _of_config(zero.config)
+    of_config = _of_config(zero.model_states.get("ds_config") or {})
     if of_config["stage"] == 0:
         return _without_zero(folder)
     adam = "bias_correction" in zero.param_groups[0]
@@ -114,7 +107,6 @@ def _without_zero(folder: Path) -> Layout:
 
 
 def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
-    """What a DeepSpeed configuration says of the layout."""
     zero = deepspeed.get("zero_optimization") or {}
     devices = [(zero.get(block) or {}).get("device") for block in ("offload_optimizer", "offload_param")]
     return {
@@ -125,29 +117,14 @@ def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Source(Protocol):
-    """Where parameters and optimizer states come from, one at a time."""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
-    @property
-    def states(self) -> tuple[str, ...]: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def param_groups(self) -> list[dict[str, Any]]: ...
-    @property
-    def counters(self) -> dict[str, Any]: ...
-    @property
-    def loss_scaler(self) -> dict[str, Any]: ...
-    def read(self, name: str, state: str = "fp32") -> torch.Tensor: ...
+Source: TypeAlias = "ZeroCheckpoint | PlainCheckpoint"
 
 
 def write_universal(
     source: Source, folder: Path, *, schedule: Any, fp16: bool, beat: Callable[[], None] = lambda: None
 ) -> None:
-    """Write `source` as a universal checkpoint below `folder`, `latest_universal` with its name beside it. `schedule`
-    is the learning rate's, see `write_schedule`."""
+    """Write `source` as a universal checkpoint below `folder`, and `latest_universal` with its name. `schedule` is the
+    learning rate's, see `write_schedule`."""
     tag = f"global_step{source.counters['global_steps']}"
     zero = folder / tag / "zero"
     for name in source.parameters:
@@ -164,12 +141,9 @@ def write_universal(
 
 
 def write_schedule(checkpoint: Path, source: Source, folder: Path, *, same_groups: bool) -> Any:
-    """Write the state of the learning rate's schedule as the Trainer looks for it, and return it for DeepSpeed, which
-    keeps it itself when the optimizer is its own.
-
-    Torch's schedules keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups than
-    torch's: without `same_groups` the run's own base rates stay, as --learning-rate gives them.
-    """
+    """Write the state of the learning rate's schedule for the Trainer, and return it for DeepSpeed. Torch's schedules
+    keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups: without `same_groups` the
+    run's own base rates stay, as --learning-rate gives them."""
     state = source.counters.get("lr_scheduler")
     if state is None:
         state = load(checkpoint / SCHEDULE)
@@ -182,7 +156,6 @@ def write_schedule(checkpoint: Path, source: Source, folder: Path, *, same_group
 
 
 def common_hyperparameters(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Those of CARRIED that all groups agree on."""
     first = groups[0]
     return {name: first[name] for name in CARRIED if name in first and all(g.get(name) == first[name] for g in groups)}
 
@@ -196,10 +169,7 @@ def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:
         "ds_version": source.counters["ds_version"],
         # ZeRO-1 and 2 read the first, ZeRO-3 the second.
         "param_groups": [{**common, "params": []}] * GROUPS,
-        "optimizer_state_dict": {
-            "state": {0: {"step": source.step}},
-            "param_groups": [{**common, "params": []}],
-        },
+        "optimizer_state_dict": {"state": {0: {"step": source.step}}, "param_groups": [{**common, "params": []}]},
     }
 
 

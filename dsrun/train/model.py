@@ -1,11 +1,18 @@
-"""The model and its tokenizer: from a name or folder to something that can be trained."""
+"""The model and its tokenizer: from a name or folder, here or on the Hub, to something that can be trained."""
 
 from __future__ import annotations
 
 import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -14,31 +21,85 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    dynamic_module_utils,
 )
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model import hub
-from dsrun.train.model.hub import OwnCode, one_at_a_time, reference_in
 
 logger = logging.getLogger(__name__)
 
-Task = Literal["seq2seq", "causal-lm"]
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""What the HTTP client raises and `datasets` lets through; releases of the Hub package differ in the client."""
+
+NO_NETWORK = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError)
+ABSENT_FILE = "does not appear to have a file named"
+
+LOCK = ".dsrun.lock"
+
 
 AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
 ALL_LINEAR = "all-linear"
 KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
-DTYPES: dict[str, Any] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "auto": "auto",
-}
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache. The
+    libraries wrap it once or twice, each release in other types."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, NO_NETWORK):
+            return True
+        # Also behind `raise … from None`, by which httpx2 hides the socket's own error.
+        seen = seen.__cause__ or seen.__context__
+    # Offline, transformers finds no weights in the cache and says that the repository has none.
+    return constants.HF_HUB_OFFLINE and isinstance(error, OSError) and ABSENT_FILE in str(error)
+
+
+def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
+    """The error for `what` ("model x"); `instead` names the flag that takes local files."""
+    offline = ", unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
+    return MissingError(
+        f"{what} cannot be fetched from the Hub: {reason}",
+        fix=f"check the network{offline}, or give local files: {instead}",
+        cause="hf_gated_or_offline",
+    )
+
+
+@contextmanager
+def one_at_a_time(trusted: bool) -> Iterator[None]:
+    """Nobody else on this machine copies a model's own code in here; without `trusted` there is none to copy.
+
+    transformers copies that code over what is there, and imports it right after: one rank of a machine would import
+    what another has just emptied to write it again. Where nothing can be written there is no need of a lock.
+    """
+    with ExitStack() as stack:
+        if trusted:
+            folder = Path(dynamic_module_utils.HF_MODULES_CACHE)
+            # filelock raises NotImplementedError on a file system without flock(2).
+            with suppress(OSError, NotImplementedError):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(folder / LOCK))
+        yield
+
+
+class OwnCode:
+    """Loads the code alone, by the name that all of transformers' classes have for it."""
+
+    @staticmethod
+    def from_pretrained(name: str, *, reference: str, **options: Any) -> type:
+        return dynamic_module_utils.get_class_from_dynamic_module(reference, name, **options)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+Task = Literal["seq2seq", "causal-lm"]
 
 
 def load_config(spec: TrainSpec) -> Any:
-    """The model's configuration, with --model-config overrides applied. No weights are read."""
     name = spec.config_name or spec.model
     if name is None:
         if spec.model_type not in CONFIG_MAPPING:
@@ -73,7 +134,6 @@ def decide_task(config: Any, asked: str, model: str | None) -> Task:
 
 
 def load_tokenizer(spec: TrainSpec) -> Any:
-    """The tokenizer of the model, or the one named by --tokenizer."""
     name = spec.tokenizer or spec.model
     if name is None:
         raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
@@ -83,23 +143,25 @@ def load_tokenizer(spec: TrainSpec) -> Any:
 
 
 def build(spec: TrainSpec, config: Any, task: Task) -> Any:
-    """The model with its weights: loaded, or initialised under --from-scratch.
-
-    Under ZeRO-3 transformers builds it shard by shard, provided the DeepSpeed configuration is registered before.
-    Weights are fp32 unless asked otherwise: from_pretrained's own default keeps a bf16 checkpoint in bf16, where small
-    updates are rounded away.
-    """
-    _put_code_in_place(spec, config, AUTO_CLASS[task])
+    """The model with its weights: loaded, or initialised under --from-scratch; under ZeRO-3 shard by shard, provided
+    the DeepSpeed configuration is registered before. Weights are fp32 unless asked otherwise: in bf16 small updates are
+    rounded away."""
+    # Before the model, which under ZeRO-3 all ranks load together, so that none may wait for another then.
+    reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASS[task].__name__)
+    if spec.trust_remote_code and reference:
+        name = (None if spec.from_scratch else spec.model) or config.name_or_path
+        with one_at_a_time(True):
+            _from_hub(OwnCode, name, "model", spec, reference=reference)
     options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
     if spec.attn_implementation:
         options["attn_implementation"] = spec.attn_implementation
-    dtype = DTYPES[spec.weights_dtype]
+    dtype = "auto" if spec.weights_dtype == "auto" else getattr(torch, spec.weights_dtype)
     if spec.from_scratch or spec.model is None:
         try:
             model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
         except (ValueError, ImportError) as error:
             name = spec.model or config.model_type
-            refused = _refused_attention(spec.attn_implementation, name, hub.first_line(error))
+            refused = _refused_attention(spec.attn_implementation, name, first_line(error))
             if refused:
                 raise refused from error
             raise
@@ -107,16 +169,6 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
     model.config.use_cache = False
     return model
-
-
-def _put_code_in_place(spec: TrainSpec, config: Any, auto_class: type) -> None:
-    """Load the model's own code, where it has any, before the model: under ZeRO-3 all ranks load that together, so that
-    none may wait for another then."""
-    reference = reference_in(config, auto_class)
-    if spec.trust_remote_code and reference:
-        name = config.name_or_path if spec.from_scratch else spec.model
-        with one_at_a_time(True):
-            _from_hub(OwnCode, name or config.name_or_path, "model", spec, reference=reference)
 
 
 def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
@@ -129,10 +181,8 @@ def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
 
 
 def stretch_positions(model: Any, length: int | None) -> str | None:
-    """Give the model `length` positions (--resize-position-embeddings) where it has fewer; returns what was done.
-
-    Raises UsageError for architectures whose positions transformers cannot resize: all but the Pegasus family.
-    """
+    """Give the model `length` positions (--resize-position-embeddings) where it has fewer; returns what was done. Of
+    transformers' models only the Pegasus family can be resized."""
     known = getattr(model.config, "max_position_embeddings", None)
     if length is None or known is None or length <= known:
         return None
@@ -147,18 +197,16 @@ def stretch_positions(model: Any, length: int | None) -> str | None:
 
 
 def lora_targets(spec: TrainSpec) -> list[str] | str:
-    """The modules that get adapters; peft's word for every linear layer is one only where it stands for itself."""
+    """The modules that get adapters."""
     return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
 
 
 def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
-    """Freeze the model and add LoRA adapters (Hu et al. 2021) of rank --lora."""
     from peft import LoraConfig, TaskType, get_peft_model
 
-    assert spec.lora is not None
     config = LoraConfig(
         r=spec.lora,
-        lora_alpha=spec.lora_alpha or 2 * spec.lora,
+        lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
         lora_dropout=spec.lora_dropout,
         target_modules=lora_targets(spec),
         task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
@@ -227,22 +275,21 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         return loader.from_pretrained(name, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
-        first = hub.first_line(error)
+        first = first_line(error)
         refused = _refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
-        if not is_path(name) and hub.is_unreachable(error):
-            raise hub.unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
+        if not is_path(name) and is_unreachable(error):
+            raise unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
         raise UsageError(
-            f"{what} {name!r} could not be loaded: {first}",
-            fix="give a local folder or the name of a Hub repository",
+            f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error
     except ImportError as error:
         raise MissingError(f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}") from error
 
 
 def _refused_attention(asked: str | None, name: str, first: str) -> UsageError | None:
-    """What to say where transformers' complaint `first` is about the attention kernel that was asked for."""
+    """The error where `first`, transformers' message, is about the attention kernel that was asked for."""
     if not asked or not ("attn_implementation" in first or "Attention" in first):
         return None
     return UsageError(

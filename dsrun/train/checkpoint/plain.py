@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
-from safetensors import safe_open
 
 from dsrun.errors import UsageError
+from dsrun.train.checkpoint.zero_shards import load
 from dsrun.train.export.write import Weight, read_weights, write_file
-from dsrun.train.reshape.shards import load
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -33,17 +32,15 @@ ADAM_STATES = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class ShapeOnly:
-    """The shape of a parameter whose place follows from its name."""
-
     shape: tuple[int, ...]
 
 
 def trainer_order(plan: Plan) -> list[list[str]]:
     """The order of parameters in the optimizer that the Trainer makes for `plan`, its groups with and without weight
-    decay. The model is built without memory for its weights."""
+    decay."""
     from transformers import Trainer
 
-    from dsrun.train.model.load import AUTO_CLASS, add_lora
+    from dsrun.train.model import AUTO_CLASS, add_lora
 
     spec = plan.recipe.spec
     with torch.device("meta"):
@@ -54,13 +51,6 @@ def trainer_order(plan: Plan) -> list[list[str]]:
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [[n for n in trained if n in decayed], [n for n in trained if n not in decayed]]
-
-
-def names_or_fail(names: Names | None, checkpoint: Path) -> list[list[str]]:
-    """The names, where there is a way to know them."""
-    if names is None:
-        raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
-    return names()
 
 
 class PlainCheckpoint:
@@ -88,7 +78,9 @@ class PlainCheckpoint:
                     f"{checkpoint}: its optimizer has no Adam states for {name}, so it cannot be resumed under ZeRO",
                     fix="resume with --zero 0, as it was saved",
                 )
-        self._files = {name: file for file in sorted(checkpoint.glob("*.safetensors")) for name in _names_in(file)}
+        self._weights = {
+            weight.name: weight for file in sorted(checkpoint.glob("*.safetensors")) for weight in read_weights(file)
+        }
 
     @property
     def parameters(self) -> dict[str, ShapeOnly]:
@@ -105,26 +97,19 @@ class PlainCheckpoint:
 
     @property
     def counters(self) -> dict[str, Any]:
-        return {
-            "global_steps": self.step,
-            "global_samples": 0,
-            "skipped_steps": 0,
-            "ds_version": deepspeed.__version__,
-        }
+        return {"global_steps": self.step, "global_samples": 0, "skipped_steps": 0, "ds_version": deepspeed.__version__}
 
     @property
     def loss_scaler(self) -> dict[str, Any]:
         return {}
 
     def read(self, name: str, state: str = "fp32") -> torch.Tensor:
-        """One parameter or one of its optimizer states, in fp32."""
         if state != "fp32":
             return self._states[self._numbers[name]][state].float().clone()
-        saved = in_adapter(name) if in_adapter(name) in self._files else name
-        if saved not in self._files:
+        saved = self._weights.get(in_adapter(name)) or self._weights.get(name)
+        if saved is None:
             raise UsageError(f"{self.checkpoint}: {name} is not in its weights", fix="resume with --zero 0")
-        with safe_open(self._files[saved], framework="pt") as weights:
-            return weights.get_tensor(saved).float()
+        return saved.read().float()
 
 
 def in_adapter(name: str) -> str:
@@ -135,8 +120,8 @@ def in_adapter(name: str) -> str:
 def write_plain(
     source: Any, checkpoint: Path, folder: Path, groups: list[list[str]], *, beat: Callable[[], None]
 ) -> None:
-    """Write weights and optimizer.pt as a Trainer without DeepSpeed loads them. The weights are the fp32 ones that ZeRO
-    trained; each rank will hold the whole optimizer in memory, so it may be in memory here as well."""
+    """Write weights and optimizer.pt as a Trainer without DeepSpeed loads them: the fp32 weights that ZeRO trained, and
+    the whole optimizer, which each rank will hold in memory as well."""
     lora = (checkpoint / ADAPTER).is_file()
     weights = [
         Weight(in_adapter(name) if lora else name, torch.float32, tuple(p.shape), partial(source.read, name))
@@ -171,8 +156,3 @@ def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:
         saved.append({**base, "params": list(range(start, start + len(group)))})
         start += len(group)
     return {"state": state, "param_groups": saved}
-
-
-def _names_in(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as weights:
-        return list(weights.keys())

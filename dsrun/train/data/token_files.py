@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import key_of, obtain
-from dsrun.train.data.rows.sources import FileSource, Source
-from dsrun.train.data.tokens.tokenise import check_vocabulary
+from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.tokenise import check_vocabulary
 
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest
 
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 # Tokens read at a time: 64 MiB of uint32.
 _CHUNK = 1 << 24
 
@@ -28,9 +28,8 @@ class TokenBin(Dataset):
 
     Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
     Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is opened
-    anew in each process, so that data loader workers get a path and not its content.
-
-    `start` and `stop` bound the tokens used.
+    anew in each process, so that data loader workers get a path and not its content. `start` and `stop` bound the
+    tokens used.
     """
 
     column_names = ("input_ids", "labels")
@@ -45,7 +44,6 @@ class TokenBin(Dataset):
         self._map: np.ndarray | None = None
 
     def __len__(self) -> int:
-        """Number of blocks."""
         return math.ceil(self.tokens / self.block_size)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -55,26 +53,20 @@ class TokenBin(Dataset):
         block = np.array(self._tokens()[left : min(left + self.block_size, self.stop)], dtype=np.int64)
         return {"input_ids": block, "labels": block.copy()}
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[i] for i in range(len(self)))
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None}
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in all blocks together."""
         return self.stop - self.start
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each block, int64 [blocks]."""
         lengths = np.full(len(self), self.block_size, dtype=np.int64)
         if len(self):
             lengths[-1] = self.tokens - (len(self) - 1) * self.block_size
         return lengths
 
     def part(self, start: int, stop: int) -> TokenBin:
-        """The same file between two tokens."""
         return TokenBin(self.path, self.dtype, self.block_size, start=start, stop=stop)
 
     def _tokens(self) -> np.ndarray:
@@ -84,11 +76,7 @@ class TokenBin(Dataset):
 
 
 def count_tokens(path: Path, dtype: str) -> int:
-    """Tokens in a file.
-
-    Raises:
-        UsageError: the file is empty or not a whole number of tokens long.
-    """
+    """Tokens in a file. Raises UsageError where it is empty or not a whole number of tokens long."""
     size = path.stat().st_size
     width = DTYPES[dtype].itemsize
     if size == 0:
@@ -106,11 +94,7 @@ def narrowest(largest_id: int) -> str:
 
 
 def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenBin]:
-    """The first `percent` of the blocks, at least one, and the others.
-
-    Raises:
-        UsageError: there is one block only.
-    """
+    """The first `percent` of the blocks, at least one, and the others."""
     count = len(blocks)
     if count < 2:
         raise UsageError(
@@ -123,15 +107,11 @@ def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenB
 
 
 def dtype_hint(path: Path) -> str:
-    """How to say what a token file holds."""
     return f"write uint16 or uint32 into {path.name}.dtype beside it if that is what it holds"
 
 
 def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None) -> int:
-    """Write runs of ids one after another as a token file, at most `limit` tokens; returns how many.
-
-    `largest_id` chooses the width: see `narrowest`.
-    """
+    """Write runs of ids one after another as a token file, at most `limit` tokens; returns how many."""
     dtype = DTYPES[narrowest(largest_id)]
     written = 0
     with path.open("wb") as file:
@@ -145,25 +125,19 @@ def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int
 
 
 def flat_chunks(table: Any, column: str) -> Iterator[np.ndarray]:
-    """The values of an Arrow list column as arrays without copying: one per chunk, rows joined."""
     for chunk in table.column(column).chunks:
         # `flatten`, unlike `values`, respects the offsets of a slice and leaves out what null rows cover.
         yield chunk.flatten().to_numpy(zero_copy_only=False)
 
 
-def is_bin(source: Source) -> bool:
-    """Whether a source is made of token files."""
+def is_bin(source: Source) -> TypeGuard[FileSource]:
     return isinstance(source, FileSource) and source.format == "bin"
 
 
 def open_tokens(
-    split: str, source: Source, request: DataRequest, block_size: int, notify: Callable[[str], None]
+    split: str, source: FileSource, request: DataRequest, block_size: int, notify: Callable[[str], None]
 ) -> TokenBin:
-    """The blocks of a token file, which is looked through once for its largest id.
-
-    Raises:
-        UsageError: the model is no causal one, there are several files, or an id is outside the vocabulary.
-    """
+    """The blocks of a token file, which is looked through once for its largest id."""
     path = source.paths[0]
     if request.task != "causal-lm":
         raise UsageError(f"{path}: token files are for causal language models; {request.model_type} is not one")
@@ -195,6 +169,5 @@ def dtype_of(path: Path, vocab_size: int) -> str:
 
 
 def largest_token(path: Path, dtype: str) -> int:
-    """The largest id in a file, read in pieces."""
     tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")
     return max(int(tokens[i : i + _CHUNK].max()) for i in range(0, len(tokens), _CHUNK))

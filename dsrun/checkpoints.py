@@ -1,0 +1,244 @@
+"""What lies in checkpoints, read without torch: those of a run as a table, and the contents of one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dsrun.errors import UsageError
+from dsrun.runs.commit import HIDDEN
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest
+
+State = Literal["complete", "damaged", "saving", "foreign"]
+
+
+# Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
+# length as a little-endian number; the header, JSON with dtype, shape and data_offsets by tensor name, and
+# "__metadata__"; the data.
+# The format's own limit.
+_LONGEST_HEADER = 100_000_000
+_TOKENIZER_FILES = "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
+# First match wins; paths are relative to the checkpoint, with /.
+_KINDS = (
+    ("weights", re.compile(r"(model|pytorch_model).*\.(safetensors|bin)|.*\.safetensors\.index\.json")),
+    ("adapter", re.compile(r"adapter_.*")),
+    ("optimizer", re.compile(r".*_optim_states\.pt|optimizer\.(pt|bin)|.*offloaded_tensors/.*")),
+    ("model states", re.compile(r".*(_model_states|mp_rank_\d+.*)\.pt")),
+    ("scheduler", re.compile(r"scheduler\.pt|scaler\.pt")),
+    ("random states", re.compile(r"rng_state.*\.pth")),
+    ("trainer state", re.compile(r"trainer_state\.json|latest(_universal)?")),
+    ("config", re.compile(r"(config|generation_config)\.json")),
+    ("tokenizer", re.compile(rf"({_TOKENIZER_FILES}).*")),
+    ("scripts", re.compile(r".*\.py|README\.md")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One checkpoint: `size` in bytes, `time` as ISO 8601 in UTC, `zero_stage` and `world_size` where they are known.
+
+    `state`: complete (all files there, in their sizes), damaged, saving (hidden: being written, or left by a run that
+    died), or foreign (written by something else, without a manifest). `why`: what is wrong with a damaged one.
+    """
+
+    step: int
+    path: Path
+    state: State
+    size: int
+    time: str
+    zero_stage: int | None
+    world_size: int | None
+    best: bool
+    why: str = ""
+
+
+def entries(run: RunFolder) -> list[Entry]:
+    """The checkpoints of `run`, highest step first, with one that is being saved."""
+    found = run.checkpoints()
+    best = best_step([path for _, path in found])
+    hidden = RunFolder(run.path / HIDDEN).checkpoints()
+    return [
+        *(_entry(step, path, best, hidden=True) for step, path in hidden),
+        *(_entry(step, path, best) for step, path in found),
+    ]
+
+
+def entry(checkpoint: Path) -> Entry:
+    number = checkpoint.name.rpartition("-")[2]
+    step = int(number) if number.isdigit() else _number(_json(checkpoint / STATE_FILE).get("global_step")) or 0
+    return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
+
+
+def find(path: Path) -> RunFolder | Path:
+    """What the user gave: a run folder, or a checkpoint's. Raises UsageError for anything else."""
+    if (path / MANIFEST).is_file() or (path / STATE_FILE).is_file() or _looks_like_one(path):
+        return path
+    run = RunFolder(path)
+    if run.run_json.is_file() or run.checkpoints() or (path / HIDDEN).is_dir():
+        return run
+    what = "holds no checkpoint" if path.is_dir() else "does not exist"
+    raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train, or a checkpoint-N in it")
+
+
+def best_step(checkpoints: list[Path]) -> int | None:
+    """The step of the best checkpoint, as the newest one whose state can be read has it."""
+    for path in checkpoints:
+        state = _json(path / STATE_FILE)
+        if state:
+            best = state.get("best_global_step")
+            return best if isinstance(best, int) and best else None
+    return None
+
+
+def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> Entry:
+    manifest = read_manifest(path)
+    extra = manifest["extra"] if manifest else {}
+    findings = missing_or_wrong_size(path)
+    foreign = not manifest and not (path / MANIFEST).exists() and bool(_json(path / STATE_FILE))
+    state: State = "saving" if hidden else "foreign" if foreign else "damaged" if findings else "complete"
+    if manifest:
+        size, time = sum(file["size"] for file in manifest["files"].values()), manifest["time"]
+    else:
+        size, time = _measured(path)
+    return Entry(
+        step=step,
+        path=path,
+        state=state,
+        size=size,
+        time=time,
+        zero_stage=_number(extra.get("zero_stage")),
+        world_size=_number(extra.get("world_size")),
+        best=step == best and not hidden,
+        why=findings[0].message if state == "damaged" else "",
+    )
+
+
+def _measured(path: Path) -> tuple[int, str]:
+    """Size and time of a folder without a manifest: the files' own, or the folder's where there are none yet. What
+    vanishes meanwhile counts nothing."""
+    size, newest = 0, path.stat().st_mtime if path.is_dir() else 0.0
+    for file in path.rglob("*"):
+        try:
+            facts = file.stat()
+        except OSError:
+            continue
+        if file.is_file():
+            size += facts.st_size
+            newest = max(newest, facts.st_mtime)
+    time = datetime.fromtimestamp(newest, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return size, time
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _looks_like_one(path: Path) -> bool:
+    """Also a checkpoint so damaged that nothing but its name is left."""
+    return path.is_dir() and path.name.startswith("checkpoint-") and path.name[len("checkpoint-") :].isdigit()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    tensors: int
+    parameters: int
+    by_dtype: dict[str, int]
+    empty: list[str]
+
+
+def weights(folder: Path) -> Weights | None:
+    """The safetensors files of `folder` together; None where there are none. Raises UsageError for a damaged one."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return None
+    by_dtype: dict[str, int] = {}
+    empty: list[str] = []
+    tensors = 0
+    for file in files:
+        for name, facts in header(file).items():
+            count = math.prod(facts["shape"])
+            tensors += 1
+            by_dtype[facts["dtype"]] = by_dtype.get(facts["dtype"], 0) + count
+            if not count:
+                empty.append(name)
+    return Weights(tensors=tensors, parameters=sum(by_dtype.values()), by_dtype=by_dtype, empty=empty)
+
+
+def header(file: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file by name, each with `dtype` and `shape`. UsageError when it is damaged."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > _LONGEST_HEADER:
+                raise ValueError
+            content = json.loads(stream.read(length))
+        content.pop("__metadata__", None)
+        return {
+            str(name): {"dtype": str(facts["dtype"]), "shape": [int(size) for size in facts["shape"]]}
+            for name, facts in content.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} is no whole safetensors file") from error
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    name: str
+    files: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """All that is known of a checkpoint without loading it; `facts` are the manifest's, empty without one."""
+
+    entry: Entry
+    kinds: list[Kind]
+    architecture: str | None
+    model_type: str | None
+    weights: Weights | None
+    facts: dict[str, Any]
+
+
+def contents(checkpoint: Path) -> Contents:
+    """What `checkpoint` holds. Raises UsageError where the header of its weights is damaged."""
+    manifest = read_manifest(checkpoint)
+    config = _json(checkpoint / "config.json")
+    architectures = config.get("architectures")
+    return Contents(
+        entry=entry(checkpoint),
+        kinds=_kinds(checkpoint),
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else None,
+        model_type=config.get("model_type"),
+        weights=weights(checkpoint),
+        facts=dict(manifest["extra"]) if manifest else {},
+    )
+
+
+def kind_of(name: str) -> str:
+    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(name)), "other")
+
+
+def _kinds(checkpoint: Path) -> list[Kind]:
+    found: dict[str, list[int]] = {}
+    for path in checkpoint.rglob("*"):
+        if path.is_file() and path.name != "manifest.json":
+            found.setdefault(kind_of(path.relative_to(checkpoint).as_posix()), []).append(path.stat().st_size)
+    kinds = [Kind(name=name, files=len(sizes), size=sum(sizes)) for name, sizes in found.items()]
+    return sorted(kinds, key=lambda kind: -kind.size)

@@ -1,1 +1,0 @@
-"""What lies in checkpoints, read without torch."""

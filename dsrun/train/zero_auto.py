@@ -1,0 +1,164 @@
+"""`--zero auto`: the ZeRO stage that fits, found by counting the model on the meta device, without memory.
+
+`python -m dsrun.train.zero_auto FOLDER` prints such a count as one JSON object: `tensors`, a list of [name, shape,
+kind] in the order of the model, tied tensors once, with the kinds of `dsrun.zero.memory.model.architecture`; `config`,
+the settings of the model, defaults included; and `transformers`, the version that built it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.pytorch_utils import Conv1D
+
+from dsrun.errors import MissingError
+from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import with_defaults
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train import distributed as worlds
+from dsrun.train.data.request import DEFAULT_TARGET
+from dsrun.train.distributed import World
+from dsrun.train.loop.engine import Precision
+from dsrun.train.model import Task, one_at_a_time
+from dsrun.zero.memory import plan as memory_plan
+from dsrun.zero.memory.model.architecture import Architecture, Weight
+from dsrun.zero.memory.model.configs import find
+from dsrun.zero.memory.model.count import describe, generic
+from dsrun.zero.memory.request import Cluster, cluster
+
+GIB = 2**30
+
+
+SOURCE = "--zero auto"
+
+
+def resolve_zero_auto(
+    recipe: Recipe, config: Any, task: Task, precision: Precision, world: World
+) -> tuple[Recipe, str]:
+    """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and the
+    choice in words. Raises UsageError when nothing fits, with what would."""
+    # The user's `auto` makes room for the stage, which is put under the rest of what was given.
+    sources = {name: source for name, source in recipe.sources.items() if name != "zero"}
+    # The plan's micro batch is where --micro-batch-size auto begins.
+    left_open = dict.fromkeys(("zero", "auto_micro_batch"), "default")
+    spec = replace(recipe.spec, zero=None, auto_micro_batch=False)
+    opened = replace(recipe, spec=spec, sources=sources | left_open)
+    if world.device == "cpu":
+        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
+        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
+    try:
+        settings, words = _choose(opened, config, task, precision, _cluster(world))
+    except MissingError:
+        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
+        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
+    return with_defaults(opened, settings, SOURCE), words
+
+
+def _choose(
+    recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster
+) -> tuple[dict[str, object], str]:
+    spec = recipe.spec
+    target, source = lengths(spec, task)
+    stored = _as_stored(spec, config)
+    chosen = memory_plan.decide(
+        stored,
+        _architecture(spec, stored, config),
+        gpus,
+        precision=precision,
+        length=target,
+        source_length=source,
+        global_batch=spec.global_batch_size,
+        micro_batch=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        lora=spec.lora,
+        checkpointing=recipe.hf.get("gradient_checkpointing"),
+        offload=spec.offload if recipe.given("offload") else None,
+    )
+    return memory_plan.settings(chosen), memory_plan.message(chosen)
+
+
+def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:
+    """The model's shapes; those of a family that none are written down of are read off the model, without its
+    storage."""
+    try:
+        return describe(stored, from_scratch=spec.from_scratch)
+    except MissingError as unknown:
+        try:
+            made = report(without_storage(config, trust_remote_code=spec.trust_remote_code))
+            weights = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
+            return generic(made["config"], weights)
+        except Exception as error:  # a model may fail in any way without storage, and train well with it
+            raise unknown from error
+
+
+def lengths(spec: TrainSpec, task: Task) -> tuple[int | None, int | None]:
+    """Tokens per target (or block) and per source that the run's flags allow; None: the model's usual length."""
+    if task == "causal-lm":
+        return spec.block_size or spec.max_length, None
+    return spec.max_target_length or DEFAULT_TARGET, spec.max_source_length or spec.max_length
+
+
+def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
+    """The model's config.json, under whose content `dsrun plan --calibrate` keeps its corrections."""
+    changed = spec.model_config or spec.config_overrides or spec.config_name
+    if spec.model and not changed:
+        try:
+            return find(spec.model).config
+        except MissingError:  # downloaded to a cache that only transformers knows
+            pass
+    return dict(config.to_dict())
+
+
+def _cluster(world: World) -> Cluster:
+    """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
+    worlds.init_process_group(world, deepspeed=True)
+    properties = torch.cuda.get_device_properties(world.local_rank)
+    memory = min(worlds.all_gather_object(properties.total_memory)) / GIB
+    return cluster(f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory)
+
+
+def build(folder: str) -> Any:
+    return without_storage(AutoConfig.from_pretrained(folder))
+
+
+def without_storage(config: Any, *, trust_remote_code: bool = False) -> Any:
+    """The model of a config, with tensors that have a shape and nothing behind it."""
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with one_at_a_time(trust_remote_code), torch.device("meta"):
+        return auto.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def tensors(model: Any) -> list[tuple[str, list[int], str]]:
+    owners: dict[int, Any] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), module)
+    output = model.get_output_embeddings()
+    return [(name, list(p.shape), _kind(p, owners[id(p)], output)) for name, p in model.named_parameters()]
+
+
+def _kind(parameter: Any, owner: Any, output: Any) -> str:
+    if not parameter.requires_grad:
+        return "frozen"
+    if parameter.ndim == 1:
+        return "vector"
+    if isinstance(owner, torch.nn.Embedding):
+        return "embedding"
+    if owner is output:
+        return "head"
+    return "linear" if isinstance(owner, torch.nn.Linear | Conv1D) else "experts"
+
+
+def report(model: Any) -> dict[str, Any]:
+    settings = json.loads(model.config.to_json_string(use_diff=False))
+    return {"tensors": tensors(model), "config": settings, "transformers": transformers.__version__}
+
+
+if __name__ == "__main__":
+    json.dump(report(build(sys.argv[1])), sys.stdout)
