@@ -131,8 +131,7 @@ def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     if _integer(environ, "SLURM_STEP_NUM_NODES", 1) == 1:
         return world_size
     raise UsageError(
-        f"SLURM_STEP_TASKS_PER_NODE says nothing about node {node}",
-        fix="start the tasks with srun --ntasks-per-node",
+        f"SLURM_STEP_TASKS_PER_NODE says nothing about node {node}", fix="start the tasks with srun --ntasks-per-node"
     )
 
 

@@ -162,12 +162,7 @@ def _from_smi(environ: Mapping[str, str]) -> list[Gpu]:
         command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
         try:
             answer = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=_SMI_TIMEOUT_S,
-                check=False,
-                env=dict(environ),
+                command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False, env=dict(environ)
             )
         except (OSError, subprocess.TimeoutExpired):
             return []

@@ -11,11 +11,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from dsrun.errors import MissingError, ToolError
 from dsrun.system import variables
 from dsrun.system.process_end import tethered
 
@@ -208,12 +210,7 @@ def run_foreground(
     environ = {**(os.environ if env is None else env), variables.RUN_ID: f"{outer}/{mark}" if outer else mark}
     with handling(watch.handle, forward):
         process = subprocess.Popen(
-            _tethered(argv, environ, cwd),
-            env=environ,
-            cwd=cwd,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+            _tethered(argv, environ, cwd), env=environ, cwd=cwd, stdout=stdout, stderr=stderr, start_new_session=True
         )
         family = Family(process, mark)
         try:
@@ -234,3 +231,50 @@ def _tethered(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> 
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no such program", program)
     return tethered(argv, os.getpid())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a finished program said; `exit_code` as Popen gives it, negative for death by a signal."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def ask(
+    argv: Sequence[str],
+    *,
+    seconds: float,
+    changes: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    feed: Path | None = None,
+) -> Answer:
+    """Run `argv` to its end with `changes` to the environment; its stdin is the file `feed`, or nothing.
+
+    Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
+    """
+    with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
+        return _answer(argv, stdin, seconds, {**os.environ, **(changes or {})}, cwd)
+
+
+def _answer(
+    argv: Sequence[str], stdin: IO[bytes] | int, seconds: float, env: Mapping[str, str], cwd: Path | None
+) -> Answer:
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",  # what a node's login shell prints need not be UTF-8
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"{argv[0]} did not end within {seconds:g} s") from error
+    except FileNotFoundError as error:
+        raise MissingError(f"there is no program {argv[0]}") from error
+    return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)

@@ -24,19 +24,14 @@ from dsrun.system.files import replacing
 
 if TYPE_CHECKING:
     from dsrun.wheel.build.environment import Request
-    from dsrun.wheel.inspect.contents import WheelReport
+    from dsrun.wheel.verify.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"
 VERSION = 1
 
 
 def make_record(
-    request: Request,
-    report: WheelReport,
-    *,
-    seconds: Mapping[str, float],
-    by_build: Mapping[str, float],
-    started: str,
+    request: Request, report: WheelReport, *, seconds: Mapping[str, float], by_build: Mapping[str, float], started: str
 ) -> dict[str, Any]:
     """The contents of WHEEL.json. `seconds`: wall-clock seconds by phase, `by_build`: by compiling process (named
     after its operations); `started`: ISO 8601.

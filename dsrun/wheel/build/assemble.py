@@ -71,10 +71,7 @@ def _merge_tables(texts: Sequence[str]) -> str:
 def _write(target: Path, contents: dict[str, tuple[bytes, int]]) -> Path:
     record = next(f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL"))
     lines = [f"{name},{_hash(data)},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
-    contents = {
-        **dict(sorted(contents.items())),
-        record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644),
-    }
+    contents = {**dict(sorted(contents.items())), record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644)}
     with zipfile.ZipFile(target, "w") as archive:
         for name, (data, mode) in contents.items():
             info = zipfile.ZipInfo(name, _FIRST_MOMENT)
@@ -91,8 +88,8 @@ def _hash(data: bytes) -> str:
 
 if TYPE_CHECKING:
     from dsrun.wheel.build.environment import Request
-    from dsrun.wheel.inspect.contents import Library, WheelReport
     from dsrun.wheel.target.ops import Op
+    from dsrun.wheel.verify.contents import Library, WheelReport
 
 
 def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -> list[str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.wheel.build.failure import FULL
-from dsrun.wheel.build.progress import Watch
+from dsrun.wheel.build.progress import FULL, Watch
 from dsrun.wheel.build.run import Job, build_wheel
 
 PREFIX = "dsrun-wheel-"

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
-from dsrun.hardware.gres import cluster_gpus
-from dsrun.system.capture import ask
+from dsrun.hardware.gres import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
-from dsrun.system.slurm import cluster_nodes
+from dsrun.system.proc import ask
 from dsrun.wheel.build.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
+from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.gpus import check_archs, decide_target
-from dsrun.wheel.toolchain.compatibility import check_tools, torch_facts
-from dsrun.wheel.toolchain.cxx import all_cxx, find_cxx
-from dsrun.wheel.toolchain.nvcc import find_nvcc
+from dsrun.wheel.target.nvcc import find_nvcc
+from dsrun.wheel.target.toolchain import check_tools, torch_facts
 
 # Xeon Phi has AVX-512, but not the parts of it that the level x86-64-v4 asks for.
 _LESS = "knl"
@@ -60,10 +59,10 @@ def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
 
 if TYPE_CHECKING:
     from dsrun.findings import Finding
+    from dsrun.wheel.target.cxx import Cxx
     from dsrun.wheel.target.gpus import Target
-    from dsrun.wheel.toolchain.compatibility import TorchFacts
-    from dsrun.wheel.toolchain.cxx import Cxx
-    from dsrun.wheel.toolchain.nvcc import Nvcc
+    from dsrun.wheel.target.nvcc import Nvcc
+    from dsrun.wheel.target.toolchain import TorchFacts
 
 # What the build imports from the target environment before a compiler is called, by the question below.
 _ASK_PACKAGES = """
@@ -128,11 +127,7 @@ def detect_build_context(flags: Flags, environ: Mapping[str, str], diagnostics: 
     python = _interpreter(flags.python, environ)
     torch = _torch(python)
     target = decide_target(
-        flags.arch,
-        torch_cuda=torch.cuda,
-        gpus=visible_gpus(environ),
-        gres=cluster_gpus,
-        partition=flags.partition,
+        flags.arch, torch_cuda=torch.cuda, gpus=visible_gpus(environ), gres=cluster_gpus, partition=flags.partition
     )
     cxx = find_cxx(environ, flags.cxx)
     cuda = target.kind == "cuda"

@@ -21,21 +21,8 @@ SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH",
 FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "ARCHFLAGS")
 """Flags of somebody else's build (conda sets them on activation): a wheel must not depend on them."""
 
-_NOT_FOR_BUILDS = (
-    *FLAGS,
-    *["CC", "CXX", "LDSHARED", "LDCXXSHARED", "AR", "MAX_JOBS", "NVCC_CCBIN", "COMPILER_PATH"],
-)
-_PREFIXES = (
-    "DS_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUDA_",
-    "NINJA",
-    "DISTUTILS",
-    "SETUPTOOLS",
-    "GCC_",
-    "PYTHONHASHSEED",
-)
+_NOT_FOR_BUILDS = (*FLAGS, *["CC", "CXX", "LDSHARED", "LDCXXSHARED", "AR", "MAX_JOBS", "NVCC_CCBIN", "COMPILER_PATH"])
+_PREFIXES = ("DS_", "TORCH_", "PYTORCH_", "CUDA_", "NINJA", "DISTUTILS", "SETUPTOOLS", "GCC_", "PYTHONHASHSEED")
 _EPOCH = "315532800"
 """1980-01-01, the first second a zip archive can hold (APPNOTE.TXT, 4.4.6)."""
 

@@ -20,20 +20,19 @@ from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
 from dsrun.wheel.build import parallel
 from dsrun.wheel.build.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.build.environment import build_environment
-from dsrun.wheel.build.failure import FULL, disk_full, explained, with_log
-from dsrun.wheel.build.progress import Tracker, Watch, follow
+from dsrun.wheel.build.progress import FULL, Tracker, Watch, disk_full, explained, follow, with_log
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
-from dsrun.wheel.inspect.contents import read_wheel
-from dsrun.wheel.source.select_source import resolve_source
+from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
+from dsrun.wheel.target.nvcc import prepare_home
 from dsrun.wheel.target.ops import links
-from dsrun.wheel.toolchain.nvcc import prepare_home
+from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
     from dsrun.wheel.build.environment import Request
+    from dsrun.wheel.target.cxx import Cxx
+    from dsrun.wheel.target.nvcc import Nvcc
     from dsrun.wheel.target.ops import Op
-    from dsrun.wheel.toolchain.cxx import Cxx
-    from dsrun.wheel.toolchain.nvcc import Nvcc
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would
 # hold the output back, and is not there in an environment made by uv.

@@ -232,8 +232,7 @@ def _capability(entry: str, word: str) -> tuple[Capability, ...] | None:
     if variant:
         plain = ".".join(group for group in variant.groups() if group)
         raise UsageError(
-            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take",
-            fix=f"write {plain}",
+            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take", fix=f"write {plain}"
         )
     return None
 

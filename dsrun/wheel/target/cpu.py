@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError, did_you_mean
-from dsrun.system.capture import ask
-from dsrun.wheel.toolchain.cxx import Cxx, c_compiler, predefined
+from dsrun.system.proc import ask
+from dsrun.wheel.target.cxx import Cxx, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
@@ -106,17 +106,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
     if level != NATIVE:
         return level
     text = CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
-    kinds = [
-        "vendor_id",
-        "cpu family",
-        "model",
-        "flags",
-        "Features",
-        "CPU implementer",
-        "CPU part",
-        "cpu",
-        "isa",
-    ]
+    kinds = ["vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part", "cpu", "isa"]
     lines = {line.strip() for line in text.splitlines() if line.partition(":")[0].strip() in kinds}
     return f"{NATIVE}.{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()[:8]}"
 

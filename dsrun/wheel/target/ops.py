@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dsrun.datafiles import read_toml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings import Finding
-from dsrun.wheel.toolchain.cxx import need, way_to_install
+from dsrun.wheel.target.cxx import need, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.

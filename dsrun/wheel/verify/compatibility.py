@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding, Level
-from dsrun.wheel.inspect.contents import Library, WheelReport, version_key
-from dsrun.wheel.inspect.fatbin import Service, cuda_of_isa, service, sm
-from dsrun.wheel.inspect.isa_level import highest, lacking
 from dsrun.wheel.target.arch import minor_release
+from dsrun.wheel.verify.contents import Library, WheelReport, version_key
+from dsrun.wheel.verify.fatbin import Service, cuda_of_isa, service, sm
+from dsrun.wheel.verify.isa_level import highest, lacking
 from dsrun.wheel.verify.machine import Gpu, Machine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
 _REBUILD = "build it with dsrun build-wheel in this environment"
 # torch loads these itself before any operation; where torch is missing or another, that is the thing to say.
-_WITH_TORCH = (
-    "libc10",
-    "libtorch",
-    "libcudart.so",
-    "libcublas",
-    "libcurand",
-    "libnccl",
-    "libcusparse",
-    "libcusolver",
-)
+_WITH_TORCH = ("libc10", "libtorch", "libcudart.so", "libcublas", "libcurand", "libnccl", "libcusparse", "libcusolver")
 _ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
 
 

@@ -19,9 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from dsrun.errors import DsrunError, ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.system.capture import Answer, ask
 from dsrun.system.hostlist import expand_hosts, read_hostfile
-from dsrun.wheel.inspect.contents import WheelReport
+from dsrun.system.proc import Answer, ask
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
     INSTALL_SECONDS,
@@ -37,6 +36,7 @@ from dsrun.wheel.verify.check import (
     reason,
 )
 from dsrun.wheel.verify.compatibility import compare
+from dsrun.wheel.verify.contents import WheelReport
 from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
 
 Way = Literal["srun", "ssh"]

@@ -24,7 +24,7 @@ from dsrun.wheel.target.cpu import (
     level_of,
     resolve_level,
 )
-from dsrun.wheel.toolchain.cxx import c_compiler, find_cxx
+from dsrun.wheel.target.cxx import c_compiler, find_cxx
 
 V2 = "fpu cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"

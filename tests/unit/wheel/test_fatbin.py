@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from dsrun.wheel.inspect.fatbin import FatbinError, arch_order, architectures, read_fatbin
-from dsrun.wheel.inspect.isa_level import section_data
+from dsrun.wheel.verify.fatbin import FatbinError, arch_order, architectures, read_fatbin
+from dsrun.wheel.verify.isa_level import section_data
 from tests.tiny_wheels import EXACT, FAMILY, LTO, LZ4, PTX, SASS, ZSTD, container, entry
 
 

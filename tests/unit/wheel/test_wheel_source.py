@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.wheel.source.checkout import parse_remote
-from dsrun.wheel.source.sdist import fetch_sdist, read_lock
-from dsrun.wheel.source.select_source import identify_source, resolve_source
+from dsrun.wheel.checkout import parse_remote
+from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.select_source import identify_source, resolve_source
 from tests.deepspeed_trees import WHEN, content
 
 LOCKED = read_lock().default

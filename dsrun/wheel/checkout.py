@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import Answer, ask
+from dsrun.system.proc import Answer, ask
 
 _LOCAL_S = 120.0
 _NETWORK_S = 1800.0
@@ -86,10 +86,7 @@ def check_out(remote: Remote, commit: str, into: Path) -> None:
     if fetched.exit_code:  # some servers give single commits only when a branch or tag names them
         everything = ["fetch", "--quiet", "--tags", "--", remote.url, "+refs/heads/*:refs/remotes/origin/*"]
         _done(_git(everything, cwd=into, seconds=_NETWORK_S), f"git cannot fetch {remote.url}")
-    _done(
-        _git(["checkout", "--quiet", "--detach", commit], cwd=into),
-        f"{remote.url} has no commit {commit[:12]}",
-    )
+    _done(_git(["checkout", "--quiet", "--detach", commit], cwd=into), f"{remote.url} has no commit {commit[:12]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
-from dsrun.system.capture import ask
+from dsrun.system.proc import ask
 from dsrun.wheel.target.arch import host_limits, minor_release
-from dsrun.wheel.toolchain.cxx import Cxx
-from dsrun.wheel.toolchain.nvcc import Nvcc, has_runtime
+from dsrun.wheel.target.cxx import Cxx
+from dsrun.wheel.target.nvcc import Nvcc, has_runtime
 
 _ASK_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
@@ -67,13 +67,7 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
     version = values.get("__version__")
     if version is None:
         raise ToolError(f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch")
-    return TorchFacts(
-        version=version,
-        cuda=values.get("cuda"),
-        hip=values.get("hip"),
-        python_tag=tag,
-        path=path,
-    )
+    return TorchFacts(version=version, cuda=values.get("cuda"), hip=values.get("hip"), python_tag=tag, path=path)
 
 
 def _query(python: str) -> tuple[Path, str] | None:
@@ -126,12 +120,7 @@ def check_tools(
         return [*findings, _no_cuda(torch)]
     if nvcc is None:
         return [*findings, _no_nvcc(torch.cuda)]
-    return [
-        *findings,
-        *_check_versions(torch.cuda, nvcc),
-        *_check_runtime(nvcc),
-        *_check_host(nvcc, cxx, others),
-    ]
+    return [*findings, *_check_versions(torch.cuda, nvcc), *_check_runtime(nvcc), *_check_host(nvcc, cxx, others)]
 
 
 def _error(code: str, message: str, fix: str) -> Finding:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import ask
-from dsrun.wheel.toolchain.cxx import Cxx, has_function
+from dsrun.system.proc import ask
+from dsrun.wheel.target.cxx import Cxx, has_function
 
 _ASK_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
@@ -44,11 +44,7 @@ class Nvcc:
 
 
 def find_nvcc(
-    environ: Mapping[str, str],
-    site_packages: Path | None = None,
-    *,
-    cuda: str | None = None,
-    root: Path = Path("/"),
+    environ: Mapping[str, str], site_packages: Path | None = None, *, cuda: str | None = None, root: Path = Path("/")
 ) -> Nvcc | None:
     """The nvcc to build with; None when there is none.
 
@@ -75,8 +71,7 @@ def _of_home(home: Path, name: str) -> Nvcc:
     if version is None:
         state = "does not answer" if path.exists() else "is not there (a runtime without the compiler?)"
         raise UsageError(
-            f"{name} is {home}, but {path} {state}",
-            fix=f"set {name} to a CUDA toolkit with nvcc, or unset it",
+            f"{name} is {home}, but {path} {state}", fix=f"set {name} to a CUDA toolkit with nvcc, or unset it"
         )
     return Nvcc(path=path, version=version, home=home, origin="CUDA_HOME")
 

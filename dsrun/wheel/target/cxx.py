@@ -15,18 +15,11 @@ from typing import Any, Literal
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import ask
-from dsrun.system.packages import install_command, package_manager
+from dsrun.system.proc import ask
 
 _ASK_S = 60.0
 _CACHES = ("ccache", "sccache")
-_PACKAGES = {
-    "apt": "g++",
-    "dnf": "gcc-c++",
-    "zypper": "gcc-c++",
-    "pacman": "gcc",
-    "conda": "conda-forge::gxx",
-}
+_PACKAGES = {"apt": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "conda": "conda-forge::gxx"}
 _VERSIONED = re.compile(r"(g\+\+|clang\+\+)-\d+")
 
 
@@ -170,7 +163,36 @@ def _compiles(cxx: Cxx, source: str, before: Sequence[str], after: Sequence[str]
             return False
 
 
-_ASK_S = 60.0
+# Debian first: a machine with several usually has the others for building images.
+_MANAGERS = {"apt-get": "apt", "dnf": "dnf", "yum": "dnf", "zypper": "zypper", "pacman": "pacman"}
+_COMMANDS = {
+    "apt": "apt-get install",
+    "dnf": "dnf install",
+    "zypper": "zypper install",
+    "pacman": "pacman -S",
+    "conda": "conda install",
+    "pip": "pip install",
+}
+_NEEDS_ROOT = ("apt", "dnf", "zypper", "pacman")
+
+
+def package_manager(environ: Mapping[str, str]) -> str | None:
+    """ "conda" inside an activated conda environment, else the system's: apt, dnf, zypper or pacman; None without.
+
+    conda comes first: on a cluster nobody is root, and its compilers look into its own prefix.
+    """
+    path = environ.get("PATH")
+    if environ.get("CONDA_PREFIX") and any(shutil.which(name, path=path) for name in ("conda", "mamba")):
+        return "conda"
+    found = (kind for program, kind in _MANAGERS.items() if shutil.which(program, path=path))
+    return next(found, None)
+
+
+def install_command(manager: str, packages: str) -> str:
+    """The command line that installs `packages` (separated by spaces) with `manager`."""
+    sudo = "sudo " if manager in _NEEDS_ROOT and os.geteuid() != 0 else ""
+    words = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
+    return f"{sudo}{_COMMANDS[manager]} {' '.join(words)}"
 
 
 @dataclass(frozen=True, kw_only=True)

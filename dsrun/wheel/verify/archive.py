@@ -32,11 +32,7 @@ _RATIO_FROM = 64 << 20  # small files of zeros or spaces are harmless
 _TEXT_LIMIT = 16 << 20
 _CHUNK = 1 << 20
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-_UNSIGNED = (
-    "/RECORD",
-    "/RECORD.jws",
-    "/RECORD.p7s",
-)  # the binary distribution format exempts these from RECORD
+_UNSIGNED = ("/RECORD", "/RECORD.jws", "/RECORD.p7s")  # the binary distribution format exempts these from RECORD
 _AGAIN = "copy or build it again"
 
 

@@ -19,9 +19,9 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import ask
 from dsrun.system.files import replacing
-from dsrun.wheel.build.failure import FULL
+from dsrun.system.proc import ask
+from dsrun.wheel.build.progress import FULL
 from dsrun.wheel.cache import sha256_of
 
 _FETCH_S = 1800.0
@@ -53,8 +53,7 @@ def release_version(text: str, where: object) -> str:
         if version.local is None:
             return str(version)
     raise UsageError(
-        f"{where} says {text.strip()!r}, which is no version of a release",
-        fix="write one like 0.19.8 into it",
+        f"{where} says {text.strip()!r}, which is no version of a release", fix="write one like 0.19.8 into it"
     )
 
 
@@ -175,8 +174,7 @@ def unpack(path: Path, into: Path) -> None:
         folders = list(work.iterdir())
         if len(folders) != 1 or not (folders[0] / "setup.py").is_file():
             raise UsageError(
-                f"{path} does not hold one folder with setup.py",
-                fix="give a source distribution of DeepSpeed",
+                f"{path} does not hold one folder with setup.py", fix="give a source distribution of DeepSpeed"
             )
         folders[0].rename(into)
     finally:
