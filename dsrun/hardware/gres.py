@@ -58,13 +58,9 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
         name, _, features = front.partition("|")
         if not gres:
             continue
-        node = Node(name=name, features=_words(features), gres=gres)
-        nodes.setdefault((name, 0 if name else number), node)
+        words = () if features == "(null)" else tuple(word for word in features.split(",") if word)
+        nodes.setdefault((name, 0 if name else number), Node(name=name, features=words, gres=gres))
     return tuple(nodes.values())
-
-
-def _words(features: str) -> tuple[str, ...]:
-    return () if features == "(null)" else tuple(word for word in features.split(",") if word)
 
 
 # One entry without its remarks in brackets: gpu, gpu:4, gpu:a100:4, gpu:a100:no_consume:4, gres:gpu:2,

@@ -160,23 +160,17 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
-        if number == "0" and not names:
-            mount = root / "sys/fs/cgroup"
-        elif controller in names.split(","):
-            mount = _v1_mount(root, names, controller)
-        else:
-            continue
+        mount = root / "sys/fs/cgroup"
+        if number != "0" or names:  # version 1
+            if controller not in names.split(","):
+                continue
+            mount /= names if (mount / names).is_dir() else controller
         inner = mount / path.strip("/")
         for folder in (inner, *inner.parents):
             if folder.is_dir():
                 yield folder
             if folder == mount:
                 break
-
-
-def _v1_mount(root: Path, names: str, controller: str) -> Path:
-    mounts = root / "sys/fs/cgroup"
-    return mounts / names if (mounts / names).is_dir() else mounts / controller
 
 
 def _number(path: Path) -> int | None:

@@ -71,13 +71,6 @@ class Family:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
-    def signal_members(self, signum: int) -> None:
-        """Send `signum` to every member of the family except the child itself."""
-        for pid in self.members():
-            if pid != self.pid:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signum)
-
     def members(self) -> set[int]:
         """Process ids of the living: the child, its session, its descendants, and all who carry its mark."""
         import psutil
@@ -254,25 +247,19 @@ def ask(
 
     Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
     """
-    with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
-        return _answer(argv, stdin, seconds, {**os.environ, **(changes or {})}, cwd)
-
-
-def _answer(
-    argv: Sequence[str], stdin: IO[bytes] | int, seconds: float, env: Mapping[str, str], cwd: Path | None
-) -> Answer:
     try:
-        done = subprocess.run(
-            argv,
-            env=env,
-            cwd=cwd,
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",  # what a node's login shell prints need not be UTF-8
-            timeout=seconds,
-            check=False,
-        )
+        with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
+            done = subprocess.run(
+                argv,
+                env={**os.environ, **(changes or {})},
+                cwd=cwd,
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",  # what a node's login shell prints need not be UTF-8
+                timeout=seconds,
+                check=False,
+            )
     except subprocess.TimeoutExpired as error:
         raise ToolError(f"{argv[0]} did not end within {seconds:g} s") from error
     except FileNotFoundError as error:

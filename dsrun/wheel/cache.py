@@ -117,11 +117,6 @@ class Entry:
     wheel: Path
 
     @property
-    def record(self) -> Path:
-        """WHEEL.json."""
-        return self.folder / RECORD_NAME
-
-    @property
     def log(self) -> Path:
         """Everything the build printed."""
         return self.folder / LOG_NAME
@@ -225,7 +220,9 @@ def copy_out(entry: Entry, into: Path, *, force: bool = False) -> Path:
     try:
         into.mkdir(parents=True, exist_ok=True)
         for name in names:
-            _place(entry.folder / name, into / name)
+            # A copy and no hard link: whoever edits it would edit the store.
+            with replacing(into / name) as partial:
+                shutil.copyfile(entry.folder / name, partial)
     except OSError as error:
         raise UsageError(f"cannot write to {into}: {error.strerror or error}", fix="give another -o") from error
     return into / entry.wheel.name
@@ -243,12 +240,6 @@ def _refuse_other(entry: Entry, into: Path) -> None:
             f"{into / RECORD_NAME} describes {record['wheel']}",
             fix="give a folder of its own with -o, or --force to replace the record",
         )
-
-
-def _place(source: Path, target: Path) -> None:
-    """A copy and no hard link: whoever edits it would edit the store."""
-    with replacing(target) as partial:
-        shutil.copyfile(source, partial)
 
 
 def _entry(folder: Path) -> Entry:

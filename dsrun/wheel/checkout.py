@@ -143,22 +143,15 @@ def tree_digest(root: Path, files: Iterable[Path]) -> str:
         path = root / name
         if path.is_symlink():
             kind, content = "link", os.fsencode(path.readlink())
+        elif path.is_file():
+            kind = "program" if path.stat().st_mode & stat.S_IXUSR else "file"
+            content = path.read_bytes()
         else:
-            kind, content = _kind(path), _content(path)
+            raise UsageError(f"{path} is neither a file nor a folder nor a link", fix="take it out of the source tree")
         total.update(f"{kind} {len(os.fsencode(name))} {len(content)}\n".encode())
         total.update(os.fsencode(name))
         total.update(content)
     return f"sha256:{total.hexdigest()}"
-
-
-def _kind(path: Path) -> str:
-    return "program" if path.stat().st_mode & stat.S_IXUSR else "file"
-
-
-def _content(path: Path) -> bytes:
-    if not path.is_file():
-        raise UsageError(f"{path} is neither a file nor a folder nor a link", fix="take it out of the source tree")
-    return path.read_bytes()
 
 
 def check_links(root: Path, files: Iterable[Path]) -> None:

@@ -16,6 +16,9 @@ from dsrun.errors import ToolError
 from dsrun.wheel.build.progress import FULL, Watch
 from dsrun.wheel.build.run import Job, build_wheel
 
+if TYPE_CHECKING:
+    from dsrun.wheel.cache import Entry, WheelCache
+
 PREFIX = "dsrun-wheel-"
 _MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
@@ -82,10 +85,6 @@ def _lock(path: Path) -> int | None:
             return descriptor
     os.close(descriptor)
     return None
-
-
-if TYPE_CHECKING:
-    from dsrun.wheel.cache import Entry, WheelCache
 
 
 def cached_build(

@@ -183,14 +183,11 @@ class Request:
         """
         torch = ".".join(re.findall(r"\d+", self.torch)[:2])
         if self.accelerator == "cuda":
-            parts = [f"cu{self.cuda.replace('.', '')}torch{torch}", *map(_arch_word, self.archs.split(";"))]
+            # `9.0+PTX` is sm90ptx: code for 9.0 and PTX that later GPUs can compile.
+            archs = self.archs.replace(".", "").replace("+PTX", "ptx").split(";")
+            parts = [f"cu{self.cuda.replace('.', '')}torch{torch}", *(f"sm{arch}" for arch in archs)]
         else:
             # The digest behind "native." is for the key; two machines' wheels are not told apart by name.
             level = "native" if self.cpu.startswith("native.") else self.cpu
             parts = [f"cputorch{torch}", re.sub(r"[^a-z0-9]", "", level.lower())]
         return str(Version("0+" + ".".join(filter(None, [*parts, self.label]))).local)
-
-
-def _arch_word(arch: str) -> str:
-    """`9.0+PTX` is sm90ptx: code for 9.0 and PTX that later GPUs can compile."""
-    return "sm" + arch.replace(".", "").replace("+PTX", "ptx")

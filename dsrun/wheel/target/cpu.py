@@ -87,17 +87,14 @@ def common_level(levels: Iterable[str]) -> str:
     )
 
 
-def default_level(cluster_levels: Iterable[str] | None = None, host: str | None = None) -> str:
-    """The level to compile for when none is named: the common one of the cluster when its nodes are known.
+def default_level(host: str) -> str:
+    """The level to compile for when none is named and none known of the cluster.
 
-    Otherwise x86-64-v3, which every x86 server since 2015 has, or `host`'s own when that is lower; on Arm the
-    baseline armv8-a; "native" elsewhere.
+    x86-64-v3, which every x86 server since 2015 has, or `host`'s own when that is lower; on Arm the baseline armv8-a;
+    "native" elsewhere.
     """
-    known = list(cluster_levels or ())
-    if known:
-        return common_level(known)
-    if host is None or host in _LADDERS[0]:
-        return common_level([PORTABLE, host or PORTABLE])
+    if host in _LADDERS[0]:
+        return common_level([PORTABLE, host])
     return "armv8-a" if host in _LADDERS[1] else NATIVE
 
 

@@ -221,23 +221,17 @@ _FIELDS = ("what", "headers", "function", "library", "module", "variable", "cuda
 def needs() -> Mapping[str, Need]:
     """Every need of build/ops.toml by name."""
     table = read_toml("build", "ops.toml")["need"]
-    return {name: _need(name, row) for name, row in table.items()}
-
-
-def _need(name: str, row: Mapping[str, Any]) -> Need:
-    known = {key: row[key] for key in _FIELDS if key in row}
-    known["headers"] = tuple(row.get("headers", ()))
-    return Need(name=name, packages={key: row[key] for key in row if key not in _FIELDS}, **known)
-
-
-def need(name: str) -> Need:
-    """The need called `name`."""
-    return needs()[name]
+    found = {}
+    for name, row in table.items():
+        known: dict[str, Any] = {key: row[key] for key in _FIELDS if key in row}
+        known["headers"] = tuple(row.get("headers", ()))
+        found[name] = Need(name=name, packages={key: row[key] for key in row if key not in _FIELDS}, **known)
+    return found
 
 
 def way_to_install(name: str, *, cuda: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """The command that installs need `name` with the package manager of this machine, else with pip."""
-    wanted = need(name)
+    wanted = needs()[name]
     environ = os.environ if environ is None else environ
     manager = package_manager(environ)
     # Parts of the CUDA toolkit come from pip first: no root, no extra repository, the version that torch has.
@@ -272,7 +266,7 @@ class Probe:
     def available(self, name: str) -> bool:
         """Whether need `name` is met."""
         if name not in self._known:
-            self._known[name] = self._query(need(name))
+            self._known[name] = self._query(needs()[name])
         return self._known[name]
 
     def _query(self, wanted: Need) -> bool:
@@ -287,7 +281,8 @@ class Probe:
             return False
         if wanted.library is None or wanted.function is None:
             return True
-        return has_function(self._cxx, wanted.function, wanted.library, folders=self._folders())
+        folders = [] if self._home is None else [self._home / "lib64"]
+        return has_function(self._cxx, wanted.function, wanted.library, folders=folders)
 
     def _include(self, wanted: Need) -> list[Path]:
         named = self._environ.get(wanted.variable, "") if wanted.variable else ""
@@ -295,9 +290,6 @@ class Probe:
         if self._home is not None:
             roots.append(self._home)
         return [folder for root in roots for folder in (root / "include", root) if folder.is_dir()]
-
-    def _folders(self) -> list[Path]:
-        return [] if self._home is None else [self._home / "lib64"]
 
     def _has_module(self, module: str) -> bool:
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"

@@ -190,7 +190,7 @@ def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[
     yield ""
     if done.machine:
         torch = f"torch {done.machine.torch}" if done.machine.torch else "no torch"
-        yield f"here: Python {done.machine.python_version}, {torch}, {_gpus(done)}"
+        yield f"here: Python {done.machine.python_version}, {torch}, {gpu_text(done.machine) or 'no GPU'}"
     for each in done.op_results:
         yield f"  {each.op}: {each.what if each.result != 'failed' else 'failed'} ({each.seconds:.1f} s)"
     if reports:
@@ -215,10 +215,6 @@ def _library_row(library: Library) -> tuple[str, ...]:
         library.glibc or _NONE,
         f"{library.size / 2**20:.1f}",
     )
-
-
-def _gpus(done: Verification) -> str:
-    return (done.machine and gpu_text(done.machine)) or "no GPU"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -192,7 +192,7 @@ def _library(elf: ELFFile, file: Path, name: str) -> Library:
         glibc=_highest(versions, "GLIBC"),
         glibcxx=_highest(versions, "GLIBCXX"),
         cpu_level=cpu_level(elf, file),
-        cxx11_abi=_cxx11(section_data(elf, ".dynstr")),
+        cxx11_abi=_cxx11_abi(section_data(elf, ".dynstr")),
         machine=elf.get_machine_arch(),
         asks_cpu=_ASKS in section_data(elf, ".rodata"),
     )
@@ -226,7 +226,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _cxx11(strings: bytes) -> bool | None:
+def _cxx11_abi(strings: bytes) -> bool | None:
     if b"__cxx11" in strings or b"B5cxx11" in strings:
         return True
     return False if _OLD_STRING.search(strings) else None

@@ -165,7 +165,7 @@ HOSTILE = {
     "absolute": ({**GOOD, "/tmp/dsrun-evil": b"x"}, ()),
     "link out": (GOOD, (link("deepspeed-1.0.0/a", "../../evil"),)),
     "absolute link": (GOOD, (link("deepspeed-1.0.0/a", "/etc/passwd"),)),
-    "hard link": (GOOD, (link("deepspeed-1.0.0/a", "deepspeed-1.0.0/setup.py", tarfile.LNKTYPE),)),
+    "hard link out": (GOOD, (link("deepspeed-1.0.0/a", "../../etc/passwd", tarfile.LNKTYPE),)),
     "device": (GOOD, (device("deepspeed-1.0.0/a"),)),
     "two folders": ({**GOOD, "other/setup.py": b""}, ()),
     "no version": ({name: data for name, data in GOOD.items() if "version" not in name}, ()),
