@@ -21,7 +21,7 @@ from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.files import replacing
 from dsrun.system.proc import ask
-from dsrun.wheel.build.progress import FULL
+from dsrun.wheel.build.output import FULL
 from dsrun.wheel.cache import sha256_of
 
 _FETCH_S = 1800.0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
+from dsrun.system.hostlist import compressed
 from dsrun.system.proc import Answer, ask
 from dsrun.wheel.target.ops import all_ops
 from dsrun.wheel.verify.archive import check_archive, open_wheel
@@ -280,7 +281,7 @@ def differences(reports: Sequence[NodeReport]) -> list[Finding]:
         for machine in machines:
             groups[of(machine)].append(machine.node)
         if len(groups) > 1:
-            sides = "; ".join(f"{value or 'none'} on {_few(names)}" for value, names in groups.items())
+            sides = "; ".join(f"{value or 'none'} on {compressed(names)}" for value, names in groups.items())
             fix = "make them alike, or leave the odd ones out"
             message = f"{what} differs: {sides}"
             found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
@@ -293,7 +294,3 @@ _COMPARED: dict[str, Callable[[Machine], str | None]] = {
     "driver": lambda machine: machine.driver,
     "GPU": gpu_text,
 }
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

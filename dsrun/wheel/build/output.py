@@ -1,4 +1,4 @@
-"""What a build's output says about how far it is: operations, files, and the time that is left."""
+"""What a build's output says: how far it is, how long it will take, and what went wrong first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import os
 import re
 import select
 import shlex
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import IO, Literal
 
-from dsrun.errors import ToolError
 from dsrun.wheel.build.parallel import BEGIN, END
 
 # ninja's default status: finished and all edges of one operation.
@@ -149,7 +147,7 @@ _MOMENT_MS = 200
 
 
 def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    """Log every line the parallel builds write into `pipe`, and tell `watch` of those that mean something.
+    """Log every line the parallel builds write into `pipe`, and call `watch` for those that mean something.
 
     `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
     """
@@ -162,7 +160,7 @@ def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes:
 
 
 def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         tracker.note(event, time.monotonic())
         watch(event, tracker)
 
@@ -170,7 +168,7 @@ def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: 
     for line in lines:
         if line is None:
             for label in tuple(held):
-                tell(held.pop(label))
+                notify(held.pop(label))
             continue
         try:
             log.write(line)
@@ -179,7 +177,7 @@ def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: 
         label, text = split_line(line)
         before = held.pop(label, None)
         if before and not text.startswith(_FAILED):
-            tell(before)
+            notify(before)
         event = parse_line(label, text)
         if event is None or label not in tracker.weights:
             continue
@@ -188,9 +186,9 @@ def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: 
             continue
         if event.kind == "end":
             codes[label] = event.code
-        tell(event)
+        notify(event)
     for event in held.values():
-        tell(event)
+        notify(event)
 
 
 def _lines(descriptor: int) -> Iterator[str | None]:
@@ -223,10 +221,8 @@ _COMPILER = (
     re.compile(r"^(?P<where>[^\s(]+\(\d+\)): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.+)$"),
 )
 _TOOLS = (
-    re.compile(r"^(?P<where>nvcc) fatal\s*: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>nvcc) error\s*: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>ptxas) (?:fatal|error)\s*: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>ptxas) [^,]+, line \d+; (?:fatal|error)\s*: (?P<what>.+)$"),
+    re.compile(r"^(?P<where>nvcc) (?:fatal|error)\s*: (?P<what>.+)$"),
+    re.compile(r"^(?P<where>ptxas)(?: [^,]+, line \d+;)? (?:fatal|error)\s*: (?P<what>.+)$"),
     re.compile(r"^(?:\S*/)?(?P<where>[\w+.-]+): (?:fatal )?error: (?P<what>.+)$"),
     re.compile(r"^(?:\S*/)?(?P<where>ld)(?:\.\w+)?: (?P<what>.*(?:cannot find|undefined reference).*)$"),
     re.compile(r"^(?P<where>[^\s:]+)(?::\([^)]*\))?: (?P<what>undefined reference to .+)$"),
@@ -268,7 +264,7 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Fa
     found: dict[str, Failure] = {}
     for label, raw in lines:
         text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
-        kind, failure = _judge(label, text)
+        kind, failure = _classify(label, text)
         if failed and label not in failed and kind not in ("disk", "memory"):
             continue
         if failure and (kind == "python" or kind not in found):
@@ -282,7 +278,7 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Fa
     return found.get("python")
 
 
-def _judge(label: str, text: str) -> tuple[str, Failure | None]:
+def _classify(label: str, text: str) -> tuple[str, Failure | None]:
     if _DISK.search(text):
         return "disk", Failure(label=label, where="", what=text.strip(), cause="disk")
     if _MEMORY.search(text):
@@ -293,41 +289,3 @@ def _judge(label: str, text: str) -> tuple[str, Failure | None]:
             if match and not any(echo in text for echo in _ECHO):
                 return kind, Failure(label=label, where=match["where"], what=match["what"] or "failed")
     return "", None
-
-
-def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
-    """The one line a user needs of a failed build."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        failure = first_failure((split_line(line) for line in lines), codes)
-    if "" in codes or (failure and failure.cause == "disk"):
-        return disk_full(folder, failure.what if failure else os.strerror(errno.ENOSPC))
-    if failure is None:
-        label = next((label for label, code in codes.items() if code), "")
-        return ToolError(f"the build of {label or 'the wheel'} failed without an error message")
-    if failure.cause == "memory":
-        return ToolError(
-            f"the compiler of {failure.label} was killed, out of memory ({failure.what})",
-            fix="compile one file at a time with --jobs 1, or free some memory",
-        )
-    tree = f"{folder / 'trees' / failure.label}/"
-    return ToolError(f"{failure.label}: {failure.sentence.replace(tree, '')}")
-
-
-def disk_full(folder: Path, why: str) -> ToolError:
-    """The error for a build in `folder` that had no room."""
-    return ToolError(
-        f"no space left on the disk of {folder.parent} or of the store: {why}",
-        fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",
-    )
-
-
-def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
-    """`error`, with where the whole output is."""
-    if not log.is_file():
-        return error
-    try:
-        shutil.copyfile(log, kept)
-    except OSError:
-        return error
-    where = f"the whole output: {kept}"
-    return ToolError(error.message, fix=f"{error.fix}; {where}" if error.fix else where)
