@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dsrun.cli.output import ignore_closed_stream, print_detail
-from dsrun.wheel.build.progress import duration
+from dsrun.wheel.build.output import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from dsrun.wheel.build.progress import Event, Tracker
+    from dsrun.wheel.build.output import Event, Tracker
 
 
 def make_display() -> Lines | Bars:

@@ -39,7 +39,7 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibrati
     ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for.
     """
     from dsrun.system.gpus import visible_gpus
-    from dsrun.system.packages import require_training_packages
+    from dsrun.system.host import require_training_packages
 
     require_training_packages()
     row, request = made.choice, made.request
@@ -112,7 +112,7 @@ def training_argv(
 
 def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     from dsrun.runs.records import read_records
-    from dsrun.system.capture import ask
+    from dsrun.system.proc import ask
 
     done = ask([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
     if done.exit_code:

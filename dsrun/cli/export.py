@@ -13,7 +13,7 @@ import click
 from dsrun.cli.output import print_note
 from dsrun.errors import FindingsError, UsageError
 from dsrun.findings import Finding
-from dsrun.system.packages import require_training_packages
+from dsrun.system.host import require_training_packages
 
 EXPORTER = "dsrun.train.export.run"
 

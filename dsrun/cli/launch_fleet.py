@@ -63,7 +63,7 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
     from dsrun.launch.context import DEFAULT_PORT
     from dsrun.launch.environment import forwarded_variables
     from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv
-    from dsrun.system.interfaces import behind_alias, is_this_machine
+    from dsrun.system.net import behind_alias, is_this_machine
 
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
     address = options.master_addr or behind_alias(hosts[0].address)

@@ -229,7 +229,7 @@ def _require(work: Work, program: Program) -> None:
     """Raise MissingError here, where the rank would only end with a traceback, and be started again."""
     from importlib.util import find_spec
 
-    from dsrun.system.packages import require_training_packages
+    from dsrun.system.host import require_training_packages
 
     if not work.external:
         require_training_packages()
@@ -241,7 +241,7 @@ def _require(work: Work, program: Program) -> None:
 
 def _changes(work: Work, place: LocalLauncher, run: Path, met_from: str | None) -> dict[str, str | None]:
     from dsrun.launch.environment import has_libuv, launch_environment, network_variables
-    from dsrun.system.interfaces import addresses, own_name_addresses
+    from dsrun.system.net import addresses, own_name_addresses
 
     network = network_variables(met_from, addresses(), own_name_addresses()) if place.nodes > 1 else {}
     return launch_environment(
@@ -277,8 +277,7 @@ def _job(work: Work, place: LocalLauncher, run: Path, changes: Mapping[str, str 
 def _show(work: Work, place: LocalLauncher) -> int:
     """--dry-run: what would be set here, and the command that would start the agent."""
     from dsrun.launch.command import run_arguments, run_command
-    from dsrun.system.interfaces import address_towards
-    from dsrun.system.net import free_port
+    from dsrun.system.net import address_towards, free_port
 
     print_note(place.how)
     run = Path(work.output)

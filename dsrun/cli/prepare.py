@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.run_job import show
 from dsrun.cli.train import TrainCommand, show_values
-from dsrun.system.packages import require_training_packages
+from dsrun.system.host import require_training_packages
 
 PREPARER = "dsrun.train.prepare"
 

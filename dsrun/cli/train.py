@@ -50,7 +50,7 @@ def command(args: list[str]) -> int:
     from dsrun.launch.coordinator.messages import Stopped
     from dsrun.launch.signals import startup_signals
     from dsrun.system.env import worker_from_env
-    from dsrun.system.packages import require_training_packages
+    from dsrun.system.host import require_training_packages
 
     if worker_from_env(os.environ) is not None:
         require_training_packages()
@@ -75,8 +75,8 @@ def _launch(recipe: Recipe, early: StartupSignals) -> int:
     from dsrun.recipe.resolved import recipe_in_force
     from dsrun.runs.attempts import earlier_signatures, saved_global_batch
     from dsrun.runs.folder import RunFolder, refuse_unfit
+    from dsrun.system.host import require_training_packages
     from dsrun.system.net import free_port
-    from dsrun.system.packages import require_training_packages
 
     topology = topology_of(recipe)
     folder = RunFolder(Path(recipe.spec.output or default_output(recipe)))

@@ -97,7 +97,7 @@ def _print(done: Verification, reports: list[NodeReport], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(as_json(done, reports), indent=2, ensure_ascii=False))
         return
-    from dsrun.wheel.verify.report import report_lines
+    from dsrun.wheel.verify.check import report_lines
 
     for line in report_lines(done, reports):
         click.echo(line)

@@ -58,9 +58,8 @@ def push_command(
     Exit code 3 when a node fails, or two nodes differ in Python, torch, driver or GPU.
     """
     del debug
-    from dsrun.wheel.verify.check import examine
+    from dsrun.wheel.verify.check import differences, examine
     from dsrun.wheel.verify.nodes import NodeTask, default_folder, nodes_meant, push
-    from dsrun.wheel.verify.report import differences
 
     report, findings = examine(file)
     meant = nodes_meant(nodes, hostfile, os.environ, via)
@@ -79,7 +78,7 @@ def _print(reports: list[NodeReport], findings: list[Finding], form: str, name: 
     if form == "json":
         click.echo(json.dumps(as_json(reports, findings), indent=2, ensure_ascii=False))
         return
-    from dsrun.wheel.verify.report import finding_lines, rows, table
+    from dsrun.wheel.verify.check import finding_lines, rows, table
 
     if reports:
         for line in table(rows(reports)):

@@ -95,11 +95,7 @@ def _take_memory(text: str) -> tuple[str, int | None]:
 
 Confidence = Literal["A", "B", "C"]
 
-_BRAND_SEGMENTS = {
-    "tesla": ("datacenter",),
-    "geforce": ("geforce", "titan"),
-    "quadro": ("workstation",),
-}
+_BRAND_SEGMENTS = {"tesla": ("datacenter",), "geforce": ("geforce", "titan"), "quadro": ("workstation",)}
 # Words that a short name leaves out. "rtx 4000" may mean the Quadro (7.5) or the Ada card (8.9), "rtx 4000 laptop" too.
 _UNSAID = ("ada",)
 _UNSAID_IF_ALONE = ("laptop", "workstation", "server", "maxqworkstation")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from dsrun.launch.job import LOOPBACK, Job, Topology
-from dsrun.system.packages import own_programs_first
+from dsrun.system.host import own_programs_first
 
 # Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
 MISLEADING = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsrun.errors import UsageError
+from dsrun.system.hostlist import expand_hosts
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Below Linux's ephemeral ports (32768 and up), so that no outgoing connection sits on the port by chance.
@@ -131,8 +132,7 @@ def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     if _integer(environ, "SLURM_STEP_NUM_NODES", 1) == 1:
         return world_size
     raise UsageError(
-        f"SLURM_STEP_TASKS_PER_NODE says nothing about node {node}",
-        fix="start the tasks with srun --ntasks-per-node",
+        f"SLURM_STEP_TASKS_PER_NODE says nothing about node {node}", fix="start the tasks with srun --ntasks-per-node"
     )
 
 
@@ -144,10 +144,7 @@ def slurm_port(environ: Mapping[str, str]) -> int:
 
 def first_host(nodes: str) -> str | None:
     """First host of a SLURM host list: "gpu[03-05,9],login" is gpu03; None for an empty list."""
-    found = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\])?([^\[,]*)", nodes.strip())
-    if not found or not found[0]:
-        return None
-    return found[1] + (found[2] or "") + found[3]
+    return expand_hosts(nodes)[0] if nodes.strip() else None
 
 
 def expand_counts(text: str) -> list[int]:

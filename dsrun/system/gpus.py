@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-
-_SMI_TIMEOUT_S = 30  # a cold driver without persistence mode takes seconds per GPU
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU, or one MIG instance of it.
 
-    `index` is the number CUDA gives it in this process; memory is in bytes. None: the driver does not say
-    (memory of GPUs that share the host's, capability with an old nvidia-smi).
+    `index` is the number CUDA gives it in this process; memory is in bytes, None for GPUs that share
+    the host's.
     """
 
     index: int
@@ -27,7 +23,7 @@ class Gpu:
     uuid: str
     memory_total: int | None
     memory_free: int | None
-    capability: tuple[int, int] | None
+    capability: tuple[int, int]
     mig: tuple[Gpu, ...] = ()
 
     @property
@@ -43,10 +39,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
     which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs of the machine are alike.
     """
     environ = os.environ if environ is None else environ
-    devices = _from_nvml()
-    if devices is None:
-        devices = _from_smi(environ)
-    return select_visible(devices, environ.get("CUDA_VISIBLE_DEVICES"))
+    return select_visible(_all_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gpu_count(environ: Mapping[str, str] | None = None) -> int:
@@ -94,22 +87,20 @@ def _only(found: list[Gpu]) -> Gpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def _from_nvml() -> list[Gpu] | None:
-    """All GPUs in PCI bus order; None when NVML cannot be asked."""
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return None
+def _all_gpus() -> list[Gpu]:
+    """All GPUs in PCI bus order; none when NVML cannot be queried."""
+    import pynvml as nvml
+
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return None
+        return []
     try:
         return [
             _describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index) for index in range(nvml.nvmlDeviceGetCount())
         ]
     except nvml.NVMLError:
-        return None
+        return []
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
@@ -153,49 +144,3 @@ def _mig_instances(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
                 )
         return tuple(found)
     return ()
-
-
-def _from_smi(environ: Mapping[str, str]) -> list[Gpu]:
-    """All GPUs as nvidia-smi lists them, without MIG instances; empty when it is missing or fails."""
-    columns = "index,uuid,name,memory.total,memory.free"
-    for query in (f"{columns},compute_cap", columns):  # compute_cap is unknown to drivers before 510
-        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-        try:
-            answer = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=_SMI_TIMEOUT_S,
-                check=False,
-                env=dict(environ),
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return []
-        if answer.returncode == 0:
-            return parse_smi(answer.stdout)
-    return []
-
-
-def parse_smi(text: str) -> list[Gpu]:
-    """The rows `index, uuid, name, memory.total, memory.free[, compute_cap]` of nvidia-smi, memory in MiB."""
-    gpus = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) < 5 or not fields[0].isdigit():
-            continue
-        capability = re.fullmatch(r"(\d+)\.(\d+)", fields[5]) if len(fields) > 5 else None
-        gpus.append(
-            Gpu(
-                index=int(fields[0]),
-                name=fields[2],
-                uuid=fields[1],
-                memory_total=_bytes(fields[3]),
-                memory_free=_bytes(fields[4]),
-                capability=(int(capability[1]), int(capability[2])) if capability else None,
-            )
-        )
-    return gpus
-
-
-def _bytes(mebibytes: str) -> int | None:
-    return int(mebibytes) * _MIB if mebibytes.isdigit() else None  # else "[N/A]", "[Not Supported]"

@@ -7,8 +7,12 @@ import platform
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+
+from dsrun.errors import MissingError
 
 ROOT = Path("/")
 # Linux writes the first two for x86, bf16 for Arm (Documentation/arch/arm64/elf_hwcaps.rst).
@@ -156,23 +160,17 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
-        if number == "0" and not names:
-            mount = root / "sys/fs/cgroup"
-        elif controller in names.split(","):
-            mount = _v1_mount(root, names, controller)
-        else:
-            continue
+        mount = root / "sys/fs/cgroup"
+        if number != "0" or names:  # version 1
+            if controller not in names.split(","):
+                continue
+            mount /= names if (mount / names).is_dir() else controller
         inner = mount / path.strip("/")
         for folder in (inner, *inner.parents):
             if folder.is_dir():
                 yield folder
             if folder == mount:
                 break
-
-
-def _v1_mount(root: Path, names: str, controller: str) -> Path:
-    mounts = root / "sys/fs/cgroup"
-    return mounts / names if (mounts / names).is_dir() else mounts / controller
 
 
 def _number(path: Path) -> int | None:
@@ -205,3 +203,24 @@ def _memory_left(folder: Path) -> int | None:
     stat = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
     cache = int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
     return limit - used + cache
+
+
+NEEDED = ("torch", "transformers", "deepspeed", "datasets", "accelerate", "peft")
+
+
+def require_training_packages() -> None:
+    """Raise MissingError unless this Python can train; a login node need not."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingError(f"training needs {', '.join(missing)}", fix="pip install 'dsrun[train]'")
+
+
+def own_programs_first(environ: Mapping[str, str]) -> dict[str, str]:
+    """The change to `environ` that puts this Python's own folder on PATH; none where it is on it already.
+
+    torch compiles with the `ninja` it finds on PATH, and a virtual environment that is called by its path is not on
+    it: there may be none, or one of another version, with which torch compiles everything again.
+    """
+    own = str(Path(sys.executable).parent)
+    search = environ.get("PATH", os.defpath)
+    return {} if own in search.split(os.pathsep) else {"PATH": own + os.pathsep + search}

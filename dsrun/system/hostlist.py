@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from dsrun.errors import UsageError
@@ -17,17 +17,12 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
     Several brackets in one name multiply ("rack[1-2]n[1-2]"). Raises UsageError for what is no such list.
     """
-    names = [name for part in _parts(text) for name in _expanded(part, text)]
+    parts = re.findall(r"(?:\[[^\]]*\]|[^\[\],\s]|[\[\]])+", text)  # split at commas and spaces outside brackets
+    names = [name for part in parts for name in _expanded(part, text)]
     wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
     if wrong is not None or not names:
         raise UsageError(f"{text!r} is no list of nodes", fix="write it as gpu[01-04],login")
     return tuple(dict.fromkeys(names))
-
-
-def _parts(text: str) -> Iterator[str]:
-    """The text at commas and spaces outside brackets."""
-    for found in re.finditer(r"(?:\[[^\]]*\]|[^\[\],\s]|[\[\]])+", text):
-        yield found[0]
 
 
 def _expanded(part: str, whole: str) -> list[str]:

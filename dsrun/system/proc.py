@@ -11,11 +11,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from dsrun.errors import MissingError, ToolError
 from dsrun.system import variables
 from dsrun.system.process_end import tethered
 
@@ -68,13 +70,6 @@ class Family:
         """Send `signum` to the child's process group; nothing happens when it is gone."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
-
-    def signal_members(self, signum: int) -> None:
-        """Send `signum` to every member of the family except the child itself."""
-        for pid in self.members():
-            if pid != self.pid:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signum)
 
     def members(self) -> set[int]:
         """Process ids of the living: the child, its session, its descendants, and all who carry its mark."""
@@ -208,12 +203,7 @@ def run_foreground(
     environ = {**(os.environ if env is None else env), variables.RUN_ID: f"{outer}/{mark}" if outer else mark}
     with handling(watch.handle, forward):
         process = subprocess.Popen(
-            _tethered(argv, environ, cwd),
-            env=environ,
-            cwd=cwd,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+            _tethered(argv, environ, cwd), env=environ, cwd=cwd, stdout=stdout, stderr=stderr, start_new_session=True
         )
         family = Family(process, mark)
         try:
@@ -234,3 +224,44 @@ def _tethered(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> 
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no such program", program)
     return tethered(argv, os.getpid())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a finished program said; `exit_code` as Popen gives it, negative for death by a signal."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def ask(
+    argv: Sequence[str],
+    *,
+    seconds: float,
+    changes: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    feed: Path | None = None,
+) -> Answer:
+    """Run `argv` to its end with `changes` to the environment; its stdin is the file `feed`, or nothing.
+
+    Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
+    """
+    try:
+        with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
+            done = subprocess.run(
+                argv,
+                env={**os.environ, **(changes or {})},
+                cwd=cwd,
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",  # what a node's login shell prints need not be UTF-8
+                timeout=seconds,
+                check=False,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"{argv[0]} did not end within {seconds:g} s") from error
+    except FileNotFoundError as error:
+        raise MissingError(f"there is no program {argv[0]}") from error
+    return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)

@@ -24,19 +24,14 @@ from dsrun.system.files import replacing
 
 if TYPE_CHECKING:
     from dsrun.wheel.build.environment import Request
-    from dsrun.wheel.inspect.contents import WheelReport
+    from dsrun.wheel.verify.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"
 VERSION = 1
 
 
 def make_record(
-    request: Request,
-    report: WheelReport,
-    *,
-    seconds: Mapping[str, float],
-    by_build: Mapping[str, float],
-    started: str,
+    request: Request, report: WheelReport, *, seconds: Mapping[str, float], by_build: Mapping[str, float], started: str
 ) -> dict[str, Any]:
     """The contents of WHEEL.json. `seconds`: wall-clock seconds by phase, `by_build`: by compiling process (named
     after its operations); `started`: ISO 8601.
@@ -120,11 +115,6 @@ class Entry:
 
     folder: Path
     wheel: Path
-
-    @property
-    def record(self) -> Path:
-        """WHEEL.json."""
-        return self.folder / RECORD_NAME
 
     @property
     def log(self) -> Path:
@@ -230,7 +220,9 @@ def copy_out(entry: Entry, into: Path, *, force: bool = False) -> Path:
     try:
         into.mkdir(parents=True, exist_ok=True)
         for name in names:
-            _place(entry.folder / name, into / name)
+            # A copy and no hard link: whoever edits it would edit the store.
+            with replacing(into / name) as partial:
+                shutil.copyfile(entry.folder / name, partial)
     except OSError as error:
         raise UsageError(f"cannot write to {into}: {error.strerror or error}", fix="give another -o") from error
     return into / entry.wheel.name
@@ -248,12 +240,6 @@ def _refuse_other(entry: Entry, into: Path) -> None:
             f"{into / RECORD_NAME} describes {record['wheel']}",
             fix="give a folder of its own with -o, or --force to replace the record",
         )
-
-
-def _place(source: Path, target: Path) -> None:
-    """A copy and no hard link: whoever edits it would edit the store."""
-    with replacing(target) as partial:
-        shutil.copyfile(source, partial)
 
 
 def _entry(folder: Path) -> Entry:

@@ -72,12 +72,7 @@ def _torch_rows() -> Iterable[Sequence[str]]:
 def _nvcc_rows() -> Iterable[Sequence[str]]:
     for version, compiled in nvcc_versions().items():
         limits = host_limits(version) or {}
-        yield (
-            version,
-            ", ".join(map(_dotted, compiled)),
-            str(limits.get("gcc", "")),
-            str(limits.get("clang", "")),
-        )
+        yield (version, ", ".join(map(_dotted, compiled)), str(limits.get("gcc", "")), str(limits.get("clang", "")))
 
 
 PART = GeneratedPart("dsrun.wheel.reference", markdown)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.inspect.contents import read_wheel
+from dsrun.wheel.verify.contents import read_wheel
 
 ROOT = Path(__file__).parents[2]
 ARCHS = "7.5;8.0;9.0"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.runs.records import read_records
-from dsrun.wheel.source.sdist import fetch_sdist, read_lock
+from dsrun.wheel.sdist import fetch_sdist, read_lock
 from tests.forkserver.client import HEAVY
 from tests.forkserver.ranks import Ranks
 from tests.integration.builder import Builder

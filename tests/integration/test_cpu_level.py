@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.wheel.target.cpu import compiler_environment
+from dsrun.wheel.target.cxx import find_cxx, has_function
 from dsrun.wheel.target.ops import choose_ops, links
-from dsrun.wheel.toolchain.cxx import find_cxx, has_function
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -16,7 +16,7 @@ from dsrun.datafiles import data_folder
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import verify
 from dsrun.wheel.cache import sha256_of
-from dsrun.wheel.inspect.contents import read_wheel
+from dsrun.wheel.verify.contents import read_wheel
 from tests.integration.builder import ROOT, Builder
 from tests.integration.conftest import SHORT, dsrun, many_engines
 

@@ -17,8 +17,7 @@ from dsrun.launch.coordinator.messages import (
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import allow_open_files, listen
 from dsrun.launch.signals import StartupSignals
-from dsrun.system.interfaces import plain_address
-from dsrun.system.net import claim_port
+from dsrun.system.net import claim_port, plain_address
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.capture import Answer, ask
+from dsrun.system.proc import Answer, ask
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
 _TIMEOUT_S = 60

@@ -17,7 +17,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
-from dsrun.system.capture import Answer
+from dsrun.system.proc import Answer
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
 _WOULD = re.compile(

@@ -16,7 +16,7 @@ from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.packages import own_programs_first
+from dsrun.system.host import own_programs_first
 from dsrun.train.distributed import World, acquire_lock
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload

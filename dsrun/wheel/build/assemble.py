@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
-import base64
-import hashlib
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from dsrun.errors import ToolError
+from dsrun.wheel.verify.archive import record_hash
+
+if TYPE_CHECKING:
+    from dsrun.wheel.build.environment import Request
+    from dsrun.wheel.target.ops import Op
+    from dsrun.wheel.verify.contents import Library, WheelReport
 
 INSTALLED = "deepspeed/git_version_info_installed.py"
 _OPS_LINE = re.compile(r"^installed_ops=(\{.*\})$", re.MULTILINE)
@@ -70,11 +74,8 @@ def _merge_tables(texts: Sequence[str]) -> str:
 
 def _write(target: Path, contents: dict[str, tuple[bytes, int]]) -> Path:
     record = next(f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL"))
-    lines = [f"{name},{_hash(data)},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
-    contents = {
-        **dict(sorted(contents.items())),
-        record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644),
-    }
+    lines = [f"{name},{record_hash([data])},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
+    contents = {**dict(sorted(contents.items())), record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644)}
     with zipfile.ZipFile(target, "w") as archive:
         for name, (data, mode) in contents.items():
             info = zipfile.ZipInfo(name, _FIRST_MOMENT)
@@ -84,22 +85,20 @@ def _write(target: Path, contents: dict[str, tuple[bytes, int]]) -> Path:
     return target
 
 
-def _hash(data: bytes) -> str:
-    """The form RECORD wants (PEP 376, PEP 427): urlsafe base64 without padding."""
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
-if TYPE_CHECKING:
-    from dsrun.wheel.build.environment import Request
-    from dsrun.wheel.inspect.contents import Library, WheelReport
-    from dsrun.wheel.target.ops import Op
-
-
 def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -> list[str]:
     """What the wheel lacks of what `request` asked for, one line each; empty when it is right."""
-    wrong = _facts(report, request)
+    torch = ".".join(request.torch.split(".")[:2])
+    cuda = ".".join(request.cuda.split(".")[:2]) or None
+    pairs = (
+        ("its accelerator", report.accelerator, request.accelerator),
+        ("its torch", report.torch, torch),
+        ("its CUDA", report.cuda, cuda),
+        ("its version", report.version, f"{request.deepspeed}+{request.local_version}"),
+        ("its Python", report.python, request.python),
+    )
+    wrong = [f"{what} is {found or 'none'}, not {asked or 'none'}" for what, found, asked in pairs if found != asked]
     for op in ops:
-        library = library_of(report.libraries, op)
+        library = next((each for each in report.libraries if each.path.startswith(f"{op.library}.")), None)
         if library is None:
             wrong.append(f"{op.name} is not in it")
             continue
@@ -110,11 +109,6 @@ def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -
     return wrong
 
 
-def library_of(libraries: Iterable[Library], op: Op) -> Library | None:
-    """The library that is `op`; None when there is none."""
-    return next((library for library in libraries if library.path.startswith(f"{op.library}.")), None)
-
-
 def expected_code(archs: str, lowest: str | None) -> tuple[set[str], set[str]]:
     """Capabilities for which an operation must hold SASS, and PTX, when TORCH_CUDA_ARCH_LIST is `archs`.
 
@@ -123,21 +117,6 @@ def expected_code(archs: str, lowest: str | None) -> tuple[set[str], set[str]]:
     entries = [entry.partition("+") for entry in archs.split(";") if entry]
     kept = [(cc, suffix) for cc, _, suffix in entries if lowest is None or Version(cc) >= Version(lowest)]
     return {cc for cc, _ in kept}, {cc for cc, suffix in kept if suffix == "PTX"}
-
-
-def _facts(report: WheelReport, request: Request) -> list[str]:
-    """The wheel's own statements against the request."""
-    torch = ".".join(request.torch.split(".")[:2])
-    cuda = ".".join(request.cuda.split(".")[:2]) or None
-    version = f"{request.deepspeed}+{request.local_version}"
-    pairs = (
-        ("its accelerator", report.accelerator, request.accelerator),
-        ("its torch", report.torch, torch),
-        ("its CUDA", report.cuda, cuda),
-        ("its version", report.version, version),
-        ("its Python", report.python, request.python),
-    )
-    return [f"{what} is {found or 'none'}, not {asked or 'none'}" for what, found, asked in pairs if found != asked]
 
 
 def _code(library: Library, op: Op, request: Request) -> list[str]:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.wheel.build.failure import FULL
-from dsrun.wheel.build.progress import Watch
+from dsrun.wheel.build.output import FULL, Watch
 from dsrun.wheel.build.run import Job, build_wheel
+
+if TYPE_CHECKING:
+    from dsrun.wheel.cache import Entry, WheelCache
 
 PREFIX = "dsrun-wheel-"
 _MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
@@ -40,27 +42,22 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
     only at the same path does the same source give the same bytes. When that path is taken, by another user or a
     build that runs, the folder gets another name. What a killed build of this request left behind is removed.
     """
-    path, lock = _lock_or_replace(preferred_folder(key))
+    path = preferred_folder(key)
+    lock = _lock(path)
+    if lock is None:
+        path = Path(tempfile.mkdtemp(prefix=f"{path.name}-", dir=path.parent))
     try:
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
         yield path
     finally:
         if not keep:
             shutil.rmtree(path, ignore_errors=True)
         if lock is not None:
             os.close(lock)
-
-
-def _lock_or_replace(wanted: Path) -> tuple[Path, int | None]:
-    """The folder `wanted`, emptied and locked for the life of the descriptor; else one with a name of its own."""
-    lock = _lock(wanted)
-    if lock is None:
-        return Path(tempfile.mkdtemp(prefix=f"{wanted.name}-", dir=wanted.parent)), None
-    for entry in wanted.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    return wanted, lock
 
 
 def _lock(path: Path) -> int | None:
@@ -83,10 +80,6 @@ def _lock(path: Path) -> int | None:
             return descriptor
     os.close(descriptor)
     return None
-
-
-if TYPE_CHECKING:
-    from dsrun.wheel.cache import Entry, WheelCache
 
 
 def cached_build(

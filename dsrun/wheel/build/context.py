@@ -8,32 +8,30 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
-from dsrun.hardware.gres import cluster_gpus
-from dsrun.system.capture import ask
+from dsrun.hardware.gres import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
-from dsrun.system.slurm import cluster_nodes
+from dsrun.system.proc import ask
 from dsrun.wheel.build.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
+from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.gpus import check_archs, decide_target
-from dsrun.wheel.toolchain.compatibility import check_tools, torch_facts
-from dsrun.wheel.toolchain.cxx import all_cxx, find_cxx
-from dsrun.wheel.toolchain.nvcc import find_nvcc
+from dsrun.wheel.target.nvcc import find_nvcc
+from dsrun.wheel.target.toolchain import check_tools, torch_facts
+
+if TYPE_CHECKING:
+    from dsrun.findings import Finding
+    from dsrun.wheel.target.cxx import Cxx
+    from dsrun.wheel.target.gpus import Target
+    from dsrun.wheel.target.nvcc import Nvcc
+    from dsrun.wheel.target.toolchain import TorchFacts
 
 # Xeon Phi has AVX-512, but not the parts of it that the level x86-64-v4 asks for.
 _LESS = "knl"
-
-
-@cache
-def _levels() -> Mapping[str, str]:
-    """The level of each known word."""
-    table = read_toml("build", "cpu.toml")
-    return {word: level for level, words in table["features"].items() for word in words}
 
 
 def node_level(features: Iterable[str]) -> str | None:
@@ -43,7 +41,9 @@ def node_level(features: Iterable[str]) -> str | None:
     a Genoa has.
     """
     words = {word.strip().lower().replace("_", "-") for word in features}
-    known = _levels()
+    known: dict[str, str] = {
+        word: level for level, words in read_toml("build", "cpu.toml")["features"].items() for word in words
+    }
     found = {known.get(word) or known.get(word.replace("-", "_")) for word in words} | (words & set(known.values()))
     levels = {level for level in found if level}
     if _LESS in words:
@@ -57,13 +57,6 @@ def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
     known = [level for level in levels if level]
     return common_level(known) if known and len(known) == len(levels) else None
 
-
-if TYPE_CHECKING:
-    from dsrun.findings import Finding
-    from dsrun.wheel.target.gpus import Target
-    from dsrun.wheel.toolchain.compatibility import TorchFacts
-    from dsrun.wheel.toolchain.cxx import Cxx
-    from dsrun.wheel.toolchain.nvcc import Nvcc
 
 # What the build imports from the target environment before a compiler is called, by the question below.
 _ASK_PACKAGES = """
@@ -128,11 +121,7 @@ def detect_build_context(flags: Flags, environ: Mapping[str, str], diagnostics: 
     python = _interpreter(flags.python, environ)
     torch = _torch(python)
     target = decide_target(
-        flags.arch,
-        torch_cuda=torch.cuda,
-        gpus=visible_gpus(environ),
-        gres=cluster_gpus,
-        partition=flags.partition,
+        flags.arch, torch_cuda=torch.cuda, gpus=visible_gpus(environ), gres=cluster_gpus, partition=flags.partition
     )
     cxx = find_cxx(environ, flags.cxx)
     cuda = target.kind == "cuda"
@@ -198,11 +187,8 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
         diagnostics.notices.append(f"SLURM was asked in vain for the processors of its nodes: {error.message}")
         nodes = ()
     known = cluster_level([node.features for node in nodes])
-    return default_level([known] if known else None, host_level(_cpuinfo()))
-
-
-def _cpuinfo() -> str:
-    return CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
+    cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
+    return known or default_level(host_level(cpuinfo))
 
 
 def _text(finding: Finding) -> str:

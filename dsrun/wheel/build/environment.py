@@ -21,21 +21,8 @@ SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH",
 FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "ARCHFLAGS")
 """Flags of somebody else's build (conda sets them on activation): a wheel must not depend on them."""
 
-_NOT_FOR_BUILDS = (
-    *FLAGS,
-    *["CC", "CXX", "LDSHARED", "LDCXXSHARED", "AR", "MAX_JOBS", "NVCC_CCBIN", "COMPILER_PATH"],
-)
-_PREFIXES = (
-    "DS_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUDA_",
-    "NINJA",
-    "DISTUTILS",
-    "SETUPTOOLS",
-    "GCC_",
-    "PYTHONHASHSEED",
-)
+_NOT_FOR_BUILDS = (*FLAGS, *["CC", "CXX", "LDSHARED", "LDCXXSHARED", "AR", "MAX_JOBS", "NVCC_CCBIN", "COMPILER_PATH"])
+_PREFIXES = ("DS_", "TORCH_", "PYTORCH_", "CUDA_", "NINJA", "DISTUTILS", "SETUPTOOLS", "GCC_", "PYTHONHASHSEED")
 _EPOCH = "315532800"
 """1980-01-01, the first second a zip archive can hold (APPNOTE.TXT, 4.4.6)."""
 
@@ -196,14 +183,11 @@ class Request:
         """
         torch = ".".join(re.findall(r"\d+", self.torch)[:2])
         if self.accelerator == "cuda":
-            parts = [f"cu{self.cuda.replace('.', '')}torch{torch}", *map(_arch_word, self.archs.split(";"))]
+            # `9.0+PTX` is sm90ptx: code for 9.0 and PTX that later GPUs can compile.
+            archs = self.archs.replace(".", "").replace("+PTX", "ptx").split(";")
+            parts = [f"cu{self.cuda.replace('.', '')}torch{torch}", *(f"sm{arch}" for arch in archs)]
         else:
             # The digest behind "native." is for the key; two machines' wheels are not told apart by name.
             level = "native" if self.cpu.startswith("native.") else self.cpu
             parts = [f"cputorch{torch}", re.sub(r"[^a-z0-9]", "", level.lower())]
         return str(Version("0+" + ".".join(filter(None, [*parts, self.label]))).local)
-
-
-def _arch_word(arch: str) -> str:
-    """`9.0+PTX` is sm90ptx: code for 9.0 and PTX that later GPUs can compile."""
-    return "sm" + arch.replace(".", "").replace("+PTX", "ptx")

@@ -17,12 +17,12 @@ from dsrun.wheel.build.assemble import expected_code
 from dsrun.wheel.build.context import BuildContext, Diagnostics, Flags, detect_build_context
 from dsrun.wheel.build.environment import Request, search_paths, unused_flags, without_flags
 from dsrun.wheel.build.run import Job
-from dsrun.wheel.source.select_source import Identity, identify_source, resolve_source
+from dsrun.wheel.select_source import Identity, identify_source, resolve_source
 from dsrun.wheel.target.arch import Archs, env_value, split_archs
 from dsrun.wheel.target.cpu import NATIVE, identity
+from dsrun.wheel.target.cxx import Probe, compiler_cache
+from dsrun.wheel.target.nvcc import prepare_home
 from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops, op_table
-from dsrun.wheel.toolchain.cxx import Probe, compiler_cache
-from dsrun.wheel.toolchain.nvcc import prepare_home
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
 _CUDA_JOB_BYTES = 4 << 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,20 +21,19 @@ from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
 from dsrun.wheel.build import parallel
 from dsrun.wheel.build.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.build.environment import build_environment
-from dsrun.wheel.build.failure import FULL, disk_full, explained, with_log
-from dsrun.wheel.build.progress import Tracker, Watch, follow
+from dsrun.wheel.build.output import FULL, Tracker, Watch, first_failure, follow, split_line
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
-from dsrun.wheel.inspect.contents import read_wheel
-from dsrun.wheel.source.select_source import resolve_source
+from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
+from dsrun.wheel.target.nvcc import prepare_home
 from dsrun.wheel.target.ops import links
-from dsrun.wheel.toolchain.nvcc import prepare_home
+from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
     from dsrun.wheel.build.environment import Request
+    from dsrun.wheel.target.cxx import Cxx
+    from dsrun.wheel.target.nvcc import Nvcc
     from dsrun.wheel.target.ops import Op
-    from dsrun.wheel.toolchain.cxx import Cxx
-    from dsrun.wheel.toolchain.nvcc import Nvcc
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would
 # hold the output back, and is not there in an environment made by uv.
@@ -257,3 +257,41 @@ def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) 
     if stopped:
         raise KeyboardInterrupt
     return code, codes
+
+
+def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
+    """The one line a user needs of a failed build."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        failure = first_failure((split_line(line) for line in lines), codes)
+    if "" in codes or (failure and failure.cause == "disk"):
+        return disk_full(folder, failure.what if failure else os.strerror(errno.ENOSPC))
+    if failure is None:
+        label = next((label for label, code in codes.items() if code), "")
+        return ToolError(f"the build of {label or 'the wheel'} failed without an error message")
+    if failure.cause == "memory":
+        return ToolError(
+            f"the compiler of {failure.label} was killed, out of memory ({failure.what})",
+            fix="compile one file at a time with --jobs 1, or free some memory",
+        )
+    tree = f"{folder / 'trees' / failure.label}/"
+    return ToolError(f"{failure.label}: {failure.sentence.replace(tree, '')}")
+
+
+def disk_full(folder: Path, why: str) -> ToolError:
+    """The error for a build in `folder` that had no room."""
+    return ToolError(
+        f"no space left on the disk of {folder.parent} or of the store: {why}",
+        fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",
+    )
+
+
+def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
+    """`error`, with where the whole output is."""
+    if not log.is_file():
+        return error
+    try:
+        shutil.copyfile(log, kept)
+    except OSError:
+        return error
+    where = f"the whole output: {kept}"
+    return ToolError(error.message, fix=f"{error.fix}; {where}" if error.fix else where)

@@ -202,11 +202,8 @@ def _listed(text: str) -> Archs:
 def _blanks(part: str) -> list[str]:
     """Blanks divide capabilities ("8.0 9.0+PTX") but not names ("RTX 4090")."""
     words = part.split()
-    return words if all(_bare(_PTX.sub("", word.lower())) for word in words) else [part]
-
-
-def _bare(word: str) -> bool:
-    return bool(_CAPABILITY.fullmatch(word) or _COMPILER_WORD.fullmatch(word))
+    bare = [_PTX.sub("", word.lower()) for word in words]
+    return words if all(_CAPABILITY.fullmatch(word) or _COMPILER_WORD.fullmatch(word) for word in bare) else [part]
 
 
 def _entry(entry: str) -> list[Arch]:
@@ -232,8 +229,7 @@ def _capability(entry: str, word: str) -> tuple[Capability, ...] | None:
     if variant:
         plain = ".".join(group for group in variant.groups() if group)
         raise UsageError(
-            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take",
-            fix=f"write {plain}",
+            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take", fix=f"write {plain}"
         )
     return None
 

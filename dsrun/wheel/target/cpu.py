@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError, did_you_mean
-from dsrun.system.capture import ask
-from dsrun.wheel.toolchain.cxx import Cxx, c_compiler, predefined
+from dsrun.system.proc import ask
+from dsrun.wheel.target.cxx import Cxx, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
@@ -87,17 +87,14 @@ def common_level(levels: Iterable[str]) -> str:
     )
 
 
-def default_level(cluster_levels: Iterable[str] | None = None, host: str | None = None) -> str:
-    """The level to compile for when none is named: the common one of the cluster when its nodes are known.
+def default_level(host: str) -> str:
+    """The level to compile for when none is named and none known of the cluster.
 
-    Otherwise x86-64-v3, which every x86 server since 2015 has, or `host`'s own when that is lower; on Arm the
-    baseline armv8-a; "native" elsewhere.
+    x86-64-v3, which every x86 server since 2015 has, or `host`'s own when that is lower; on Arm the baseline armv8-a;
+    "native" elsewhere.
     """
-    known = list(cluster_levels or ())
-    if known:
-        return common_level(known)
-    if host is None or host in _LADDERS[0]:
-        return common_level([PORTABLE, host or PORTABLE])
+    if host in _LADDERS[0]:
+        return common_level([PORTABLE, host])
     return "armv8-a" if host in _LADDERS[1] else NATIVE
 
 
@@ -106,17 +103,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
     if level != NATIVE:
         return level
     text = CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
-    kinds = [
-        "vendor_id",
-        "cpu family",
-        "model",
-        "flags",
-        "Features",
-        "CPU implementer",
-        "CPU part",
-        "cpu",
-        "isa",
-    ]
+    kinds = ["vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part", "cpu", "isa"]
     lines = {line.strip() for line in text.splitlines() if line.partition(":")[0].strip() in kinds}
     return f"{NATIVE}.{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()[:8]}"
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.hardware.gpus import gpu_table, lookup
+from dsrun.hardware.gpus import gpu_table
 from dsrun.hardware.gres import Gres
 from dsrun.system.gpus import Gpu
 from dsrun.wheel.target.arch import (
@@ -79,7 +79,10 @@ def _cpu_torch(wanted: str) -> UsageError:
 
 def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target:
     if gpus:
-        return _checked(_of_machine(gpus), torch_cuda)
+        counts = Counter(gpu.name for gpu in gpus)
+        names = ", ".join(f"{count} × {name}" for name, count in counts.items())
+        archs = union(Arch(*gpu.capability) for gpu in gpus)
+        return _checked(Target(kind="cuda", archs=archs, origin=f"the GPUs here: {names}"), torch_cuda)
     try:
         found = gres(None)
         silence = ""
@@ -94,25 +97,6 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target
 
 def _no_gpu(why: str) -> Target:
     return Target(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is to be seen{why}")
-
-
-def _of_machine(gpus: Sequence[Gpu]) -> Target:
-    counts = Counter(gpu.name for gpu in gpus)
-    origin = ", ".join(f"{count} × {name}" for name, count in counts.items())
-    return Target(kind="cuda", archs=union(_arch(gpu) for gpu in gpus), origin=f"the GPUs here: {origin}")
-
-
-def _arch(gpu: Gpu) -> Arch:
-    """The driver knows best; an old one does not tell, and the table may."""
-    if gpu.capability:
-        return Arch(*gpu.capability)
-    model = lookup(gpu.name)
-    if model is None:
-        raise UsageError(
-            f"the driver does not tell the compute capability of this {gpu.name!r}, and no GPU of that name is known",
-            fix="give it: --arch 8.0",
-        )
-    return Arch(*model.capability)
 
 
 def _of_cluster(found: Sequence[Gres] | None, torch_cuda: str | None, partition: str | None) -> Target:

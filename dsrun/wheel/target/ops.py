@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dsrun.datafiles import read_toml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings import Finding
-from dsrun.wheel.toolchain.cxx import need, way_to_install
+from dsrun.wheel.target.cxx import needs, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
@@ -109,7 +109,9 @@ def choose_ops(
             lacking.pop(name, None)
         else:
             op = _find(word, table, kind)
-            _check_whole(op, patched)
+            if op.broken and not patched:
+                fix = "leave it out of --ops, or build a tree where it is repaired: --deepspeed PATH"
+                raise UsageError(f"{op.name} cannot be built: {op.broken}", fix=fix)
             chosen[op.name] = op
     notices = _left_out([op for name, op in lacking.items() if name not in chosen], available, cuda)
     if any(name in chosen for name in _WANT_PIN_MEMORY) and "pin_memory" not in chosen:
@@ -133,28 +135,29 @@ def _add_group(
 ) -> dict[str, Op]:
     """Add the operations of group `word` that can be built to `chosen`; returns the others."""
     group = [op for op in table.values() if word == "all" or op.default]
-    lacking = [op for op in group if op.broken or not (_basic(op) or all(map(available, op.needs)))]
+    # Without these the wheel would not be what the group promises: that they cannot be built is an error.
+    basic = [op for op in group if op.default and op.code != "host" and op.name not in _WANT_PIN_MEMORY]
+    lacking = [op for op in group if op.broken or not (op in basic or all(map(available, op.needs)))]
     chosen.update((op.name, op) for op in group if op not in lacking)
     return {op.name: op for op in lacking}
-
-
-def _basic(op: Op) -> bool:
-    """Whether a wheel without this operation would not be what the group promises: then it is an error."""
-    return op.default and op.code != "host" and op.name not in _WANT_PIN_MEMORY
 
 
 def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | None) -> list[str]:
     """One line for each reason why some of `ops` are left out."""
     users: dict[str, list[str]] = {}
     for op in ops:
-        reasons = [op.broken] if op.broken else [_lacks(name, cuda) for name in op.needs if not available(name)]
+        reasons = (
+            [op.broken]
+            if op.broken
+            else [
+                f"{needs()[name].what} cannot be found: {way_to_install(name, cuda=cuda)}"
+                for name in op.needs
+                if not available(name)
+            ]
+        )
         for reason in reasons:
             users.setdefault(reason, []).append(f"{op.name} ({op.note})" if op.default else op.name)
     return [f"left out: {_and(names)}, because {reason}" for reason, names in users.items()]
-
-
-def _lacks(name: str, cuda: str | None) -> str:
-    return f"{need(name).what} cannot be found: {way_to_install(name, cuda=cuda)}"
 
 
 def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
@@ -168,22 +171,11 @@ def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
         kinds = " and ".join(sorted({name for op in elsewhere for name in op.accelerators}))
         raise UsageError(f"{elsewhere[0].name} exists for {kinds} only, and this wheel is for {kind}")
     if elsewhere:
-        raise UsageError(f"this DeepSpeed has no {elsewhere[0].name} for {kind}: {_when(elsewhere)}")
+        op = elsewhere[0]
+        when = f"it came with {op.since}" if op.since else f"it went after {op.until}"
+        raise UsageError(f"this DeepSpeed has no {op.name} for {kind}: {when}")
     names = did_you_mean(key, [*table, *_GROUPS], f"there are {', '.join(table)}")
     raise UsageError(f"there is no operation {word!r}", fix=names)
-
-
-def _when(ops: Sequence[Op]) -> str:
-    op = ops[0]
-    return f"it came with {op.since}" if op.since else f"it went after {op.until}"
-
-
-def _check_whole(op: Op, patched: bool) -> None:
-    if op.broken and not patched:
-        raise UsageError(
-            f"{op.name} cannot be built: {op.broken}",
-            fix="leave it out of --ops, or build a tree where it is mended: --deepspeed PATH",
-        )
 
 
 def missing(
@@ -205,7 +197,7 @@ def missing(
         Finding(
             level="error",
             code="need_missing",
-            message=f"{_and(users)} cannot be built without {need(name).what}",
+            message=f"{_and(users)} cannot be built without {needs()[name].what}",
             fix=way_to_install(name, cuda=cuda, environ=environ),
             where=f"--ops {','.join(users)}",
         )

@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding, Level
-from dsrun.wheel.inspect.contents import Library, WheelReport, version_key
-from dsrun.wheel.inspect.fatbin import Service, cuda_of_isa, service, sm
-from dsrun.wheel.inspect.isa_level import highest, lacking
 from dsrun.wheel.target.arch import minor_release
+from dsrun.wheel.verify.contents import Library, WheelReport, version_key
+from dsrun.wheel.verify.fatbin import Service, cuda_of_isa, service, sm
+from dsrun.wheel.verify.isa_level import highest, lacking
 from dsrun.wheel.verify.machine import Gpu, Machine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
 _REBUILD = "build it with dsrun build-wheel in this environment"
 # torch loads these itself before any operation; where torch is missing or another, that is the thing to say.
-_WITH_TORCH = (
-    "libc10",
-    "libtorch",
-    "libcudart.so",
-    "libcublas",
-    "libcurand",
-    "libnccl",
-    "libcusparse",
-    "libcusolver",
-)
+_WITH_TORCH = ("libc10", "libtorch", "libcudart.so", "libcublas", "libcurand", "libnccl", "libcusparse", "libcusolver")
 _ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
 
 
@@ -88,9 +79,11 @@ def _about(report: WheelReport, gpu_ops: Collection[str]) -> Iterator[Finding]:
 
 def _python(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     if not _fits_python(report, machine.python):
+        tag = report.python
+        wanted = f"{tag[2]}.{tag[3:]}" if tag.startswith("cp") and tag[2:].isdigit() else tag
         yield _error(
             "python_tag",
-            f"is for Python {_readable(report.python)} (ABI {report.abi}), here is {machine.python_version}",
+            f"is for Python {wanted} (ABI {report.abi}), here is {machine.python_version}",
             "install it into an environment with that Python, or build it with this one",
             machine.node,
         )
@@ -110,10 +103,6 @@ def _fits_python(report: WheelReport, python: str) -> bool:
         return True
     minors = [int(tag[3:]) for tag in tags if tag.startswith("cp3") and tag[3:].isdigit()]
     return report.abi == "abi3" and any(minor <= int(python[3:]) for minor in minors)
-
-
-def _readable(tag: str) -> str:
-    return f"{tag[2]}.{tag[3:]}" if tag.startswith("cp") and tag[2:].isdigit() else tag
 
 
 def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:
@@ -177,12 +166,9 @@ def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[
         for kind, (level, code, text) in _SERVED.items():
             some = [each for each in with_code if service(each.sass, each.ptx, gpu.capability) == kind]
             if some:
-                message = f"{_names(some)}: {text.format(sm=sm(gpu.capability), gpu=_in_brackets(gpu))}"
+                name = "" if gpu.name == sm(gpu.capability) else f" ({gpu.name})"
+                message = f"{_names(some)}: {text.format(sm=sm(gpu.capability), gpu=name)}"
                 yield Finding(level=level, code=code, message=message, fix=_add(gpu), where=where)
-
-
-def _in_brackets(gpu: Gpu) -> str:
-    return "" if gpu.name == sm(gpu.capability) else f" ({gpu.name})"
 
 
 def _add(gpu: Gpu) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError
-from dsrun.system.capture import Answer, ask
-from dsrun.wheel.inspect.fatbin import sm
+from dsrun.system.proc import Answer, ask
 from dsrun.wheel.target.arch import Capability
 from dsrun.wheel.verify import probe
+from dsrun.wheel.verify.fatbin import sm
 
 PROBE = Path(probe.__file__)
 _PROBE_SECONDS = 60

@@ -19,9 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from dsrun.errors import DsrunError, ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.system.capture import Answer, ask
 from dsrun.system.hostlist import expand_hosts, read_hostfile
-from dsrun.wheel.inspect.contents import WheelReport
+from dsrun.system.proc import Answer, ask
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
     INSTALL_SECONDS,
@@ -37,6 +36,7 @@ from dsrun.wheel.verify.check import (
     reason,
 )
 from dsrun.wheel.verify.compatibility import compare
+from dsrun.wheel.verify.contents import WheelReport
 from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
 
 Way = Literal["srun", "ssh"]
@@ -158,10 +158,15 @@ def run_on_node(node: Node, task: NodeTask) -> NodeReport:
         if not task.broadcast:
             copy(node, task)
         done = replace(done, installed=_install(node, task))
-        machine = _query(node, task)
+        facts = _run(node, task, PROBE, needed_libraries(task.report), _SHORT_SECONDS)
+        machine = machine_from(facts, node.name)
         findings = tuple(replace(each, where=node.name) for each in compare(task.report, machine, gpu_ops=gpu_ops()))
         done = replace(done, machine=machine, findings=findings)
-        return _smoke_test(node, task, done) if can_smoke_test(task.report, findings) else done
+        if not can_smoke_test(task.report, findings):
+            return done
+        told = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
+        results = op_results_from(told)
+        return replace(done, op_results=results, findings=(*findings, *op_findings(told, results, node.name)))
     except DsrunError as error:
         fault = Finding(level="error", code="node_failed", message=error.message, fix=error.fix or "", where=node.name)
         return replace(done, findings=(*done.findings, fault))
@@ -209,17 +214,6 @@ def _install(node: Node, task: NodeTask) -> str:
     if "error" in told:
         raise ToolError(f"installing: {told['error']}")
     return str(told["how"])
-
-
-def _query(node: Node, task: NodeTask) -> Machine:
-    told = _run(node, task, PROBE, needed_libraries(task.report), _SHORT_SECONDS)
-    return machine_from(told, node.name)
-
-
-def _smoke_test(node: Node, task: NodeTask, done: NodeReport) -> NodeReport:
-    told = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
-    op_results = op_results_from(told)
-    return replace(done, op_results=op_results, findings=(*done.findings, *op_findings(told, op_results, node.name)))
 
 
 def nodes_meant(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.capture import ask
+from dsrun.system.proc import ask
 
 
 def test_captured_output_and_exit_code(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.system.interfaces import behind_alias
+from dsrun.system.net import behind_alias
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def ssh(tmp_path, monkeypatch):
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr("dsrun.system.interfaces._SSH_S", 600)
+    monkeypatch.setattr("dsrun.system.net._SSH_S", 600)
 
 
 @pytest.mark.usefixtures("ssh")

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dsrun.system.packages import own_programs_first
+from dsrun.system.host import own_programs_first
 
 OWN = str(Path(sys.executable).parent)
 
@@ -24,7 +24,7 @@ def test_search_path_finds_program_beside_python(tmp_path):
     (tmp_path / "python").symlink_to(sys.executable)
     (tmp_path / "ninja").write_text("#!/bin/sh\n")
     (tmp_path / "ninja").chmod(0o755)
-    code = "import os, shutil\nfrom dsrun.system.packages import own_programs_first\n"
+    code = "import os, shutil\nfrom dsrun.system.host import own_programs_first\n"
     code += "os.environ.update(own_programs_first(os.environ))\nprint(shutil.which('ninja'))"
     environ = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[3])}
     assert shutil.which("ninja", path="/nowhere") is None

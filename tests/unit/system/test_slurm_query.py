@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.hardware.gres import cluster_gpus
-from dsrun.system.slurm import cluster_nodes, parse_nodes
+from dsrun.hardware.gres import cluster_gpus, cluster_nodes, parse_nodes
 
 LINES = """\
 n1|skylake,ib|gpu:v100:4(S:0-1)

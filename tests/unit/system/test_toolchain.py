@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.packages import install_command
 from dsrun.wheel.build.plan import jobs
-from dsrun.wheel.toolchain import cxx as compilers
-from dsrun.wheel.toolchain.compatibility import torch_facts
-from dsrun.wheel.toolchain.cxx import all_cxx, c_compiler, compiler_cache, find_cxx, has_function, has_header
+from dsrun.wheel.target import cxx as compilers
+from dsrun.wheel.target.cxx import (
+    all_cxx,
+    c_compiler,
+    compiler_cache,
+    find_cxx,
+    has_function,
+    has_header,
+    install_command,
+)
+from dsrun.wheel.target.toolchain import torch_facts
 from tests.unit.system.stand_ins import path_of, program
 
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""Which GPUs are visible: the real pynvml over a small driver made for the test, and a fake nvidia-smi."""
+"""Which GPUs are visible: the real pynvml over a small driver made for the test."""
 
 import json
 import os
@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.system.gpus import Gpu, parse_smi, select_visible, visible_gpus
+from dsrun.system.gpus import Gpu, select_visible, visible_gpus
 
 ASK = """
 import dataclasses, json
 from dsrun.system.gpus import gpu_count, visible_gpus
 print(json.dumps([gpu_count(), [dataclasses.asdict(gpu) for gpu in visible_gpus()]]))
 """
-SMI = "0, GPU-aaaa, Tesla T4, 15360, 14900, 7.5\n1, GPU-bbbb, NVIDIA GB10, [N/A], [N/A], 12.1\n"
 
 
 def gpu(index: int, uuid: str, mig: tuple[Gpu, ...] = ()) -> Gpu:
@@ -68,21 +67,6 @@ def test_cuda_visible_devices_with_mig(visible, uuids):
     assert [gpu.uuid for gpu in select_visible(MIG, visible)] == uuids
 
 
-def test_parse_nvidia_smi_old_and_new():
-    first, second = parse_smi(SMI)
-    assert first == Gpu(
-        index=0,
-        name="Tesla T4",
-        uuid="GPU-aaaa",
-        memory_total=15360 << 20,
-        memory_free=14900 << 20,
-        capability=(7, 5),
-    )
-    assert (second.memory_total, second.memory_free, second.capability) == (None, None, (12, 1))
-    assert parse_smi("0, GPU-aaaa, Tesla T4, 15360, 14900\n")[0].capability is None
-    assert parse_smi("No devices were found\n") == []
-
-
 def ask(path: Path, **environ: str) -> tuple[int, list[dict]]:
     """What a fresh process finds whose libraries and programs come from `path` first."""
     environment = {
@@ -104,17 +88,6 @@ def driver(tmp_path_factory):
     command = ["cc", "-shared", "-fPIC", "-w", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
     subprocess.run(command, check=True)
     return folder
-
-
-@pytest.fixture
-def smi(tmp_path):
-    def write(script: str) -> Path:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        return tmp_path
-
-    return write
 
 
 def test_visible_gpus_from_nvml(driver):
@@ -142,26 +115,8 @@ def test_empty_cuda_visible_devices_hides_gpus(driver):
     assert ask(driver, CUDA_VISIBLE_DEVICES="") == (0, [])
 
 
-def test_nvidia_smi_when_nvml_does_not_answer(driver, smi):
-    folder = smi(f"/bin/cat <<'end'\n{SMI}end")
-    (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
-    count, found = ask(folder, FAKE_NVML_BROKEN="1", CUDA_VISIBLE_DEVICES="1,0")
-    assert (count, [entry["name"] for entry in found]) == (2, ["NVIDIA GB10", "Tesla T4"])
-
-
-def test_old_nvidia_smi_without_compute_capability(driver, smi):
-    """An old nvidia-smi is asked again, without the capability."""
-    old = "case $1 in *compute_cap*) exit 2;; esac\necho '0, GPU-aaaa, Tesla K80, 11441, 11000'"
-    folder = smi(old)
-    (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
-    count, found = ask(folder, FAKE_NVML_BROKEN="1")
-    assert (count, found[0]["name"], found[0]["capability"]) == (1, "Tesla K80", None)
-
-
-def test_no_gpu_without_nvml_and_nvidia_smi(driver, smi):
-    folder = smi("echo 'NVIDIA-SMI has failed'; exit 9")
-    (folder / "libnvidia-ml.so.1").symlink_to(driver / "libnvidia-ml.so.1")
-    assert ask(folder, FAKE_NVML_BROKEN="1") == (0, [])
+def test_no_gpu_without_nvml(driver):
+    assert ask(driver, FAKE_NVML_BROKEN="1") == (0, [])
 
 
 def test_no_visible_gpu_is_no_error():

@@ -33,12 +33,6 @@ def test_auto_prefers_local_gpus_to_cluster_gpus():
     assert "1 × NVIDIA H100 PCIe, 2 × NVIDIA A100-SXM4-80GB" in target.origin
 
 
-def test_capability_from_gpu_table_when_driver_gives_none():
-    assert env_value(decide(gpus=[gpu("Tesla V100-SXM2-16GB", None)]).archs) == "7.0"
-    with pytest.raises(UsageError, match=r"'Mystery X'.*--arch 8.0"):
-        decide(gpus=[gpu("Mystery X", None)])
-
-
 def test_driver_capability_wins_over_gpu_table():
     assert env_value(decide(gpus=[gpu(A100, (9, 0))]).archs) == "9.0"
 

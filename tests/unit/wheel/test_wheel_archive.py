@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel.inspect import archive as archives
-from dsrun.wheel.inspect.archive import check_archive, open_wheel
+from dsrun.wheel.verify import archive as archives
+from dsrun.wheel.verify.archive import check_archive, open_wheel
 from tests.tiny_wheels import TAG, VERSION, hashed, make_wheel
 
 NAME = f"deepspeed-{VERSION}-{TAG}.whl"

@@ -55,7 +55,7 @@ def test_published_wheel_is_found_in_cache(store):
     assert found == entry
     assert found.wheel == store.root / KEY / NAME
     assert found.wheel.read_bytes() == b"a wheel"
-    assert (found.log.read_text(), found.record.name) == ("g++ …\n", "WHEEL.json")
+    assert found.log.read_text() == "g++ …\n"
     assert nothing_else(store) == [KEY]
 
 
@@ -108,19 +108,19 @@ def remove_wheel(entry):
 
 
 def remove_record(entry):
-    entry.record.unlink()
+    (entry.folder / "WHEEL.json").unlink()
 
 
 def cut_record(entry):
-    os.truncate(entry.record, 20)
+    os.truncate((entry.folder / "WHEEL.json"), 20)
 
 
 def change_record(entry):
-    entry.record.write_text('{"version": 1, "wheel": 3, "sha256": "x"}')
+    (entry.folder / "WHEEL.json").write_text('{"version": 1, "wheel": 3, "sha256": "x"}')
 
 
 def nest_record(entry):
-    entry.record.write_text("[" * 100_000)
+    (entry.folder / "WHEEL.json").write_text("[" * 100_000)
 
 
 def unreadable_wheel(entry):
@@ -153,7 +153,7 @@ def test_cache_record_cannot_name_outside_file(store, tmp_path):
     (tmp_path / "other.whl").write_bytes(b"x")
     entry = put(store)
     record = {"version": 1, "wheel": "../../other.whl", "sha256": sha256_of(tmp_path / "other.whl")}
-    entry.record.write_text(json.dumps(record))
+    (entry.folder / "WHEEL.json").write_text(json.dumps(record))
     assert store.find(KEY) is None
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from dsrun.wheel.build.assemble import expected_code, wrong_with_wheel
 from dsrun.wheel.build.run import group_ops
-from dsrun.wheel.inspect.contents import Library, WheelReport
 from dsrun.wheel.target.ops import op_table
+from dsrun.wheel.verify.contents import Library, WheelReport
 from tests.unit.wheel.test_wheel_request import CUDA
 
 TABLE = {op.name: op for op in op_table("0.19.8") if "cuda" in op.accelerators}

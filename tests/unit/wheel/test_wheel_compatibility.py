@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.inspect.contents import Library, WheelReport
-from dsrun.wheel.inspect.fatbin import cuda_of_isa, service
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
+from dsrun.wheel.verify.contents import Library, WheelReport
+from dsrun.wheel.verify.fatbin import cuda_of_isa, service
 from dsrun.wheel.verify.machine import Gpu, Machine, gpus_for
 
 ADAM = Library(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.source import sdist
+from dsrun.wheel import sdist
 
 
 def packed(folder: Path) -> Path:

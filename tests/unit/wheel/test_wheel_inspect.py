@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.wheel.inspect.contents import op_of, read_library, read_wheel
-from dsrun.wheel.inspect.isa_level import (
+from dsrun.wheel.verify.contents import op_of, read_library, read_wheel
+from dsrun.wheel.verify.isa_level import (
     highest,
     lacking,
     level_of_code,

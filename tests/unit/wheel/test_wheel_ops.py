@@ -11,8 +11,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.wheel.target import ops as module
+from dsrun.wheel.target.cxx import Probe, find_cxx, needs, way_to_install
 from dsrun.wheel.target.ops import all_ops, choose_ops, links, missing, op_table
-from dsrun.wheel.toolchain.cxx import Probe, find_cxx, needs, way_to_install
 
 # What DeepSpeed says about each operation, asked in a process of its own: its accelerator is chosen on import.
 _ASK = """

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.wheel.source.checkout import parse_remote
-from dsrun.wheel.source.sdist import fetch_sdist, read_lock
-from dsrun.wheel.source.select_source import identify_source, resolve_source
+from dsrun.wheel.checkout import parse_remote
+from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.select_source import identify_source, resolve_source
 from tests.deepspeed_trees import WHEN, content
 
 LOCKED = read_lock().default
@@ -165,7 +165,7 @@ HOSTILE = {
     "absolute": ({**GOOD, "/tmp/dsrun-evil": b"x"}, ()),
     "link out": (GOOD, (link("deepspeed-1.0.0/a", "../../evil"),)),
     "absolute link": (GOOD, (link("deepspeed-1.0.0/a", "/etc/passwd"),)),
-    "hard link": (GOOD, (link("deepspeed-1.0.0/a", "deepspeed-1.0.0/setup.py", tarfile.LNKTYPE),)),
+    "hard link out": (GOOD, (link("deepspeed-1.0.0/a", "../../etc/passwd", tarfile.LNKTYPE),)),
     "device": (GOOD, (device("deepspeed-1.0.0/a"),)),
     "two folders": ({**GOOD, "other/setup.py": b""}, ()),
     "no version": ({name: data for name, data in GOOD.items() if "version" not in name}, ()),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.wheel.source.checkout import tree_digest, tree_files
-from dsrun.wheel.source.select_source import identify_source, resolve_source
+from dsrun.wheel.checkout import tree_digest, tree_files
+from dsrun.wheel.select_source import identify_source, resolve_source
 from tests.deepspeed_trees import WHEN, content
 
 # --- folders ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings import Finding
 from dsrun.model_families import family_of
-from dsrun.system.capture import ask
+from dsrun.system.proc import ask
 from dsrun.zero.memory.model import causal, seq2seq
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Found, Settings

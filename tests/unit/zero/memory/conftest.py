@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from dsrun.system.capture import Answer
+from dsrun.system.proc import Answer
 from tests.forkserver.client import HEAVY
 
 

@@ -1,4 +1,4 @@
-"""What a build's output says about how far it is: operations, files, and the time that is left."""
+"""What a build's output says: how far it is, how long it will take, and what went wrong first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import re
 import select
 import shlex
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -146,7 +147,7 @@ _MOMENT_MS = 200
 
 
 def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    """Log every line the parallel builds write into `pipe`, and tell `watch` of those that mean something.
+    """Log every line the parallel builds write into `pipe`, and call `watch` for those that mean something.
 
     `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
     """
@@ -159,7 +160,7 @@ def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes:
 
 
 def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         tracker.note(event, time.monotonic())
         watch(event, tracker)
 
@@ -167,7 +168,7 @@ def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: 
     for line in lines:
         if line is None:
             for label in tuple(held):
-                tell(held.pop(label))
+                notify(held.pop(label))
             continue
         try:
             log.write(line)
@@ -176,7 +177,7 @@ def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: 
         label, text = split_line(line)
         before = held.pop(label, None)
         if before and not text.startswith(_FAILED):
-            tell(before)
+            notify(before)
         event = parse_line(label, text)
         if event is None or label not in tracker.weights:
             continue
@@ -185,9 +186,9 @@ def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: 
             continue
         if event.kind == "end":
             codes[label] = event.code
-        tell(event)
+        notify(event)
     for event in held.values():
-        tell(event)
+        notify(event)
 
 
 def _lines(descriptor: int) -> Iterator[str | None]:
@@ -207,3 +208,84 @@ def _lines(descriptor: int) -> Iterator[str | None]:
             if rest:
                 yield rest.decode(errors="replace")
             return
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk, or a full share of one, is called."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[mK]")
+_QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
+# gcc and clang: file:line:column: error: …; nvcc's front end: file(line): error: …
+_COMPILER = (
+    re.compile(r"^(?P<where>[^\s:]+:\d+)(?::\d+)?: (?:fatal )?error: (?P<what>.+)$"),
+    re.compile(r"^(?P<where>[^\s(]+\(\d+\)): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.+)$"),
+)
+_TOOLS = (
+    re.compile(r"^(?P<where>nvcc) (?:fatal|error)\s*: (?P<what>.+)$"),
+    re.compile(r"^(?P<where>ptxas)(?: [^,]+, line \d+;)? (?:fatal|error)\s*: (?P<what>.+)$"),
+    re.compile(r"^(?:\S*/)?(?P<where>[\w+.-]+): (?:fatal )?error: (?P<what>.+)$"),
+    re.compile(r"^(?:\S*/)?(?P<where>ld)(?:\.\w+)?: (?P<what>.*(?:cannot find|undefined reference).*)$"),
+    re.compile(r"^(?P<where>[^\s:]+)(?::\([^)]*\))?: (?P<what>undefined reference to .+)$"),
+)
+# The last line of a traceback; ninja's own failure is only an echo of the compiler's.
+_PYTHON = re.compile(r"^(?P<where>(?:\w+\.)*\w*(?:Error|Exception))(?:: (?P<what>.+))?$")
+_ECHO = ("Error compiling objects for extension", "Command '['ninja'", "returned non-zero exit status")
+_DISK = re.compile(r"No space left on device|ENOSPC|Disk quota exceeded|\[Errno (?:28|122)\]")
+_MEMORY = re.compile(
+    r"Killed signal terminated program|virtual memory exhausted|out of memory allocating|std::bad_alloc"
+    # ninja's word for a compiler that went without a word of its own: 128 + SIGKILL.
+    r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What went wrong first: which build, where, what; `cause` is "memory" or "disk" when it was one of these."""
+
+    label: str
+    where: str
+    what: str
+    cause: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line without the build's label."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Failure | None:
+    """The failure in `lines` of (label, text). `codes`: exit codes of the builds that ended.
+
+    A full disk or a killed compiler anywhere explains the errors around it. Otherwise the first error of a compiler,
+    else of a linker or another tool, else the last Python error, of a build that failed by itself: those that were
+    ended because of it complain of that.
+    """
+    failed = {label for label, code in codes.items() if code}
+    found: dict[str, Failure] = {}
+    for label, raw in lines:
+        text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
+        kind, failure = _classify(label, text)
+        if failed and label not in failed and kind not in ("disk", "memory"):
+            continue
+        if failure and (kind == "python" or kind not in found):
+            found[kind] = failure
+    best = next((found[kind] for kind in ("disk", "memory", "compiler", "tool") if kind in found), None)
+    if best:
+        return best
+    killed = next((label for label, code in codes.items() if code in (-signal.SIGKILL, 137)), None)
+    if killed is not None:
+        return Failure(label=killed, where="", what="the build was killed", cause="memory")
+    return found.get("python")
+
+
+def _classify(label: str, text: str) -> tuple[str, Failure | None]:
+    if _DISK.search(text):
+        return "disk", Failure(label=label, where="", what=text.strip(), cause="disk")
+    if _MEMORY.search(text):
+        return "memory", Failure(label=label, where="", what=text.strip(), cause="memory")
+    for kind, patterns in (("compiler", _COMPILER), ("tool", _TOOLS), ("python", (_PYTHON,))):
+        for pattern in patterns:
+            match = pattern.match(text)
+            if match and not any(echo in text for echo in _ECHO):
+                return kind, Failure(label=label, where=match["where"], what=match["what"] or "failed")
+    return "", None

@@ -88,10 +88,6 @@ def level_of_code(blocks: Iterable[bytes]) -> str:
     for block in blocks:
         level = next((number for number, sign in _SIGNS if number > level and sign.search(block)), level)
         beyond |= {str(found.lastgroup) for found in _MNEMONICS.finditer(block) if not _F16C.match(found[0].strip())}
-    return _name(level, beyond)
-
-
-def _name(level: int, beyond: set[str]) -> str:
     return "+".join((LEVELS[level], *sorted(beyond)))
 
 
@@ -136,11 +132,6 @@ def split_level(level: str) -> tuple[int, frozenset[str]]:
 _CHUNK = 4 << 20
 
 
-def find_objdump() -> str | None:
-    """The path of objdump; None where binutils is not installed."""
-    return shutil.which("objdump")
-
-
 def disassembly(objdump: str, library: Path) -> Iterator[bytes]:
     """The executable sections of `library` in AT&T syntax, in blocks that end at a line's end.
 
@@ -182,10 +173,12 @@ def cpu_level(elf: ELFFile, path: Path) -> str | None:
     if elf.get_machine_arch() != "x64":
         return None
     text = elf.get_section_by_name(".text")
-    objdump = find_objdump()
+    objdump = shutil.which("objdump")
     if objdump and text is not None and text["sh_size"] <= _MOST_TEXT:
         return level_of_code(disassembly(objdump, path))
-    return highest([_noted_isa(elf), _noted_march(elf)])
+    # The compiler's name and flags are in the debug information, which `strip` removes.
+    noted = {text.decode("latin-1") for text in _PRODUCER.findall(section_data(elf, ".debug_str"))}
+    return highest([_noted_isa(elf), *map(level_of_flags, noted)])
 
 
 def _noted_isa(elf: ELFFile) -> str | None:
@@ -197,9 +190,3 @@ def _noted_isa(elf: ELFFile) -> str | None:
     ]
     needed = [each["pr_data"] for each in properties if each["pr_type"] == "GNU_PROPERTY_X86_ISA_1_NEEDED"]
     return highest(level_of_isa(bits) for bits in needed if isinstance(bits, int))
-
-
-def _noted_march(elf: ELFFile) -> str | None:
-    """From the compiler's name and flags in the debug information, which `strip` removes."""
-    noted = {text.decode("latin-1") for text in _PRODUCER.findall(section_data(elf, ".debug_str"))}
-    return highest(level_of_flags(text) for text in noted)

@@ -22,9 +22,9 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from dsrun.errors import UsageError
 from dsrun.system.host import cores
 from dsrun.wheel.cache import sha256_of
-from dsrun.wheel.inspect.archive import Archive, open_wheel
-from dsrun.wheel.inspect.fatbin import FatbinError, architectures, read_fatbin
-from dsrun.wheel.inspect.isa_level import cpu_level, section_data
+from dsrun.wheel.verify.archive import Archive, open_wheel
+from dsrun.wheel.verify.fatbin import FatbinError, architectures, read_fatbin
+from dsrun.wheel.verify.isa_level import cpu_level, section_data
 
 _LIBRARY = re.compile(r".+\.so(?:\.\d+)*")
 # Written by DeepSpeed's setup.py; deepspeed/git_version_info.py reads it when an operation is loaded.
@@ -97,7 +97,7 @@ class WheelReport:
 def read_wheel(path: Path) -> WheelReport:
     """Read the wheel at `path`.
 
-    Raises UsageError for a file that is not a wheel, truncated, damaged or malicious (`dsrun.wheel.inspect.archive`).
+    Raises UsageError for a file that is not a wheel, truncated, damaged or malicious (`dsrun.wheel.verify.archive`).
     """
     with open_wheel(path) as archive:
         return read_archive(archive)
@@ -192,7 +192,7 @@ def _library(elf: ELFFile, file: Path, name: str) -> Library:
         glibc=_highest(versions, "GLIBC"),
         glibcxx=_highest(versions, "GLIBCXX"),
         cpu_level=cpu_level(elf, file),
-        cxx11_abi=_cxx11(section_data(elf, ".dynstr")),
+        cxx11_abi=_cxx11_abi(section_data(elf, ".dynstr")),
         machine=elf.get_machine_arch(),
         asks_cpu=_ASKS in section_data(elf, ".rodata"),
     )
@@ -226,7 +226,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _cxx11(strings: bytes) -> bool | None:
+def _cxx11_abi(strings: bytes) -> bool | None:
     if b"__cxx11" in strings or b"B5cxx11" in strings:
         return True
     return False if _OLD_STRING.search(strings) else None

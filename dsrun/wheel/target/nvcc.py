@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import ask
-from dsrun.wheel.toolchain.cxx import Cxx, has_function
+from dsrun.system.proc import ask
+from dsrun.wheel.target.cxx import Cxx, has_function
 
 _ASK_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
@@ -39,16 +39,9 @@ class Nvcc:
         """First number of the version; torch refuses another major than its own."""
         return int(self.version.split(".", maxsplit=1)[0])
 
-    def __str__(self) -> str:
-        return f"nvcc {self.version} ({self.path})"
-
 
 def find_nvcc(
-    environ: Mapping[str, str],
-    site_packages: Path | None = None,
-    *,
-    cuda: str | None = None,
-    root: Path = Path("/"),
+    environ: Mapping[str, str], site_packages: Path | None = None, *, cuda: str | None = None, root: Path = Path("/")
 ) -> Nvcc | None:
     """The nvcc to build with; None when there is none.
 
@@ -60,13 +53,12 @@ def find_nvcc(
         if environ.get(name):
             return _of_home(Path(environ[name]), name)
     found = all_nvcc(environ, site_packages, root=root)
-    return min(found, key=lambda nvcc: _distance(nvcc.version, cuda), default=None)
+    wanted = cuda or ""
 
+    def distance(nvcc: Nvcc) -> tuple[bool, bool]:
+        return nvcc.version != wanted, nvcc.version.split(".")[0] != wanted.split(".")[0]
 
-def _distance(version: str, wanted: str | None) -> int:
-    if wanted is None or version == wanted:
-        return 0
-    return 1 if version.split(".", maxsplit=1)[0] == wanted.split(".", maxsplit=1)[0] else 2
+    return min(found, key=distance if cuda else lambda _: (False, False), default=None)
 
 
 def _of_home(home: Path, name: str) -> Nvcc:
@@ -75,8 +67,7 @@ def _of_home(home: Path, name: str) -> Nvcc:
     if version is None:
         state = "does not answer" if path.exists() else "is not there (a runtime without the compiler?)"
         raise UsageError(
-            f"{name} is {home}, but {path} {state}",
-            fix=f"set {name} to a CUDA toolkit with nvcc, or unset it",
+            f"{name} is {home}, but {path} {state}", fix=f"set {name} to a CUDA toolkit with nvcc, or unset it"
         )
     return Nvcc(path=path, version=version, home=home, origin="CUDA_HOME")
 

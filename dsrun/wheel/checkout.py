@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import Answer, ask
+from dsrun.system.proc import Answer, ask
 
 _LOCAL_S = 120.0
 _NETWORK_S = 1800.0
@@ -86,10 +86,7 @@ def check_out(remote: Remote, commit: str, into: Path) -> None:
     if fetched.exit_code:  # some servers give single commits only when a branch or tag names them
         everything = ["fetch", "--quiet", "--tags", "--", remote.url, "+refs/heads/*:refs/remotes/origin/*"]
         _done(_git(everything, cwd=into, seconds=_NETWORK_S), f"git cannot fetch {remote.url}")
-    _done(
-        _git(["checkout", "--quiet", "--detach", commit], cwd=into),
-        f"{remote.url} has no commit {commit[:12]}",
-    )
+    _done(_git(["checkout", "--quiet", "--detach", commit], cwd=into), f"{remote.url} has no commit {commit[:12]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,22 +143,15 @@ def tree_digest(root: Path, files: Iterable[Path]) -> str:
         path = root / name
         if path.is_symlink():
             kind, content = "link", os.fsencode(path.readlink())
+        elif path.is_file():
+            kind = "program" if path.stat().st_mode & stat.S_IXUSR else "file"
+            content = path.read_bytes()
         else:
-            kind, content = _kind(path), _content(path)
+            raise UsageError(f"{path} is neither a file nor a folder nor a link", fix="take it out of the source tree")
         total.update(f"{kind} {len(os.fsencode(name))} {len(content)}\n".encode())
         total.update(os.fsencode(name))
         total.update(content)
     return f"sha256:{total.hexdigest()}"
-
-
-def _kind(path: Path) -> str:
-    return "program" if path.stat().st_mode & stat.S_IXUSR else "file"
-
-
-def _content(path: Path) -> bytes:
-    if not path.is_file():
-        raise UsageError(f"{path} is neither a file nor a folder nor a link", fix="take it out of the source tree")
-    return path.read_bytes()
 
 
 def check_links(root: Path, files: Iterable[Path]) -> None:

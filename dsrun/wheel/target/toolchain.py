@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
-from dsrun.system.capture import ask
+from dsrun.system.proc import ask
 from dsrun.wheel.target.arch import host_limits, minor_release
-from dsrun.wheel.toolchain.cxx import Cxx
-from dsrun.wheel.toolchain.nvcc import Nvcc, has_runtime
+from dsrun.wheel.target.cxx import Cxx
+from dsrun.wheel.target.nvcc import Nvcc, has_runtime
 
 _ASK_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
@@ -67,13 +67,7 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
     version = values.get("__version__")
     if version is None:
         raise ToolError(f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch")
-    return TorchFacts(
-        version=version,
-        cuda=values.get("cuda"),
-        hip=values.get("hip"),
-        python_tag=tag,
-        path=path,
-    )
+    return TorchFacts(version=version, cuda=values.get("cuda"), hip=values.get("hip"), python_tag=tag, path=path)
 
 
 def _query(python: str) -> tuple[Path, str] | None:
@@ -123,36 +117,18 @@ def check_tools(
     if kind != "cuda":
         return findings
     if torch.cuda is None:
-        return [*findings, _no_cuda(torch)]
+        made_for = f"for ROCm {torch.hip}" if torch.hip else "without CUDA"
+        message = f"torch {torch.version} was built {made_for}, so nothing can be compiled for GPUs against it"
+        fix = "install a CUDA build of torch, or build the operations for the CPU: --arch cpu"
+        return [*findings, _error("torch_without_cuda", message, fix)]
     if nvcc is None:
-        return [*findings, _no_nvcc(torch.cuda)]
-    return [
-        *findings,
-        *_check_versions(torch.cuda, nvcc),
-        *_check_runtime(nvcc),
-        *_check_host(nvcc, cxx, others),
-    ]
+        fix = f"{_pip_nvcc(torch.cuda)}, or load a CUDA {minor_release(torch.cuda)} toolkit and set CUDA_HOME"
+        return [*findings, _error("no_nvcc", f"there is no nvcc, and torch wants one of CUDA {torch.cuda}", fix)]
+    return [*findings, *_check_versions(torch.cuda, nvcc), *_check_runtime(nvcc), *_check_host(nvcc, cxx, others)]
 
 
 def _error(code: str, message: str, fix: str) -> Finding:
     return Finding(level="error", code=code, message=message, fix=fix)
-
-
-def _no_cuda(torch: TorchFacts) -> Finding:
-    made_for = f"for ROCm {torch.hip}" if torch.hip else "without CUDA"
-    return _error(
-        "torch_without_cuda",
-        f"torch {torch.version} was built {made_for}, so nothing can be compiled for GPUs against it",
-        "install a CUDA build of torch, or build the operations for the CPU: --arch cpu",
-    )
-
-
-def _no_nvcc(cuda: str) -> Finding:
-    return _error(
-        "no_nvcc",
-        f"there is no nvcc, and torch wants one of CUDA {cuda}",
-        f"{_pip_nvcc(cuda)}, or load a CUDA {minor_release(cuda)} toolkit and set CUDA_HOME",
-    )
 
 
 def _pip_nvcc(cuda: str) -> str:

@@ -25,7 +25,6 @@ MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
 _KINDS: dict[int, Kind] = {1: "ptx", 2: "sass", 8: "lto"}
-_LZ4, _ZSTD = 0x2000, 0x8000
 _EXACT, _FAMILY = 0x100000, 0x200000
 
 
@@ -44,7 +43,6 @@ class Entry:
     kind: Kind
     arch: str
     version: str
-    compression: Literal["lz4", "zstd"] | None
 
 
 def read_fatbin(section: bytes | memoryview) -> tuple[Entry, ...]:
@@ -53,15 +51,9 @@ def read_fatbin(section: bytes | memoryview) -> tuple[Entry, ...]:
     Raises FatbinError where a container or an entry reaches past its end, or where something else stands
     between containers: a library that was cut short or damaged must not pass for one with less code.
     """
-    return tuple(_containers(memoryview(section)))
-
-
-def _containers(section: memoryview) -> Iterator[Entry]:
-    at = 0
-    while at < len(section):
-        if section[at] == 0:
-            at = _after_zeros(section, at)
-            continue
+    entries: list[Entry] = []
+    at, section = 0, memoryview(section)
+    while (at := _after_zeros(section, at)) < len(section):
         if at + _CONTAINER.size > len(section):
             raise FatbinError(f"the section ends inside a container's header, at byte {at}")
         magic, _, header, size = _CONTAINER.unpack_from(section, at)
@@ -70,8 +62,9 @@ def _containers(section: memoryview) -> Iterator[Entry]:
         end = at + header + size
         if header < _CONTAINER.size or end > len(section):
             raise FatbinError(f"the container at byte {at} reaches past the end of the section")
-        yield from _entries(section, at + header, end)
+        entries += _entries(section, at + header, end)
         at = end
+    return tuple(entries)
 
 
 def _after_zeros(section: memoryview, at: int) -> int:
@@ -93,17 +86,12 @@ def _entries(section: memoryview, at: int, end: int) -> Iterator[Entry]:
             raise FatbinError(f"the entry at byte {at} reaches past its container")
         yield Entry(
             kind=_KINDS.get(kind, "other"),
-            arch=f"{arch // 10}.{arch % 10}{_suffix(flags)}",
+            arch=f"{arch // 10}.{arch % 10}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}",
             version=f"{major}.{minor}",
-            compression="lz4" if flags & _LZ4 else "zstd" if flags & _ZSTD else None,
         )
         at += header + size
     if bytes(section[at:end]).strip(b"\0"):
         raise FatbinError(f"the container ends inside an entry's header, at byte {at}")
-
-
-def _suffix(flags: int) -> str:
-    return "a" if flags & _EXACT else "f" if flags & _FAMILY else ""
 
 
 def architectures(entries: Iterable[Entry], kind: Kind) -> tuple[str, ...]:
@@ -126,7 +114,7 @@ _CUDA_OF_EARLY_8 = {5: "12.5", 6: "12.7", 7: "12.8", 8: "12.9"}
 
 
 def service(sass: Iterable[str], ptx: Iterable[str], gpu: Capability) -> Service:
-    """How a library with this code can run on a GPU; `sass` and `ptx` as in dsrun.wheel.inspect.contents.Library."""
+    """How a library with this code can run on a GPU; `sass` and `ptx` as in dsrun.wheel.verify.contents.Library."""
     fits = [arch for arch in sass if _binary_fits(arch, gpu)]
     if any(_same_family(arch, gpu) for arch in fits):
         return "sass"

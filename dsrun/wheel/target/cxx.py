@@ -15,18 +15,11 @@ from typing import Any, Literal
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.capture import ask
-from dsrun.system.packages import install_command, package_manager
+from dsrun.system.proc import ask
 
 _ASK_S = 60.0
 _CACHES = ("ccache", "sccache")
-_PACKAGES = {
-    "apt": "g++",
-    "dnf": "gcc-c++",
-    "zypper": "gcc-c++",
-    "pacman": "gcc",
-    "conda": "conda-forge::gxx",
-}
+_PACKAGES = {"apt": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "conda": "conda-forge::gxx"}
 _VERSIONED = re.compile(r"(g\+\+|clang\+\+)-\d+")
 
 
@@ -170,7 +163,36 @@ def _compiles(cxx: Cxx, source: str, before: Sequence[str], after: Sequence[str]
             return False
 
 
-_ASK_S = 60.0
+# Debian first: a machine with several usually has the others for building images.
+_MANAGERS = {"apt-get": "apt", "dnf": "dnf", "yum": "dnf", "zypper": "zypper", "pacman": "pacman"}
+_COMMANDS = {
+    "apt": "apt-get install",
+    "dnf": "dnf install",
+    "zypper": "zypper install",
+    "pacman": "pacman -S",
+    "conda": "conda install",
+    "pip": "pip install",
+}
+_NEEDS_ROOT = ("apt", "dnf", "zypper", "pacman")
+
+
+def package_manager(environ: Mapping[str, str]) -> str | None:
+    """ "conda" inside an activated conda environment, else the system's: apt, dnf, zypper or pacman; None without.
+
+    conda comes first: on a cluster nobody is root, and its compilers look into its own prefix.
+    """
+    path = environ.get("PATH")
+    if environ.get("CONDA_PREFIX") and any(shutil.which(name, path=path) for name in ("conda", "mamba")):
+        return "conda"
+    found = (kind for program, kind in _MANAGERS.items() if shutil.which(program, path=path))
+    return next(found, None)
+
+
+def install_command(manager: str, packages: str) -> str:
+    """The command line that installs `packages` (separated by spaces) with `manager`."""
+    sudo = "sudo " if manager in _NEEDS_ROOT and os.geteuid() != 0 else ""
+    words = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
+    return f"{sudo}{_COMMANDS[manager]} {' '.join(words)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,23 +221,17 @@ _FIELDS = ("what", "headers", "function", "library", "module", "variable", "cuda
 def needs() -> Mapping[str, Need]:
     """Every need of build/ops.toml by name."""
     table = read_toml("build", "ops.toml")["need"]
-    return {name: _need(name, row) for name, row in table.items()}
-
-
-def _need(name: str, row: Mapping[str, Any]) -> Need:
-    known = {key: row[key] for key in _FIELDS if key in row}
-    known["headers"] = tuple(row.get("headers", ()))
-    return Need(name=name, packages={key: row[key] for key in row if key not in _FIELDS}, **known)
-
-
-def need(name: str) -> Need:
-    """The need called `name`."""
-    return needs()[name]
+    found = {}
+    for name, row in table.items():
+        known: dict[str, Any] = {key: row[key] for key in _FIELDS if key in row}
+        known["headers"] = tuple(row.get("headers", ()))
+        found[name] = Need(name=name, packages={key: row[key] for key in row if key not in _FIELDS}, **known)
+    return found
 
 
 def way_to_install(name: str, *, cuda: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """The command that installs need `name` with the package manager of this machine, else with pip."""
-    wanted = need(name)
+    wanted = needs()[name]
     environ = os.environ if environ is None else environ
     manager = package_manager(environ)
     # Parts of the CUDA toolkit come from pip first: no root, no extra repository, the version that torch has.
@@ -250,7 +266,7 @@ class Probe:
     def available(self, name: str) -> bool:
         """Whether need `name` is met."""
         if name not in self._known:
-            self._known[name] = self._query(need(name))
+            self._known[name] = self._query(needs()[name])
         return self._known[name]
 
     def _query(self, wanted: Need) -> bool:
@@ -265,7 +281,8 @@ class Probe:
             return False
         if wanted.library is None or wanted.function is None:
             return True
-        return has_function(self._cxx, wanted.function, wanted.library, folders=self._folders())
+        folders = [] if self._home is None else [self._home / "lib64"]
+        return has_function(self._cxx, wanted.function, wanted.library, folders=folders)
 
     def _include(self, wanted: Need) -> list[Path]:
         named = self._environ.get(wanted.variable, "") if wanted.variable else ""
@@ -273,9 +290,6 @@ class Probe:
         if self._home is not None:
             roots.append(self._home)
         return [folder for root in roots for folder in (root / "include", root) if folder.is_dir()]
-
-    def _folders(self) -> list[Path]:
-        return [] if self._home is None else [self._home / "lib64"]
 
     def _has_module(self, module: str) -> bool:
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"

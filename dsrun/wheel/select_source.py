@@ -11,7 +11,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.wheel.cache import sha256_of
-from dsrun.wheel.source.checkout import (
+from dsrun.wheel.checkout import (
     check_links,
     check_out,
     copy_tree,
@@ -21,7 +21,7 @@ from dsrun.wheel.source.checkout import (
     tree_digest,
     tree_files,
 )
-from dsrun.wheel.source.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
+from dsrun.wheel.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
 
 Kind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")
@@ -168,8 +168,7 @@ def _tree_version(path: Path) -> str:
         text = (path / "version.txt").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(
-            f"{path / 'version.txt'} cannot be read: {error.strerror or error}",
-            fix="give another source tree",
+            f"{path / 'version.txt'} cannot be read: {error.strerror or error}", fix="give another source tree"
         ) from None
     return release_version(text, path / "version.txt")
 

@@ -9,7 +9,7 @@ import stat
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -32,11 +32,7 @@ _RATIO_FROM = 64 << 20  # small files of zeros or spaces are harmless
 _TEXT_LIMIT = 16 << 20
 _CHUNK = 1 << 20
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-_UNSIGNED = (
-    "/RECORD",
-    "/RECORD.jws",
-    "/RECORD.p7s",
-)  # the binary distribution format exempts these from RECORD
+_UNSIGNED = ("/RECORD", "/RECORD.jws", "/RECORD.p7s")  # the binary distribution format exempts these from RECORD
 _AGAIN = "copy or build it again"
 
 
@@ -238,12 +234,15 @@ def _check_record(archive: Archive) -> list[Finding]:
     return [_error("wheel_record", f"{name} {problem}", where) for name, problem in found]
 
 
-def _same(archive: Archive, name: str, recorded: str) -> bool:
-    """Whether a file has the hash RECORD gives: `sha256=` and urlsafe base64 without padding (PEP 376, 427)."""
-    kind, _, expected = recorded.partition("=")
-    if kind not in ("sha256", "sha384", "sha512"):
-        return False
+def record_hash(chunks: Iterable[bytes], kind: str = "sha256") -> str:
+    """A file's hash as RECORD has it: `sha256=` and urlsafe base64 without padding (PEP 376, PEP 427)."""
     digest = hashlib.new(kind)
-    for chunk in archive.chunks(name):
+    for chunk in chunks:
         digest.update(chunk)
-    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() == expected
+    return f"{kind}={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
+
+
+def _same(archive: Archive, name: str, recorded: str) -> bool:
+    """Whether a file has the hash that RECORD gives."""
+    kind = recorded.partition("=")[0]
+    return kind in ("sha256", "sha384", "sha512") and record_hash(archive.chunks(name), kind) == recorded
