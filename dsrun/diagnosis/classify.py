@@ -46,11 +46,7 @@ class Diagnosis:
         """The diagnosis as advice; `where` is the log's name, to which the line number is added."""
         place = f"{where}:{self.line}" if self.line else where
         return Finding(
-            level=self.level,
-            code=self.cause,
-            message=f"{self.title}: {self.means}",
-            fix=self.fix,
-            where=place,
+            level=self.level, code=self.cause, message=f"{self.title}: {self.means}", fix=self.fix, where=place
         )
 
 

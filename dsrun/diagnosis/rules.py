@@ -38,11 +38,7 @@ class Sign:
 
     @cached_property
     def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str] | None, re.Pattern[str]]:
-        return (
-            re.compile(self.pattern),
-            re.compile(self.unless) if self.unless else None,
-            re.compile(self.near),
-        )
+        return (re.compile(self.pattern), re.compile(self.unless) if self.unless else None, re.compile(self.near))
 
     def matches(self, line: str, before: Callable[[], str]) -> bool:
         """Whether `line` shows it; `before` gives the text that leads to it."""

@@ -10,12 +10,7 @@ from dsrun.launch.job import LOOPBACK, Job, Topology
 from dsrun.system.packages import own_programs_first
 
 # Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
-MISLEADING = (
-    "ACCELERATE_USE_CPU",
-    "ACCELERATE_USE_DEEPSPEED",
-    "ACCELERATE_MIXED_PRECISION",
-    "ACCELERATE_USE_FSDP",
-)
+MISLEADING = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
 
 
 def agent_argv(topology: Topology, *, port: int, module: str, args: Sequence[str]) -> list[str]:

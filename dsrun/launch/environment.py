@@ -129,26 +129,9 @@ ENVIRONMENT_FILE = ".deepspeed_env"
 # only those without which Python does not start stand on it.
 ON_THE_COMMAND_LINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
 _NAMES = frozenset(
-    {
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "LANG",
-        "LC_ALL",
-        "COLUMNS",
-        "NO_COLOR",
-        "PYTHONUNBUFFERED",
-        "PYTHONWARNINGS",
-    }
+    {"VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_ALL", "COLUMNS", "NO_COLOR", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
     | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "DS_ACCELERATOR"}
-    | {
-        "CUDA_HOME",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_LAUNCH_BLOCKING",
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "MAX_JOBS",
-        "CC",
-        "CXX",
-    }
+    | {"CUDA_HOME", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "MAX_JOBS", "CC", "CXX"}
 )
 _PREFIXES = (
     "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "CUBLAS_", "DEEPSPEED_",

@@ -117,8 +117,7 @@ def _slots(text: str, host: Host, flag: str) -> tuple[int, ...]:
     for word in text.split(","):
         if not (word.strip().isascii() and word.strip().isdigit()) or int(word) not in host.slots:
             raise UsageError(
-                f"{flag}: {host.address} has no slot {word.strip()!r}",
-                fix=f"it has 0 to {len(host.slots) - 1}",
+                f"{flag}: {host.address} has no slot {word.strip()!r}", fix=f"it has 0 to {len(host.slots) - 1}"
             )
         numbers.append(int(word))
     return tuple(sorted(set(numbers)))

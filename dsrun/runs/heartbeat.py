@@ -18,15 +18,7 @@ from typing import Literal, Self
 from dsrun.system import variables
 
 Phase = Literal[
-    "starting",
-    "loading",
-    "tokenising",
-    "training",
-    "evaluating",
-    "generating",
-    "saving",
-    "exporting",
-    "ending",
+    "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending"
 ]
 
 _WIDTH = 512

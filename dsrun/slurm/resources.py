@@ -107,10 +107,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
             yield error("gres_unknown", f"no node has the resource {name!r}", fix=nearest(name, known), where="--gres")
     if wanted.gpus and "gpu" not in known:
         yield error(
-            "no_gpus",
-            "no node of this cluster has GPUs",
-            fix="--gpus-per-node 0 trains on CPUs",
-            where=wanted.gpu_flag,
+            "no_gpus", "no node of this cluster has GPUs", fix="--gpus-per-node 0 trains on CPUs", where=wanted.gpu_flag
         )
         return
     types = {group.type for node in facts.nodes for group in node.gpus}

@@ -38,8 +38,7 @@ def first_failure(folder: Path, *, only_expected: bool = False, first: Collectio
     exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step.
     """
     failures = sorted(
-        (found for file in folder.glob("rank-*.json") if (found := _read(file))),
-        key=lambda each: float(each["time"]),
+        (found for file in folder.glob("rank-*.json") if (found := _read(file))), key=lambda each: float(each["time"])
     )
     known = [
         each
@@ -136,11 +135,7 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
         return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
     message = _last_words(text) or "the ranks could not be started"
     return _failure(
-        failure_inputs,
-        classify(text, failure_inputs.agent),
-        None,
-        failure_inputs.agent or EXIT_TOOL_FAILED,
-        message,
+        failure_inputs, classify(text, failure_inputs.agent), None, failure_inputs.agent or EXIT_TOOL_FAILED, message
     )
 
 

@@ -65,12 +65,9 @@ class MemoryFallback:
     def from_dict(cls, found: dict[str, Any]) -> Self:
         """The remedy of a remedy.json. Raises UsageError where the file is of another make."""
         match found:
-            case {
-                "version": 1,
-                "halvings": int(times),
-                "recompute": bool(again),
-                "offload": "none" | "cpu" as to,
-            } if times >= 0:
+            case {"version": 1, "halvings": int(times), "recompute": bool(again), "offload": "none" | "cpu" as to} if (
+                times >= 0
+            ):
                 return cls(halvings=times, recompute=again, offload=to)
         raise UsageError("remedy.json is not what this dsrun writes", fix="delete it, or use --resume never")
 
@@ -177,11 +174,7 @@ def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: 
     else:
         return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", remedy, last)
     return Decision(
-        action="restart",
-        exit_code=exit_code(last),
-        wait_s=0.0,
-        why=f"{title}: again with {what}",
-        remedy=change,
+        action="restart", exit_code=exit_code(last), wait_s=0.0, why=f"{title}: again with {what}", remedy=change
     )
 
 

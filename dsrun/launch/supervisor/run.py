@@ -200,11 +200,7 @@ class _Supervision:
             micro, _ = shrink(micro, self._job.accumulation, remedy.halvings)
         limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.external)
         decision = decide(
-            self._history,
-            limits,
-            progress=[*self._progress, self._newest()],
-            remedy=remedy,
-            micro_batch=micro,
+            self._history, limits, progress=[*self._progress, self._newest()], remedy=remedy, micro_batch=micro
         )
         self._event_writer.failed(failure, decision, attempt=self._number)
         if decision.action == "restart" and not self._job.external:

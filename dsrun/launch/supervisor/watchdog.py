@@ -83,12 +83,7 @@ class Watchdog:
         if not late or busy:  # the others wait for the one that saves
             return None
         first = min(late, key=lambda rank: (states.get(rank) != "T", beats[rank].step, beats[rank].time))
-        return Hang(
-            rank=first,
-            silent_s=silent[first],
-            limit_s=limits[first],
-            stopped=states.get(first) == "T",
-        )
+        return Hang(rank=first, silent_s=silent[first], limit_s=limits[first], stopped=states.get(first) == "T")
 
     def _long_stopped(self, beats: Mapping[int, Beat], now: float) -> Hang | None:
         """A rank that has been stopped for long, in whatever phase."""

@@ -219,14 +219,7 @@ def run_as_main(argv: Sequence[str], program: Callable[[], object]) -> int:
 
 def default_signals() -> None:
     """The handlers that a new Python has, whatever this one's were; what is ignored stays so, as across an exec."""
-    for signum in (
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGCHLD,
-    ):
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

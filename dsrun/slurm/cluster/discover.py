@@ -11,16 +11,7 @@ from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm import units
 from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.facts import (
-    NO_LIMIT,
-    Accounting,
-    Association,
-    ClusterFacts,
-    GpuGroup,
-    Node,
-    Partition,
-    Qos,
-)
+from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, GpuGroup, Node, Partition, Qos
 from dsrun.slurm.cluster.query import names, oneliners, settings, value
 from dsrun.system import hostlist
 

@@ -59,11 +59,7 @@ def _is_nodes(text: str) -> bool:
 _NODES = (_is_nodes, "is not a list of nodes", "such as gpu01,gpu07 or gpu[01-04]")
 CHECKS: Mapping[str, tuple[Callable[[str], bool], str, str]] = {
     "array": (_is_array, "is not a list of task numbers", "such as 0-9, 1,3,7, 0-99:10 or 0-99%4"),
-    "dependency": (
-        _is_dependency,
-        "is not a dependency",
-        "such as afterok:1234, afterany:12:13 or singleton",
-    ),
+    "dependency": (_is_dependency, "is not a dependency", "such as afterok:1234, afterany:12:13 or singleton"),
     "gres": (_is_gres, "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
     "nodelist": _NODES,
     "exclude": _NODES,

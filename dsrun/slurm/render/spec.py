@@ -78,8 +78,7 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
     key = key.strip().removeprefix("--")
     if not _KEY.fullmatch(key):
         raise UsageError(
-            f"{where}: {entry!r} is not key=value with a long option's name",
-            fix='such as --sbatch "switches=1"',
+            f"{where}: {entry!r} is not key=value with a long option's name", fix='such as --sbatch "switches=1"'
         )
     known = {each.metadata.get("sbatch"): name for name, each in options().items() if each.metadata.get("sbatch")}
     if key in known:
