@@ -29,7 +29,7 @@ SELF = (sys.executable, "-m", "dsrun", "launch")
 def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) -> int:
     """One supervisor on each machine of the hostfile; the first node's exit code."""
     from dsrun.launch.ssh import run_on_hosts
-    from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter
+    from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
 
     hosts = _hosts(options)
     remotes = _crews(options, hosts, program)

@@ -2,15 +2,84 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
-from collections.abc import Mapping
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import BinaryIO, get_args
 
-from dsrun.diagnosis.read import scan_text
 from dsrun.diagnosis.rules import Cause, Weight, cause_named
-from dsrun.diagnosis.scan import Hit, Scan, rank_of
+from dsrun.diagnosis.scan import Hit, Scan, first_rank, rank_of
+from dsrun.errors import UsageError
 from dsrun.findings import Finding, Level
+
+CHUNK = 4 << 20
+LONGEST = 4 << 20
+# Of a larger log only so much is read closely: what went wrong first stands at its beginning, and what ended it at its
+# end. 32 MiB take some seconds.
+HEAD = 8 << 20
+TAIL = 24 << 20
+# The table of torch.distributed.run is the last thing in a launcher's log.
+TABLE = 20_000
+
+
+def scan_text(text: str) -> tuple[Scan, int | None]:
+    """As `scan_stream`, of a text."""
+    return scan_stream(io.BytesIO(text.encode(errors="replace")))
+
+
+def scan_log(log: Path | bytes, name: str) -> tuple[Scan, int | None]:
+    """As `scan_stream`, of a file, which may be a pipe, or of a content; also of one that gzip compressed.
+
+    Raises UsageError where it cannot be read, with the log's name.
+    """
+    try:
+        with log.open("rb") if isinstance(log, Path) else io.BufferedReader(io.BytesIO(log)) as stream:
+            packed = stream.peek(2)[:2] == b"\x1f\x8b"
+            return scan_stream(gzip.open(stream) if packed else stream)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def scan_stream(stream: BinaryIO | gzip.GzipFile) -> tuple[Scan, int | None]:
+    """The scanned log, and the first rank to fail where the log ends with the launcher's table of them."""
+    scan, read, held = Scan(), 0, 0
+    waiting: deque[bytes] = deque()
+    end = b""
+    for chunk in _pieces(stream):
+        end = (end + chunk[-TABLE:])[-TABLE:]
+        if read < HEAD:
+            scan.feed(chunk)
+        else:
+            waiting.append(chunk)
+            held += len(chunk)
+        read += len(chunk)
+        while held > TAIL:
+            oldest = waiting.popleft()
+            held -= len(oldest)
+            scan.skip(oldest.count(b"\n"))
+    for chunk in waiting:
+        scan.feed(chunk)
+    return scan, first_rank(end.decode(errors="replace"))
+
+
+def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """The stream in pieces that end with a line; a line of megabytes is cut anywhere."""
+    rest = b""
+    while data := stream.read(CHUNK):
+        whole, newline, rest = (rest + data).rpartition(b"\n")
+        if whole or newline:
+            yield whole + newline
+        if len(rest) > LONGEST:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
 
 # Logged steps after which a run has got over what it complained of.
 SURVIVED = 10
@@ -59,15 +128,6 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     scan, rank = scan_text(text)
     found = diagnosis(scan, rank, exit_code=exit_code)
     return found if found and found.cause else None
-
-
-def first_cause(logs: Mapping[str, str]) -> tuple[str, Diagnosis] | None:
-    """The root cause among the logs of many ranks, with the name of its log; None where no log tells of a failure.
-
-    A rank that ended with an exception that no rule knows explains those that lost it: then the cause is "".
-    """
-    found = {name: why for name, text in logs.items() if (why := diagnosis(*scan_text(text)))}
-    return root(found)
 
 
 def root(found: Mapping[str, Diagnosis]) -> tuple[str, Diagnosis] | None:

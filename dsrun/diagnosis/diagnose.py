@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import Diagnosis, diagnosis, root
-from dsrun.diagnosis.read import scan_log
+from dsrun.diagnosis.classify import Diagnosis, diagnosis, root, scan_log
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dsrun.errors import UsageError
 from dsrun.findings import Finding, nearest
 from dsrun.hardware.gres import Gres
-from dsrun.slurm import units
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
+from dsrun.slurm.render import notation
 from dsrun.slurm.request import Request, error
 from dsrun.system import hostlist
 
@@ -56,7 +56,7 @@ def _wish(wanted: Request) -> str:
     others = [name for name in wanted.resources if name != "gpu"]
     parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
     parts += [f"{wanted.cores} cores"] if wanted.cores else []
-    parts += [units.gib(wanted.memory)] if wanted.memory else []
+    parts += [notation.gib(wanted.memory)] if wanted.memory else []
     return ", ".join(parts)
 
 
@@ -158,13 +158,13 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         "gpus": lambda: _best_gpus(wanted, pool),
         "gres": lambda: "none",
         "cores": lambda: str(max(_cores(node, partition) for node in pool)),
-        "memory": lambda: units.gib(max(_memory(node, partition) for node in pool)),
+        "memory": lambda: notation.gib(max(_memory(node, partition) for node in pool)),
     }
     asked = {
         "gpus": (wanted.gpu_flag, _gpus(wanted)),
         "gres": ("--gres", ", ".join(wanted.resources)),
         "cores": ("--cpus-per-task", f"{wanted.cores} cores"),
-        "memory": ("--mem", units.gib(wanted.memory or 0)),
+        "memory": ("--mem", notation.gib(wanted.memory or 0)),
     }
     for code, test in _tests(wanted, partition).items():
         count = sum(map(test, pool))
@@ -222,13 +222,13 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
     if default is not None and default < _LITTLE_MIB * wanted.workers:
         yield Finding(
             level="info", code="slurm_memory_default", where="--mem", fix="say --mem; --mem 0 is the whole node's",
-            message=f"without --mem the job gets {units.gib(default)} of each node for {workers}",
+            message=f"without --mem the job gets {notation.gib(default)} of each node for {workers}",
         )  # fmt: skip
 
 
 def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:
     """MiB of each node by the partition's or the cluster's default; None where jobs get all (slurm.conf, DefMem...)."""
-    defaults = {key: units.mib(text) for key, text in partition.job_defaults.items()}
+    defaults = {key: notation.mib(text) for key, text in partition.job_defaults.items()}
     if wanted.gpu_count and (per_gpu := defaults.get("DefMemPerGPU")):
         return per_gpu * wanted.gpu_count
     if per_node := defaults.get("DefMemPerNode"):

@@ -5,20 +5,23 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
+from dataclasses import asdict
 
 from dsrun import __version__
-from dsrun.launch.coordinator.handshake import HANDSHAKE_TIMEOUT_S, Peer, PendingConnection, reject_reason
 from dsrun.launch.coordinator.messages import (
+    HANDSHAKE_TIMEOUT_S,
     RENDEZVOUS_TIMEOUT_S,
     Decide,
     NodeResult,
+    Peer,
+    PendingConnection,
     RendezvousError,
     RunInfo,
     Stopped,
-    decision_as_dict,
     ended_by_signal,
     format_nodes,
     lost_node,
+    reject_reason,
     unless_stopped,
 )
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
@@ -118,7 +121,7 @@ class CoordinatorServer(EventLoop):
             self._done = decision.action == "stop"
             for peer in self._peers.values():
                 if not peer.waiting:
-                    self.post(peer.connection, {"decision": decision_as_dict(decision)})
+                    self.post(peer.connection, {"decision": asdict(decision)})
         if decision.action == "restart":
             self._send_begin()
         return decision
@@ -240,7 +243,7 @@ class CoordinatorServer(EventLoop):
         stop = self.stop_asked()
         if stop and self._forwarded != stop:
             for peer in list(self._peers.values()):
-                self.post(peer.connection, {"stop": stop.as_dict()})
+                self.post(peer.connection, {"stop": asdict(stop)})
             # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
             self._forwarded = stop
 

@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from dsrun.launch.command import run_arguments
+from dsrun.launch.coordinator.messages import Coordinator
+from dsrun.launch.environment import run_arguments
 from dsrun.launch.job import Job
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.evidence import collect
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, collect
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
@@ -39,14 +38,6 @@ _AGENT_REPORT_S = 0.5
 # One that has ended well fails nobody while its agent waits for a busy machine to let it look.
 _CLEAN_EXIT_REPORT_S = 60.0
 _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
-
-
-class OtherNodes(Protocol):
-    """What an attempt asks the coordinator."""
-
-    def check(self) -> bool: ...
-
-    def stop_asked(self) -> StopRequest | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +64,7 @@ class AttemptContext:
     scratch: Path
     run_id: str
     stop_requests: StopRequests
-    others: OtherNodes
+    others: Coordinator
     log: Path
     poll: Callable[[], None]
 

@@ -24,7 +24,7 @@ INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
 # No cause, or one that a rank also names when another one has failed.
 _UNTOLD = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
-_AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/agent_process")
+_AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/workers/zygote")
 
 Classify = Callable[[str, int | None], str]
 """The cause code that a log and an exit code show, "" for none."""
@@ -89,7 +89,7 @@ class FailureInputs:
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
     memory; `evidence` is the folder with what was learned of the ranks before they were ended
-    (`dsrun.launch.supervisor.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
+    (`dsrun.launch.supervisor.watchdog`). `log` is the launcher's, of which this attempt wrote what follows the first
     `log_begins` bytes.
     """
 

@@ -25,12 +25,11 @@ from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import Attempt, AttemptContext, AttemptResult
-from dsrun.launch.supervisor.events import RunEventWriter
+from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
-from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter, Tee, tee_output
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, shrink
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
-from dsrun.launch.workers.agent_process import TORCH_SIGNALS
+from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables

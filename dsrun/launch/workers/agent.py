@@ -47,7 +47,7 @@ class SpawnStarter:
         self._output = output
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
-        command = [sys.executable, "-m", "dsrun.launch.workers.agent_process", *argv]
+        command = [sys.executable, "-m", "dsrun.launch.workers.zygote", "--agent", *argv]
         return _SpawnedAgent(_spawn(command, env, self._output))
 
     def kept_processes(self) -> set[int]:

@@ -1,6 +1,6 @@
 """Starts the ranks of an attempt in their agent: forked from a zygote that has their imports, else spawned.
 
-Runs in `dsrun.launch.workers.agent_process`. Records process ids and exit codes, one JSON object a line, in a file for
+Runs in `dsrun.launch.workers.zygote`. Records process ids and exit codes, one JSON object a line, in a file for
 the supervisor, which is not the parent of the ranks and could not wait for them.
 """
 

@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
-from dsrun.slurm.render.notation import shell_quote
+from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
-from dsrun.slurm.units import parse_gpus
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,10 @@ from dsrun.slurm.render.environment import (
     worker_python,
     workers,
 )
-from dsrun.slurm.render.notation import directive_value, shell_quote
+from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import MIN_LEAD_S, Program, Site, slug
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
-from dsrun.slurm.units import time_limit
 
 if TYPE_CHECKING:
     import jinja2

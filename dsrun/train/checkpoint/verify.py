@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.spec import TrainSpec
-from dsrun.runs.attempts import signatures
+from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.manifest import (
     MANIFEST,
     STATE_FILE,
@@ -22,7 +22,6 @@ from dsrun.runs.manifest import (
     shared_out,
     within,
 )
-from dsrun.runs.ownership import refuse_untrusted
 from dsrun.runs.schema import Manifest
 from dsrun.system.host import versions
 from dsrun.train.data.tokens.special import tokenizer_identity

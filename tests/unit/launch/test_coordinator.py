@@ -7,14 +7,14 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 from dsrun.errors import EXIT_RESUME
-from dsrun.launch.coordinator import client as follower_module
+from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import (
     NodeResult,
     SingleNodeCoordinator,
-    decision_as_dict,
     decision_from_dict,
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
@@ -70,7 +70,7 @@ def test_peer_failure_after_decision_aborts_next_attempt(town):
     As when a node is lost before it has heard that the run is started again.
     """
     _, one = town.open(2)
-    for message in ({"decision": decision_as_dict(restart())}, {"abort": 2}):
+    for message in ({"decision": asdict(restart())}, {"abort": 2}):
         one.on_message(one._connection, message)
     assert one.report_and_wait(NodeResult(node=1, ok=False), None) == restart()
     assert one.check()
@@ -236,5 +236,5 @@ def test_single_node_coordinator_decides_locally():
 def test_coordinator_messages_json_round_trip():
     """Node results and decisions survive the way through JSON."""
     ended = NodeResult(node=2, ok=False, interrupted=True, failure=FAILED)
-    assert NodeResult.from_dict(json.loads(json.dumps(ended.as_dict()))) == ended
-    assert decision_from_dict(json.loads(json.dumps(decision_as_dict(stop())))) == stop()
+    assert NodeResult.from_dict(json.loads(json.dumps(asdict(ended)))) == ended
+    assert decision_from_dict(json.loads(json.dumps(asdict(stop())))) == stop()
