@@ -15,7 +15,6 @@ from typing import BinaryIO, get_args
 from dsrun.diagnosis.rules import Cause, Weight, cause_named
 from dsrun.diagnosis.scan import Hit, Scan, first_rank, rank_of
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Level
 
 CHUNK = 4 << 20
 LONGEST = 4 << 20
@@ -100,23 +99,12 @@ class Diagnosis:
     """
 
     cause: str
-    title: str
-    means: str
-    fix: str
     evidence: str
     line: int
     transient: bool
-    level: Level
     weight: Weight
     rank: int | None
     time: float | None
-
-    def finding(self, where: str) -> Finding:
-        """The diagnosis as advice; `where` is the log's name, to which the line number is added."""
-        place = f"{where}:{self.line}" if self.line else where
-        return Finding(
-            level=self.level, code=self.cause, message=f"{self.title}: {self.means}", fix=self.fix, where=place
-        )
 
 
 def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
@@ -177,13 +165,9 @@ def _made(cause: Cause, evidence: Hit | int, rank: int | None) -> Diagnosis:
     hit = evidence if isinstance(evidence, Hit) else None
     return Diagnosis(
         cause=cause.code,
-        title=cause.title,
-        means=cause.means,
-        fix=cause.fix,
         evidence=hit.text if hit else f"exit code {evidence}",
         line=hit.line if hit else 0,
         transient=cause.transient,
-        level=cause.level,
         weight=hit.sign.weight if hit else "guess",
         rank=rank,
         time=hit.time if hit else None,

@@ -16,10 +16,6 @@ from dsrun.launch.job import Job, Topology
 from dsrun.system import variables
 from dsrun.system.packages import own_programs_first
 
-# Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
-MISLEADING = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
-
-
 # Options of torch.distributed.run that may stand at the head of a job's program.
 HEAD = ("--module", "-m", "--no-python")
 
@@ -70,7 +66,7 @@ def worker_environment(topology: Topology, environ: Mapping[str, str], *, debug:
         wanted |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
     changes: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in environ}
     changes |= own_programs_first(environ)
-    return changes | {name: None for name in MISLEADING if name in environ}
+    return changes | {name: None for name in variables.MISLEADING if name in environ}
 
 
 # Collectives each rank remembers, for the dump that is written when one of them never ends; 2000 take a few MB.
@@ -97,7 +93,7 @@ def launch_environment(
     changes = worker_environment(topology, environ, debug=debug)
     if external:
         # dsrun's own worker must not be misled by them; a user's script may be meant by them.
-        changes = {name: value for name, value in changes.items() if name not in MISLEADING}
+        changes = {name: value for name, value in changes.items() if name not in variables.MISLEADING}
         # Scripts written for other launchers read it; torch's agent sets GROUP_RANK, which means the same.
         changes["NODE_RANK"] = str(node)
     if nodes > 1:

@@ -157,11 +157,40 @@ MANY_RANKS = 64
 folders of many thousand files."""
 
 
+class _Inside:
+    """A path inside a run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths inside one run folder; making a RunFolder touches no file."""
 
     path: Path
+
+    run_json = _Inside("run.json")
+    """Resolved specs, versions, host, command line of the newest attempt."""
+    recipe = _Inside("recipe.json")
+    """The resolved flags that the run trains by; written once per start."""
+    metrics = _Inside("metrics.jsonl")
+    """One line per logged step."""
+    events = _Inside("events.jsonl")
+    """The ledger of what happened."""
+    console = _Inside("console.log")
+    """What the user saw."""
+    finished = _Inside("FINISHED")
+    """There when the last attempt reached the run's end; what a requeued job looks for."""
+    logs = _Inside("logs")
+    """Folder of one log per rank and attempt."""
+    model = _Inside("model")
+    """Folder of the final model."""
+    lock = _Inside(".lock")
+    """The lock file."""
 
     @classmethod
     def create(cls, path: Path | str, *, force: bool = False) -> RunFolder:
@@ -186,51 +215,6 @@ class RunFolder:
             what = "has no run.json" if folder.path.is_dir() else "does not exist"
             raise UsageError(f"{folder.path} is no run folder: it {what}", fix="give the --output of a dsrun train")
         return folder
-
-    @property
-    def run_json(self) -> Path:
-        """Resolved specs, versions, host, command line of the newest attempt."""
-        return self.path / "run.json"
-
-    @property
-    def recipe(self) -> Path:
-        """The resolved flags that the run trains by; written once per start."""
-        return self.path / "recipe.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One line per logged step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """The ledger of what happened."""
-        return self.path / "events.jsonl"
-
-    @property
-    def console(self) -> Path:
-        """What the user saw."""
-        return self.path / "console.log"
-
-    @property
-    def finished(self) -> Path:
-        """There when the last attempt reached the run's end; what a requeued job looks for."""
-        return self.path / "FINISHED"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of one log per rank and attempt."""
-        return self.path / "logs"
-
-    @property
-    def model(self) -> Path:
-        """Folder of the final model."""
-        return self.path / "model"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file."""
-        return self.path / ".lock"
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after optimizer step `step`."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,11 +74,8 @@ class Attempt:
         self.job = job = context.job
         self.number = number
         self._folder = context.scratch / f"attempt-{number}"
-        self._run_id = context.run_id
         self._stop_requests = context.stop_requests
-        self._others = context.others
-        self._log = context.log
-        self._log_begins = _size(context.log)
+        self._log_begins = context.log.stat().st_size if context.log.exists() else 0
         self._context = context
         self._watch = Watchdog(job.hang_timeout)
         self._pids: dict[int, int] = {}
@@ -188,12 +183,12 @@ class Attempt:
         """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
         if self._stop_requests.force_quit is not None:
             return True
-        if self._others.check():
+        if self._context.others.check():
             self._by_others = True
             return True
         if self._stop_requests.interrupted:
             return self._interrupt()
-        request = self._others.stop_asked()
+        request = self._context.others.stop_asked()
         if request is not None:
             self._stop_requests.ask(request, announce=False)
         request = self._stop_requests.stop()
@@ -207,7 +202,7 @@ class Attempt:
         if self._interrupted_at is None:
             self._interrupted_at = now
             for pid in self._alive().values():
-                _kill(pid, signal.SIGINT)
+                reaper.kill(pid, signal.SIGINT)
         return not self._alive() or now - self._interrupted_at > INTERRUPT_TIMEOUT_S
 
     def _forward(self, request: StopRequest, agent: Agent) -> bool:
@@ -221,7 +216,7 @@ class Attempt:
             if rank not in self._signalled:
                 self._signalled.add(rank)
                 if self.job.external or rank != request.rank:
-                    _kill(pid, signum)
+                    reaper.kill(pid, signum)
         return self._agent_is_stuck(now) or now - self._signalled_at > self._patience(now)
 
     def _agent_is_stuck(self, now: float) -> bool:
@@ -259,14 +254,14 @@ class Attempt:
         # Without an agent the warm process still has the request, which it must not follow any more.
         kept_processes = starter.kept_processes() if agent.pid() is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
-        while not reaper.end(self._run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
+        while not reaper.end(self._context.run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
             pass
         deadline = time.monotonic() + AGENT_TIMEOUT_S
         while kept_processes and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if kept_processes and agent.poll() is None:
             # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
-            reaper.end(self._run_id)
+            reaper.end(self._context.run_id)
 
     def _end(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")
@@ -280,7 +275,7 @@ class Attempt:
                 self._ended.setdefault(rank, found or -signal.SIGKILL)
         failure_inputs = FailureInputs(
             failures=self._folder / "failures",
-            log=self._log,
+            log=self._context.log,
             log_begins=self._log_begins,
             ended=self._ended,
             agent=code,
@@ -300,14 +295,3 @@ class Attempt:
             saved=path,
             failure_inputs=failure_inputs,
         )
-
-
-def _kill(pid: int, signum: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
-
-
-def _size(file: Path) -> int:
-    with suppress(OSError):
-        return file.stat().st_size
-    return 0

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from queue import Full, Queue, SimpleQueue
 from typing import IO, Any
@@ -69,7 +70,7 @@ class RunEventWriter:
             attempt=attempt,
         )
         if remedy is not None:
-            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **_plain(remedy))
+            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(remedy))
         if decision.action == "restart":
             self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
             self._say(_line(failure, decision))
@@ -104,10 +105,6 @@ def _line(failure: Failure, decision: Decision) -> str:
     next_ = decision.why.removeprefix(f"{cause_named(failure.cause).title}: ")
     # Where nobody knows the cause, the message is all there is to say of it.
     return next_ if failure.message in next_ else f"{failure.message}: {next_}"
-
-
-def _plain(remedy: MemoryFallback) -> dict[str, Any]:
-    return {"halvings": remedy.halvings, "recompute": remedy.recompute, "offload": remedy.offload}
 
 
 STUCK_S = 5.0

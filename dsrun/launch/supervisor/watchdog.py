@@ -106,7 +106,6 @@ class Watchdog:
 
 PY_SPY_S = 5.0
 STACKS_S = 1.0
-_LOOK_S = 0.05
 _FILES = ("status", "wchan", "syscall", "stack", "cmdline")
 # torch's own names and default (ProcessGroupNCCL, FlightRecorder).
 _DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -130,7 +129,7 @@ def collect(
         for rank, pid in pids.items():
             (folder / f"rank-{rank}.proc.txt").write_text(describe(pid, beats.get(rank)))
         seen = _spy(folder, pids)
-        _ask(folder, {rank: pid for rank, pid in pids.items() if rank not in seen}, beats)
+        _dump_stacks(folder, {rank: pid for rank, pid in pids.items() if rank not in seen}, beats)
         _copy_flight_recorder(folder, env, began)
 
 
@@ -176,43 +175,24 @@ def _spy(folder: Path, pids: Mapping[int, int]) -> set[int]:
     return seen
 
 
-def _ask(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:
+def _dump_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:
     """Have the ranks write their stacks into their logs, and copy that part of the logs."""
-    asked: dict[int, tuple[Path, int, int]] = {}
+    sizes: dict[int, tuple[Path, int]] = {}
     for rank, pid in pids.items():
-        log = Path(f"/proc/{pid}/fd/2")
-        if rank in beats and beats[rank].answers and beats[rank].pid == pid:
+        can_answer = rank in beats and beats[rank].answers and beats[rank].pid == pid
+        if can_answer and state_and_parent(pid)[0] not in ("", "Z", "T"):
             with suppress(OSError):
-                asked[rank] = (log.resolve(), log.stat().st_size, _held_up(pid))
+                log = Path(f"/proc/{pid}/fd/2").resolve()
+                sizes[rank] = (log, log.stat().st_size)
                 os.kill(pid, signal.SIGUSR2)
-    deadline = time.monotonic() + STACKS_S
-    while asked and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-        for rank, (log, size, before) in list(asked.items()):
-            if state_and_parent(pids[rank])[0] in ("", "Z", "T"):  # gone, or stopped: no answer will come
-                del asked[rank]
-                continue
-            has_answered = _held_up(pids[rank]) <= before
-            with suppress(OSError), log.open("rb") as file:
-                file.seek(size)
-                said = file.read()
-                if b"most recent call first" in said:
-                    (folder / f"rank-{rank}.stacks.txt").write_bytes(said)
-                    if has_answered:
-                        del asked[rank]
-
-
-def _held_up(pid: int) -> int:
-    """In how many places of a process SIGUSR2 waits or is held up, as it is while faulthandler answers one line by line
-    (SigPnd, ShdPnd and SigBlk of proc(5))."""
-    bit = 1 << (signal.SIGUSR2 - 1)
-    states = [Path("/proc", str(pid), "status"), *Path("/proc", str(pid), "task").glob("*/status")]
-    masks = (line.split() for state in states for line in _read(state).splitlines())
-    return sum(
-        bool(int(words[1], 16) & bit)
-        for words in masks
-        if len(words) == 2 and words[0] in ("SigPnd:", "ShdPnd:", "SigBlk:")
-    )
+    if sizes:
+        time.sleep(STACKS_S)  # faulthandler writes line by line, and does not say when it is done
+    for rank, (log, size) in sizes.items():
+        with suppress(OSError), log.open("rb") as file:
+            file.seek(size)
+            written = file.read()
+            if b"most recent call first" in written:
+                (folder / f"rank-{rank}.stacks.txt").write_bytes(written)
 
 
 def _trigger_flight_recorder(env: Mapping[str, str], pids: Mapping[int, int]) -> None:

@@ -163,15 +163,3 @@ def test_classify_log_with_invalid_utf8() -> None:
     found = classify("\udcff\n[Errno 28] No space left on device: '\udcfe'\n")
     assert found is not None
     assert found.cause == "disk_full"
-
-
-def test_finding_has_message_place_and_fix() -> None:
-    """A finding has its message, its place and the fix."""
-    found = classify("x\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n")
-    assert found is not None
-    finding = found.finding("logs/rank-0.attempt-0.log")
-    assert finding.code == "cuda_oom"
-    assert finding.level == "error"
-    assert finding.where == "logs/rank-0.attempt-0.log:2"
-    assert finding.message.startswith("GPU memory exhausted: ")
-    assert "--micro-batch-size" in finding.fix
