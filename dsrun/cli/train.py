@@ -104,7 +104,7 @@ def _launch(recipe: Recipe, early: StartupSignals) -> int:
     require_training_packages()
     RunFolder.create(folder.path, force=recipe.spec.force)
     coordinator = SingleNodeCoordinator()
-    early.tell(coordinator)
+    early.forward_to(coordinator)
     outcome = supervise(job, coordinator, teller(folder))
     early.is_over = True
     account(folder)

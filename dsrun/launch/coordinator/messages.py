@@ -66,7 +66,7 @@ class Coordinator(Protocol):
     def announce_stop(self, request: StopRequest) -> None:
         """Ask all nodes to save and exit. Safe in a signal handler."""
 
-    def stop_asked(self) -> StopRequest | None:
+    def stop_requested(self) -> StopRequest | None:
         """The request that was announced on any node, or None."""
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -106,7 +106,7 @@ class SingleNodeCoordinator:
     def announce_stop(self, request: StopRequest) -> None:
         self._announced = request
 
-    def stop_asked(self) -> StopRequest | None:
+    def stop_requested(self) -> StopRequest | None:
         return self._announced
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:

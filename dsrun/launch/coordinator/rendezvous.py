@@ -79,8 +79,8 @@ class CoordinatorClient(EventLoop):
         """
         with self.changed:
             while not self._began:
-                if self.stop_asked():
-                    raise Stopped(f"{self.stop_asked()} came before the run started: the same command starts it")
+                if self.stop_requested():
+                    raise Stopped(f"{self.stop_requested()} came before the run started: the same command starts it")
                 if self._left:
                     raise RendezvousError(
                         f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
@@ -96,7 +96,7 @@ class CoordinatorClient(EventLoop):
             self._announced = request
             self.post(self._connection, {"stop": asdict(request)})
 
-    def stop_asked(self) -> StopRequest | None:
+    def stop_requested(self) -> StopRequest | None:
         return self._asked or self._announced
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -244,7 +244,7 @@ def rendezvous(
     try:
         if place.nodes == 1:
             coordinator = SingleNodeCoordinator()
-            early.tell(coordinator)
+            early.forward_to(coordinator)
             yield coordinator, run_info, None
             return
         key = shared_key(run=place.run, secret=secret)
@@ -259,13 +259,13 @@ def rendezvous(
                 timeout_s=timeout_s,
                 returns=place.returns,
             )
-            early.tell(coordinator)
+            early.forward_to(coordinator)
             first.gather()
             yield first, run_info, plain_address(first.local_address)
         else:
             identity = NodeIdentity(node=place.node, nodes=place.nodes, name=name, key=key)
             coordinator = other = join(place.host, (place.port or 0) + 1, identity, timeout_s=timeout_s)
-            early.tell(coordinator)
+            early.forward_to(coordinator)
             other.gather()
             yield other, other.run_info, plain_address(other.local_address)
     finally:

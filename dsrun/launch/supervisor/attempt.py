@@ -159,7 +159,7 @@ class Attempt:
     def _request_stop_if_signalled(self, status: int, *, rank: int | None = None) -> None:
         """A process that had no handler yet was told to stop, and died of it."""
         if status in _STOP_STATUSES and self._signalled_at is None:
-            self._stop_requests.ask(StopRequest.now(signal.Signals(-status).name, rank))
+            self._stop_requests.add(StopRequest.now(signal.Signals(-status).name, rank))
 
     def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
@@ -188,13 +188,13 @@ class Attempt:
             return True
         if self._stop_requests.interrupted:
             return self._interrupt()
-        request = self._context.others.stop_asked()
+        request = self._context.others.stop_requested()
         if request is not None:
-            self._stop_requests.ask(request, announce=False)
+            self._stop_requests.add(request, announce=False)
         request = self._stop_requests.stop()
         if request is None and interruption(self._folder / "failures") is not None:
             request = StopRequest()
-            self._stop_requests.ask(request)
+            self._stop_requests.add(request)
         return request is not None and self._forward(request, agent)
 
     def _interrupt(self) -> bool:

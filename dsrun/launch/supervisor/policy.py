@@ -111,7 +111,7 @@ def decide(
     if not history:
         raise ValueError("no failure to decide about")
     last = history[-1]
-    decision = _rolled_back(history, progress, remedy) or _settled(history, remedy)
+    decision = _rolled_back(history, progress, remedy) or _stop_without_retry(history, remedy)
     if decision is None and _cause(last).then == "shrink":
         decision = _shrunk(last, limits, remedy, micro_batch)
     if decision is None:
@@ -128,7 +128,7 @@ def _rolled_back(history: Sequence[Failure], progress: Sequence[int | None], rem
     return Decision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
 
 
-def _settled(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | None:
+def _stop_without_retry(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | None:
     """The decision where another attempt would end like this one, or is not ours to make."""
     last = history[-1]
     cause = _cause(last)

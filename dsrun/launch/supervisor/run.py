@@ -144,7 +144,7 @@ class _Supervision:
                 end = self._attempt()
                 if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
                     return self._result_after_signal()
-                decision = self._coordinator.report_and_wait(self._ended(end), self._decide)
+                decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
                 self._event_writer.apply(decision)
                 if decision.action == "stop":
                     if self._must_clean_up(decision):
@@ -179,7 +179,7 @@ class _Supervision:
         unknown = self._job.external or self._job.node_rank != 0
         return None if unknown else self._event_writer.newest_checkpoint()
 
-    def _ended(self, end: AttemptResult) -> NodeResult:
+    def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
         if not end.ok and not end.by_others:
             failure = explain(end.failure_inputs, _classify)
@@ -217,7 +217,7 @@ class _Supervision:
         return True
 
     def _stop_wanted(self) -> bool:
-        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_asked())
+        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
 
     def _result_after_signal(self) -> Outcome:
         """The end by a signal."""
@@ -225,7 +225,9 @@ class _Supervision:
             return Outcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_asked(), None))
+        return Outcome(
+            EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_requested(), None)
+        )
 
     def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
         if decision.exit_code == 0:

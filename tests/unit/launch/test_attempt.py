@@ -190,7 +190,7 @@ def test_rank_that_requested_stop_is_not_signalled_back(rank, signalled, tmp_pat
     sent = []
     monkeypatch.setattr(attempt, "_kill", lambda pid, signum: sent.append((pid, signum)))
     stop_requests = StopRequests(tmp_path / "stop", lambda request: None)
-    stop_requests.ask(StopRequest("SIGTERM", rank=rank))
+    stop_requests.add(StopRequest("SIGTERM", rank=rank))
     around = surroundings(tmp_path, stop_requests)
     around = replace(around, job=replace(around.job, external=False))
     Attempt(around, 0).run(OneRank(SlowAgent(os.getpid(), 0), os.getpid()), {}, 29500)

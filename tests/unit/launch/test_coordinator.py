@@ -204,9 +204,9 @@ def test_stop_signal_on_one_node_stops_all_without_restart(town):
     """A signal to one node reaches all of them and forbids restarts."""
     leader, one, two = town.open(3)
     one.announce_stop(StopRequest("SIGTERM"))
-    until(leader.stop_asked)
-    until(two.stop_asked)
-    assert two.stop_asked().signal == "SIGTERM"
+    until(leader.stop_requested)
+    until(two.stop_requested)
+    assert two.stop_requested().signal == "SIGTERM"
     ends = [NodeResult(node=n, ok=False) for n in range(3)]
     decisions = settle_all([leader, one, two], ends, lambda _: restart())
     assert {(each.action, each.exit_code) for each in decisions} == {("stop", EXIT_RESUME)}
@@ -216,8 +216,8 @@ def test_stop_signal_on_node_0_reaches_all_nodes(town):
     """A signal to the first node reaches all of them."""
     leader, one = town.open(2)
     leader.announce_stop(StopRequest("SIGUSR1"))
-    until(one.stop_asked)
-    assert leader.stop_asked().signal == "SIGUSR1"
+    until(one.stop_requested)
+    assert leader.stop_requested().signal == "SIGUSR1"
 
 
 def test_single_node_coordinator_decides_locally():

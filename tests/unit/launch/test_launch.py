@@ -111,7 +111,7 @@ def test_full_disk_does_not_block_ranks(tmp_path, capfd):
 UNREAD = f"""
 import subprocess, sys
 from pathlib import Path
-from dsrun.launch.supervisor import output
+from dsrun.launch.supervisor import events as output
 output.STUCK_S = 0.2
 with open("log", "ab") as file, output.tee_output(file, Path("output"), True) as sink:
     subprocess.run({SHOUT}, stdout=sink, check=True)
