@@ -201,14 +201,8 @@ def forwarded_variables(environ: Mapping[str, str], more: Mapping[str, str]) -> 
 
     CUDA_VISIBLE_DEVICES is not among them: it numbers the GPUs of this machine.
     """
-    found = {name: value for name, value in environ.items() if _matters(name)}
-    return found | dict(more)
-
-
-def _matters(name: str) -> bool:
-    if name in variables.OF_THIS_SUPERVISOR:
-        return False
-    return name in _NAMES or name in ON_THE_COMMAND_LINE or name.startswith(_PREFIXES)
+    wanted = {name for name in environ if name in _NAMES or name in ON_THE_COMMAND_LINE or name.startswith(_PREFIXES)}
+    return {name: environ[name] for name in wanted - variables.OF_THIS_SUPERVISOR} | dict(more)
 
 
 def parse_environment_file(text: str, where: str) -> dict[str, str]:

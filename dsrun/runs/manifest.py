@@ -8,7 +8,6 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,43 +102,29 @@ INCOMPLETE = "checkpoint_incomplete"
 CORRUPT = "checkpoint_corrupt"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """The checkpoints of a run: whole ones as (step, path), newest first, and why others were passed over."""
-
-    complete: list[tuple[int, Path]]
-    passed_over: list[Finding]
-
-
 def write_manifest(
     checkpoint: Path,
     extra: Mapping[str, Any],
     *,
-    durable: bool = True,
     sealed: Mapping[str, ManifestFile] | None = None,
 ) -> Path:
     """List every file of `checkpoint` with size and CRC-32 in its manifest, and return the manifest's path.
 
     Call it on one process, after all ranks have written. `sealed` are files that were summed and brought to the disk
-    before; the others are read here. With `durable` the files are on disk before the manifest says so, and a power
-    cut cannot leave a manifest without its files. crc32 finds damage, not malice, and costs under a tenth of a save
+    before; the others are read here. All files are on disk before the manifest says so: a power cut cannot leave a
+    manifest without its files. crc32 finds damage, not malice, and costs under a tenth of a save
     where sha256 costs up to half. Raises OSError.
     """
     files = dict(sealed or {})
-    names = list(_files(checkpoint))
-    rest = ChecksumPool(checkpoint)
+    pool = ChecksumPool(checkpoint)
     try:
-        if durable:
-            rest.add(*(checkpoint / name for name in names if name not in files))
-            files |= rest.result()
-        else:
-            files |= {name: sum_of(checkpoint / name) for name in names if name not in files}
+        pool.add(*(checkpoint / name for name in _files(checkpoint) if name not in files))
+        files |= pool.result()
     finally:
-        rest.close()
-    if durable:
-        # Every folder, as one may hold nothing but folders.
-        for folder in (checkpoint, *(path for path in sorted(checkpoint.rglob("*")) if path.is_dir())):
-            fsync_folder(folder)
+        pool.close()
+    # Every folder, as one may hold nothing but folders.
+    for folder in (checkpoint, *(path for path in sorted(checkpoint.rglob("*")) if path.is_dir())):
+        fsync_folder(folder)
     content = plain(
         {
             "version": MANIFEST_VERSION,
@@ -219,21 +204,9 @@ def _damage(file: Path, saved: ManifestFile) -> str:
     return "" if found == saved else "contents differ from the manifest"
 
 
-def survey(run: RunFolder) -> Survey:
-    """The checkpoints of `run`: whole ones and torn ones. Contents are not read; see `verify`."""
-    complete: list[tuple[int, Path]] = []
-    passed_over: list[Finding] = []
-    for step, path in run.checkpoints():
-        findings = missing_or_wrong_size(path)
-        passed_over += findings[:1]
-        if not findings:
-            complete.append((step, path))
-    return Survey(complete=complete, passed_over=passed_over)
-
-
 def complete_checkpoints(run: RunFolder) -> list[tuple[int, Path]]:
-    """Whole checkpoints of `run` as (step, path), newest first."""
-    return survey(run).complete
+    """Whole checkpoints of `run` as (step, path), newest first. Contents are not read; see `verify`."""
+    return [(step, path) for step, path in run.checkpoints() if is_complete(path)]
 
 
 def newest_complete(run: RunFolder) -> tuple[int, Path] | None:

@@ -129,13 +129,7 @@ def iter_records(path: Path) -> Iterator[dict[str, Any]]:
     the torn one that a resumed run ended. Unknown keys are kept.
     """
     with suppress(FileNotFoundError), path.open("rb") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from _records(lines)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -163,9 +157,8 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-_BLOCK = 1 << 16
 # Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
-_MOST = 1 << 20
+_TAIL = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,33 +199,20 @@ def _progress(last: dict[str, Any], loss: Any) -> Progress:
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON-lines file, the last first; a line without its newline is not whole."""
+    """The records at the end of a JSON-lines file, the last first; a line without its newline is not whole."""
     with path.open("rb") as file:
-        position = file.seek(0, os.SEEK_END)
-        end = max(0, position - _MOST)
-        rest = b""  # a line whose beginning has not been read yet
-        torn = True  # nothing but what stands behind the last newline has been read yet
-        while position > end:
-            size = min(_BLOCK, position - end)
-            position -= size
-            file.seek(position)
-            rest, *lines = (file.read(size) + rest).split(b"\n")
-            if lines and torn:
-                lines.pop()
-                torn = False
-            yield from _records(reversed(lines))
-        if position == 0 and not torn:
-            yield from _records([rest])
+        begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
+        file.seek(begin)
+        lines = file.read().split(b"\n")[bool(begin) : -1]
+    return (revive(record) for record in _records(reversed(lines)))
 
 
 def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        try:
+        with suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield revive(record)
+            if isinstance(record, dict):
+                yield record
 
 
 # The ledger of samples: one file a rank, of two kinds of lines:

@@ -171,7 +171,7 @@ class Attempt:
 
     def _unreported(self, agent: Agent) -> bool:
         """Whether a rank is gone of which the agent should have said so, or how, by now."""
-        pid, now = agent.pid(), time.monotonic()
+        pid, now = agent.pid, time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to say so.
         alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
@@ -252,7 +252,7 @@ class Attempt:
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the family, and wait for the word of how the agent ended."""
         # Without an agent the warm process still has the request, which it must not follow any more.
-        kept_processes = starter.kept_processes() if agent.pid() is not None else set()
+        kept_processes = starter.kept_processes() if agent.pid is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
         while not reaper.end(self._context.run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
             pass

@@ -106,6 +106,10 @@ class FailureInputs:
     evidence: Path | None = None
     node: int = 0
 
+    def output(self) -> str:
+        """The end of what this attempt wrote to the launcher's log."""
+        return tail(self.log, begins=self.log_begins)
+
 
 def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     """The failure of the rank that failed first."""
@@ -124,7 +128,7 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     if killed is not None:
         return _death(failure_inputs, killed, classify)
     failed = next(((rank, code) for rank, code in failure_inputs.ended.items() if code), None)
-    text = _words(failure_inputs)
+    text = failure_inputs.output()
     if failed:
         rank, code = failed
         message = f"rank {rank} ended with exit code {code}"
@@ -164,7 +168,7 @@ def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Fail
     cause = "host_oom_killed" if failure_inputs.out_of_memory and code == -signal.SIGKILL else ""
     if not cause and code != -signal.SIGKILL:
         # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
-        cause = classify(_words(failure_inputs), code)
+        cause = classify(failure_inputs.output(), code)
     message = f"rank {rank} was killed ({_signal_name(-code)}){where}" + (
         ", out of host memory" if failure_inputs.out_of_memory else ""
     )
@@ -198,10 +202,6 @@ def _signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal between the first and the last
         return f"signal {signum}"
-
-
-def _words(failure_inputs: FailureInputs) -> str:
-    return tail(failure_inputs.log, begins=failure_inputs.log_begins)
 
 
 def tail(log: Path, size: int = _LOG_TAIL, *, begins: int = 0) -> str:

@@ -225,15 +225,13 @@ class _Supervision:
             return Outcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(
-            EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_requested(), None)
-        )
+        return Outcome(EXIT_RESUME, self._stopped(None))
 
     def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
         if decision.exit_code == 0:
             return Outcome(0)
         if decision.exit_code == EXIT_RESUME:
-            return Outcome(EXIT_RESUME, self._stopped(self._stop_requests.stop(), end.saved))
+            return Outcome(EXIT_RESUME, self._stopped(end.saved))
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
@@ -242,12 +240,13 @@ class _Supervision:
         advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 
-    def _stopped(self, request: StopRequest | None, saved: str | None) -> str:
+    def _stopped(self, saved: str | None) -> str:
+        request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()
         what = f"saved {saved}" if saved else "nothing new was saved"
         again = self._job.again
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
-        return f"stopped by {request or StopRequest()}: {what}; {again} resumes from there"
+        return f"stopped by {request}: {what}; {again} resumes from there"
 
 
 def _classify(text: str, exit_code: int | None) -> str:

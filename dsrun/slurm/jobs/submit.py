@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
@@ -59,15 +60,9 @@ def forecast(output: str) -> str:
     if not found:
         return output
     where = f"on {found['nodes']}" + (f" of partition {found['partition']}" if found["partition"] else "")
-    if int(found["start"][:4]) - _this_year() > _NEVER_YEARS:
+    if int(found["start"][:4]) - datetime.now().year > _NEVER_YEARS:
         return f"would start {where} when jobs that have no time limit end"
     return f"would start at {found['start']} {where} with {found['cores']} cores"
-
-
-def _this_year() -> int:
-    from datetime import datetime
-
-    return datetime.now().astimezone().year
 
 
 def _sbatch(options: Sequence[str], script: str) -> Answer:

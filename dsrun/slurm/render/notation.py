@@ -14,15 +14,14 @@ from dsrun.errors import UsageError
 from dsrun.system.hostlist import expand_hosts
 
 _INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?(?:%\d+)?", re.ASCII)
-_AFTER = re.compile(
+_AFTER = (
     r"singleton|(?:after|afterany|afternotok|afterok|aftercorr|afterburstbuffer|expand)"
-    r"(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+",
-    re.ASCII,
+    r"(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+"
 )
-_RESOURCE = re.compile(r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?", re.ASCII)
-_MAIL = frozenset(
-    {"NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"}
-    | {"TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"}
+_RESOURCE = r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?"
+_MAIL = (
+    "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|ARRAY_TASKS"
+    "|TIME_LIMIT|TIME_LIMIT_90|TIME_LIMIT_80|TIME_LIMIT_50"
 )
 
 
@@ -35,18 +34,6 @@ def _rises(first: str, last: str | None, step: str | None) -> bool:
     return (last is None or int(last) >= int(first)) and (step is None or int(step) > 0)
 
 
-def _is_dependency(text: str) -> bool:
-    return all(_AFTER.fullmatch(word) for word in re.split(r"[,?]", text))
-
-
-def _is_gres(text: str) -> bool:
-    return all(_RESOURCE.fullmatch(word) for word in text.split(","))
-
-
-def _is_mail_type(text: str) -> bool:
-    return all(word.upper() in _MAIL for word in text.split(","))
-
-
 def _is_nodes(text: str) -> bool:
     if "/" in text:  # sbatch reads a file of that name
         return True
@@ -56,14 +43,23 @@ def _is_nodes(text: str) -> bool:
         return False
 
 
+def _are(pattern: str, flags: int = re.ASCII, *, separator: str = ",") -> Callable[[str], bool]:
+    """Whether a text is a list of words that match `pattern`."""
+    return lambda text: all(re.fullmatch(pattern, word, flags) for word in re.split(separator, text))
+
+
 _NODES = (_is_nodes, "is not a list of nodes", "such as gpu01,gpu07 or gpu[01-04]")
 CHECKS: Mapping[str, tuple[Callable[[str], bool], str, str]] = {
     "array": (_is_array, "is not a list of task numbers", "such as 0-9, 1,3,7, 0-99:10 or 0-99%4"),
-    "dependency": (_is_dependency, "is not a dependency", "such as afterok:1234, afterany:12:13 or singleton"),
-    "gres": (_is_gres, "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
+    "dependency": (
+        _are(_AFTER, separator="[,?]"),
+        "is not a dependency",
+        "such as afterok:1234, afterany:12:13 or singleton",
+    ),
+    "gres": (_are(_RESOURCE), "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
     "nodelist": _NODES,
     "exclude": _NODES,
-    "mail_type": (_is_mail_type, "is not a list of mail types", "such as END,FAIL,REQUEUE, ALL or NONE"),
+    "mail_type": (_are(_MAIL, re.IGNORECASE), "is not a list of mail types", "such as END,FAIL,REQUEUE, ALL or NONE"),
 }
 
 

@@ -93,7 +93,7 @@ def test_stopped_run_prints_resume_command(job):
     class SavesFirst(SingleNodeCoordinator):
         def stop_requested(self):
             run.checkpoint(5).mkdir(parents=True, exist_ok=True)
-            write_manifest(run.checkpoint(5), {"step": 5}, durable=False)
+            write_manifest(run.checkpoint(5), {"step": 5})
             return StopRequest("SIGTERM")
 
     def said(coordinator, **fields):
