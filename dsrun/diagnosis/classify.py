@@ -121,11 +121,12 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
 def root(found: Mapping[str, Diagnosis]) -> tuple[str, Diagnosis] | None:
     """The one of many logs' diagnoses that explains the others: a cause before a consequence, the earliest first."""
     order = {name: place for place, name in enumerate(found)}
-    return min(found.items(), key=lambda item: (*_urgency(item[1]), order[item[0]]), default=None)
 
+    def urgency(item: tuple[str, Diagnosis]) -> tuple[int, float, int]:
+        name, why = item
+        return _ORDER.index(why.weight), math.inf if why.time is None else why.time, order[name]
 
-def _urgency(diagnosis: Diagnosis) -> tuple[int, float]:
-    return _ORDER.index(diagnosis.weight), math.inf if diagnosis.time is None else diagnosis.time
+    return min(found.items(), key=urgency, default=None)
 
 
 def diagnosis(scan: Scan, rank: int | None = None, *, exit_code: int | None = None) -> Diagnosis | None:

@@ -6,17 +6,15 @@ never starts it; what it refuses, it refuses in words such as "Requested node co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.errors import UsageError
 from dsrun.findings import Finding, Level, nearest
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.request import Request, error, request
-from dsrun.system import hostlist
 
 
 def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
@@ -148,29 +146,21 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     wanted = request(spec)
     found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
-    some_fit = any(not _has_error(findings) for findings in each.values())
+    some_fit = any(all(one.level != "error" for one in findings) for findings in each.values())
     for findings in each.values():
         found += [replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings]
     order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(found), key=lambda one: order[one.level])
 
 
-def _has_error(findings: Iterable[Finding]) -> bool:
-    return any(each.level == "error" for each in findings)
-
-
 def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that the cluster does not have."""
     for flag, text in (("--nodelist", wanted.nodelist), ("--exclude", wanted.exclude)):
-        unknown = [name for name in _hosts(text) if name not in facts.by_name]
+        unknown = [name for name in resources.hosts(text) if name not in facts.by_name]
         if unknown:
             fix = nearest(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
             yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix=fix, where=flag)
     yield from _other_names(wanted, facts)
-
-
-def _unknown_nodes(wanted: Request, facts: ClusterFacts) -> bool:
-    return any(name not in facts.by_name for name in _hosts(wanted.nodelist))
 
 
 def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
@@ -199,13 +189,6 @@ def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
             )
 
 
-def _hosts(text: str | None) -> tuple[str, ...]:
-    try:
-        return hostlist.expand_hosts(text) if text else ()
-    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
-        return ()
-
-
 def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     highest = wanted.highest_array_index
     if highest is not None and highest >= facts.max_array_size:
@@ -223,7 +206,11 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
         *_state(partition, facts),
         *_time(wanted, partition),
         *_node_count(wanted, partition, facts),
-        *([] if _unknown_nodes(wanted, facts) else resources.check_resources(wanted, partition, facts)),
+        *(
+            []
+            if any(name not in facts.by_name for name in resources.hosts(wanted.nodelist))
+            else resources.check_resources(wanted, partition, facts)
+        ),
         *check_limits(wanted, partition, facts),
     ]
 
@@ -284,7 +271,7 @@ def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> I
             "node_limit", f"a job of partition {partition.name} has {bound} nodes, not {wanted.nodes}",
             fix=f"--nodes {most if wanted.nodes > most else least:.0f}, or another --partition", where="--nodes",
         )  # fmt: skip
-    named = _hosts(wanted.nodelist)
+    named = resources.hosts(wanted.nodelist)
     if len(named) > wanted.nodes:
         yield error(
             "nodelist_size", f"--nodelist names {len(named)} nodes, and the job has {wanted.nodes}",

@@ -22,7 +22,9 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     """What this partition lacks for the job."""
     unknown = list(_unknown(wanted, partition, facts))
     yield from unknown
-    if unknown or any(name not in _features(facts) for name in feature_names(wanted.constraint)):
+    if unknown or not set(feature_names(wanted.constraint)) <= {
+        feature for node in facts.nodes for feature in node.features
+    }:
         return  # no node has what does not exist
     pool = _pool(wanted, partition, facts)
     where = f"partition {partition.name}"
@@ -65,10 +67,6 @@ def feature_names(constraint: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(r"[^&|,()\[\]*\s]+", re.sub(r"\*\d+", "", constraint))))
 
 
-def _features(facts: ClusterFacts) -> set[str]:
-    return {feature for node in facts.nodes for feature in node.features}
-
-
 def _matches(node: Node, constraint: str) -> bool:
     """Whether `node` has the features; True for forms in which nodes may differ, and for mixed operators."""
     if not constraint or re.search(r"[\[\]()*]", constraint):
@@ -82,7 +80,7 @@ def _matches(node: Node, constraint: str) -> bool:
 
 def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[Node]:
     """The partition's nodes that the job lets the scheduler choose from."""
-    named, excluded = _hosts(wanted.nodelist), set(_hosts(wanted.exclude))
+    named, excluded = hosts(wanted.nodelist), set(hosts(wanted.exclude))
     return [
         node
         for node in facts.nodes_of(partition)
@@ -92,10 +90,11 @@ def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[No
     ]
 
 
-def _hosts(text: str | None) -> tuple[str, ...]:
+def hosts(text: str | None) -> tuple[str, ...]:
+    """The hosts of --nodelist or --exclude."""
     try:
         return hostlist.expand_hosts(text) if text else ()
-    except UsageError:
+    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
         return ()
 
 

@@ -119,7 +119,9 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
             failure_inputs, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
         )
         return replace(found, log=str(failure_inputs.evidence or failure_inputs.log))
-    killed = _killed(failure_inputs.ended)
+    # The agent ends the others with SIGTERM.
+    deaths = (rank for rank, code in failure_inputs.ended.items() if code < 0 and code != -signal.SIGTERM)
+    killed = next(deaths, None)
     order = list(failure_inputs.ended)
     before = order[: order.index(killed)] if killed is not None else order
     said = first_failure(failure_inputs.failures, only_expected=killed is not None, first=before)
@@ -141,11 +143,6 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     return _failure(
         failure_inputs, classify(text, failure_inputs.agent), None, failure_inputs.agent or EXIT_TOOL_FAILED, message
     )
-
-
-def _killed(ended: Mapping[int, int]) -> int | None:
-    """The first rank that died by a signal; the agent ends the others with SIGTERM."""
-    return next((rank for rank, code in ended.items() if code < 0 and code != -signal.SIGTERM), None)
 
 
 def _signalled(failure_inputs: FailureInputs, said: Mapping[str, Any], classify: Classify) -> Failure:

@@ -138,7 +138,11 @@ def _stop_without_retry(history: Sequence[Failure], remedy: MemoryFallback) -> D
         return _stop(f"{cause.title}; not restarted, it would end the same way: {cause.fix}", remedy, last)
     if last.exit_code in CONFIGURATION and cause.then != "shrink":
         return _stop("configuration or usage error; not restarted, it would end the same way", remedy, last)
-    if cause is UNKNOWN and last.trace and any(_same(last, earlier) for earlier in history[:-1]):
+    if (
+        cause is UNKNOWN
+        and last.trace
+        and (last.trace, last.step) in [(earlier.trace, earlier.step) for earlier in history[:-1]]
+    ):
         at = "before training began" if last.step is None else f"after step {last.step}"
         why = f"the same crash twice {at}, so a restart does not help: {last.message}"
         return replace(_stop(why, remedy, last), cause="deterministic_crash")
@@ -153,10 +157,6 @@ def _cause(failure: Failure) -> Cause:
 def _title(failure: Failure) -> str:
     cause = _cause(failure)
     return f"{cause.title}: {failure.message}" if cause is UNKNOWN and failure.message else cause.title
-
-
-def _same(one: Failure, other: Failure) -> bool:
-    return one.trace == other.trace and one.step == other.step
 
 
 def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: int | None) -> Decision:
