@@ -1,4 +1,4 @@
-"""Why a run failed, from its logs: the root cause, not what other ranks suffered from it."""
+"""Why a run failed, from its logs of any size: the root cause, not what other ranks suffered from it."""
 
 from __future__ import annotations
 

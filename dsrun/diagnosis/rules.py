@@ -1,4 +1,8 @@
-"""The causes of failures and the signs they are known by, from rules.toml."""
+"""The causes of failures and the signs they are known by, from rules.toml.
+
+`python -m dsrun.diagnosis.rules` prints the generated part of docs/diagnose.md; with the argument docs/diagnose.md it
+replaces the text between the markers of that file.
+"""
 
 from __future__ import annotations
 

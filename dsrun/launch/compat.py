@@ -1,4 +1,4 @@
-"""Hostfiles in DeepSpeed's format, and its --include and --exclude: which machines, and which GPUs of each. Pure."""
+"""Inputs of other launchers: DeepSpeed's hostfiles with --include and --exclude, and torchrun's command line. Pure."""
 
 from __future__ import annotations
 

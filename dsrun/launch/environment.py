@@ -1,5 +1,6 @@
-"""The environment of agent and workers: what torch, NCCL and gloo have to be told, and only that. Pure, but for
-`has_libuv`, which looks into torch's files without importing it.
+"""The command of the agent, and the environment of agent and workers: what torch, NCCL and gloo need.
+
+Pure, but for `has_libuv`, which reads torch's files without importing it.
 """
 
 from __future__ import annotations

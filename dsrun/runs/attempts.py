@@ -1,4 +1,4 @@
-"""Which attempt of a run this is, and what its checkpoints and files are signed with."""
+"""Which attempt of a run this is, which checkpoints are its own, and which may be loaded."""
 
 from __future__ import annotations
 

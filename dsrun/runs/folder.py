@@ -1,4 +1,4 @@
-"""The run folder: where everything of a run is, and which folders may become one."""
+"""The run folder: its paths, which folders may become one, and its lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor writes into the run folder: failures, remedies and restarts in events.jsonl, and remedy.json."""
+"""What a supervisor writes: events.jsonl and remedy.json in the run folder, and the terminal, which may block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank hangs, from the ranks' signs of life. Pure: files, processes and clocks are read elsewhere."""
+"""Detects a rank that hangs, from the heartbeats, and collects what the ranks were doing before they are ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Values as bash and sbatch read them: quoting, and the notations of arrays, dependencies, resources, nodes and mail.
+"""Values as bash and sbatch read them: quoting, and the notations of times, sizes, arrays, dependencies,
+resources, nodes and mail.
 
 Tried against sbatch 22.05. What it does not take is refused with the option's name; its own words are "Job dependency
 problem", or for node[2-1] "memory allocation failure".
