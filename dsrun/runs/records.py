@@ -1,4 +1,4 @@
-"""Reading and writing the run folder's files so that a crash at any moment leaves them readable; the end of the metrics."""
+"""Reading and writing the files of a run folder so that a crash at any moment leaves them readable."""
 
 from __future__ import annotations
 
