@@ -68,7 +68,7 @@ docs: $(VENV)/.train
 	$(BIN)/python -m dsrun.slurm.reference docs/slurm.md
 	$(BIN)/python -m dsrun.zero.reference ds_configs
 	$(BIN)/python -m dsrun.wheel.reference docs/wheels.md
-	$(BIN)/python -m dsrun.diagnosis.reference docs/diagnose.md
+	$(BIN)/python -m dsrun.diagnosis.rules docs/diagnose.md
 
 # `==` would also take 2.13.0+cpu where an index has one; `===` compares the whole version.
 $(CUDA_VENV)/.ready:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
-from dsrun.launch.command import agent_argv, worker_environment
+from dsrun.launch.environment import agent_argv, worker_environment
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port

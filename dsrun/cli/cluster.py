@@ -78,7 +78,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     """Nodes that are alike in one row, for every kind of GPU."""
-    from dsrun.slurm import units
+    from dsrun.slurm.render import notation
     from dsrun.system.hostlist import compressed
 
     alike: dict[tuple[Any, ...], list[str]] = {}
@@ -88,7 +88,7 @@ def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
             shown = (
                 _state(node), f"{group.count} {group.name}" if group else "-", _memory(group),
                 _capability(group), "-" if free is None else str(free), f"{node.cores_free} of {node.cores}",
-                units.gib(node.memory),
+                notation.gib(node.memory),
             )  # fmt: skip
             alike.setdefault(shown, []).append(node.name)
     return [(compressed(names), *row) for row, names in alike.items()]
@@ -113,7 +113,7 @@ def _capability(group: GpuGroup | None) -> str:
 
 
 def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> list[tuple[str, ...]]:
-    from dsrun.slurm import units
+    from dsrun.slurm.render import notation
 
     rows: list[tuple[str, ...]] = []
     for each in partitions:
@@ -121,7 +121,7 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
         gpus, free = sum(node.gpu_count for node in nodes), sum(node.gpus_free for node in nodes)
         rows.append(
             (
-                each.name + ("*" if each.default else ""), each.state.lower(), units.clock(each.time_limit),
+                each.name + ("*" if each.default else ""), each.state.lower(), notation.clock(each.time_limit),
                 str(len(nodes)), f"{free} of {gpus}" if gpus else "-", _limits(each),
             )
         )  # fmt: skip
@@ -129,13 +129,13 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
 
 
 def _limits(each: Partition) -> str:
-    from dsrun.slurm import units
+    from dsrun.slurm.render import notation
 
     said = {
-        "default time": units.clock(each.time_default) if each.time_default else "",
+        "default time": notation.clock(each.time_default) if each.time_default else "",
         "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != INFINITE else "",
         "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != INFINITE else "",
-        "memory a node": f"at most {units.gib(each.max_memory_per_node)}"
+        "memory a node": f"at most {notation.gib(each.max_memory_per_node)}"
         if each.max_memory_per_node != INFINITE
         else "",
         "accounts": " ".join((*each.accounts, *(f"not {name}" for name in each.denied_accounts))),

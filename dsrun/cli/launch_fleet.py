@@ -19,7 +19,7 @@ from dsrun.system import variables
 
 if TYPE_CHECKING:
     from dsrun.cli.launch import Options
-    from dsrun.launch.hostfile import Host
+    from dsrun.launch.compat import Host
     from dsrun.launch.signals import StartupSignals
     from dsrun.launch.ssh import RemoteSupervisor
 
@@ -29,7 +29,7 @@ SELF = (sys.executable, "-m", "dsrun", "launch")
 def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) -> int:
     """One supervisor on each machine of the hostfile; the first node's exit code."""
     from dsrun.launch.ssh import run_on_hosts
-    from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter
+    from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
 
     hosts = _hosts(options)
     remotes = _crews(options, hosts, program)
@@ -45,7 +45,7 @@ def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) 
 
 
 def _hosts(options: Options) -> tuple[Host, ...]:
-    from dsrun.launch.hostfile import excluded, included, parse_hostfile
+    from dsrun.launch.compat import excluded, included, parse_hostfile
 
     file = options.hostfile or Path()
     try:

@@ -276,7 +276,7 @@ def _job(work: Work, place: LocalLauncher, run: Path, changes: Mapping[str, str 
 
 def _show(work: Work, place: LocalLauncher) -> int:
     """--dry-run: what would be set here, and the command that would start the agent."""
-    from dsrun.launch.command import run_arguments, run_command
+    from dsrun.launch.environment import run_arguments, run_command
     from dsrun.system.net import address_towards, free_port
 
     print_note(place.how)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
-from dsrun.launch.torchrun import parse_torchrun, torchrun_words
+from dsrun.launch.compat import parse_torchrun, torchrun_words
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 
 if TYPE_CHECKING:

@@ -68,9 +68,8 @@ def command(args: list[str]) -> int:
 
 
 def _launch(recipe: Recipe, early: StartupSignals) -> int:
-    from dsrun.launch.command import run_arguments, run_command
     from dsrun.launch.coordinator.messages import SingleNodeCoordinator
-    from dsrun.launch.environment import has_libuv, launch_environment
+    from dsrun.launch.environment import has_libuv, launch_environment, run_arguments, run_command
     from dsrun.launch.supervisor.run import supervise
     from dsrun.recipe.resolved import recipe_in_force
     from dsrun.runs.attempts import earlier_signatures, saved_global_batch
@@ -105,7 +104,7 @@ def _launch(recipe: Recipe, early: StartupSignals) -> int:
     require_training_packages()
     RunFolder.create(folder.path, force=recipe.spec.force)
     coordinator = SingleNodeCoordinator()
-    early.tell(coordinator)
+    early.forward_to(coordinator)
     outcome = supervise(job, coordinator, teller(folder))
     early.is_over = True
     account(folder)

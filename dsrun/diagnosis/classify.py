@@ -1,16 +1,84 @@
-"""Why a run failed, from its logs: the root cause, not what other ranks suffered from it."""
+"""Why a run failed, from its logs of any size: the root cause, not what other ranks suffered from it."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
-from collections.abc import Mapping
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import BinaryIO, get_args
 
-from dsrun.diagnosis.read import scan_text
 from dsrun.diagnosis.rules import Cause, Weight, cause_named
-from dsrun.diagnosis.scan import Hit, Scan, rank_of
-from dsrun.findings import Finding, Level
+from dsrun.diagnosis.scan import Hit, Scan, first_rank, rank_of
+from dsrun.errors import UsageError
+
+CHUNK = 4 << 20
+LONGEST = 4 << 20
+# Of a larger log only so much is read closely: what went wrong first stands at its beginning, and what ended it at its
+# end. 32 MiB take some seconds.
+HEAD = 8 << 20
+TAIL = 24 << 20
+# The table of torch.distributed.run is the last thing in a launcher's log.
+TABLE = 20_000
+
+
+def scan_text(text: str) -> tuple[Scan, int | None]:
+    """As `scan_stream`, of a text."""
+    return scan_stream(io.BytesIO(text.encode(errors="replace")))
+
+
+def scan_log(log: Path | bytes, name: str) -> tuple[Scan, int | None]:
+    """As `scan_stream`, of a file, which may be a pipe, or of a content; also of one that gzip compressed.
+
+    Raises UsageError where it cannot be read, with the log's name.
+    """
+    try:
+        with log.open("rb") if isinstance(log, Path) else io.BufferedReader(io.BytesIO(log)) as stream:
+            packed = stream.peek(2)[:2] == b"\x1f\x8b"
+            return scan_stream(gzip.open(stream) if packed else stream)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def scan_stream(stream: BinaryIO | gzip.GzipFile) -> tuple[Scan, int | None]:
+    """The scanned log, and the first rank to fail where the log ends with the launcher's table of them."""
+    scan, read, held = Scan(), 0, 0
+    waiting: deque[bytes] = deque()
+    end = b""
+    for chunk in _pieces(stream):
+        end = (end + chunk[-TABLE:])[-TABLE:]
+        if read < HEAD:
+            scan.feed(chunk)
+        else:
+            waiting.append(chunk)
+            held += len(chunk)
+        read += len(chunk)
+        while held > TAIL:
+            oldest = waiting.popleft()
+            held -= len(oldest)
+            scan.skip(oldest.count(b"\n"))
+    for chunk in waiting:
+        scan.feed(chunk)
+    return scan, first_rank(end.decode(errors="replace"))
+
+
+def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """The stream in pieces that end with a line; a line of megabytes is cut anywhere."""
+    rest = b""
+    while data := stream.read(CHUNK):
+        whole, newline, rest = (rest + data).rpartition(b"\n")
+        if whole or newline:
+            yield whole + newline
+        if len(rest) > LONGEST:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
 
 # Logged steps after which a run has got over what it complained of.
 SURVIVED = 10
@@ -31,27 +99,12 @@ class Diagnosis:
     """
 
     cause: str
-    title: str
-    means: str
-    fix: str
     evidence: str
     line: int
     transient: bool
-    level: Level
     weight: Weight
     rank: int | None
     time: float | None
-
-    def finding(self, where: str) -> Finding:
-        """The diagnosis as advice; `where` is the log's name, to which the line number is added."""
-        place = f"{where}:{self.line}" if self.line else where
-        return Finding(
-            level=self.level,
-            code=self.cause,
-            message=f"{self.title}: {self.means}",
-            fix=self.fix,
-            where=place,
-        )
 
 
 def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
@@ -65,23 +118,15 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     return found if found and found.cause else None
 
 
-def first_cause(logs: Mapping[str, str]) -> tuple[str, Diagnosis] | None:
-    """The root cause among the logs of many ranks, with the name of its log; None where no log tells of a failure.
-
-    A rank that ended with an exception that no rule knows explains those that lost it: then the cause is "".
-    """
-    found = {name: why for name, text in logs.items() if (why := diagnosis(*scan_text(text)))}
-    return root(found)
-
-
 def root(found: Mapping[str, Diagnosis]) -> tuple[str, Diagnosis] | None:
     """The one of many logs' diagnoses that explains the others: a cause before a consequence, the earliest first."""
     order = {name: place for place, name in enumerate(found)}
-    return min(found.items(), key=lambda item: (*_urgency(item[1]), order[item[0]]), default=None)
 
+    def urgency(item: tuple[str, Diagnosis]) -> tuple[int, float, int]:
+        name, why = item
+        return _ORDER.index(why.weight), math.inf if why.time is None else why.time, order[name]
 
-def _urgency(diagnosis: Diagnosis) -> tuple[int, float]:
-    return _ORDER.index(diagnosis.weight), math.inf if diagnosis.time is None else diagnosis.time
+    return min(found.items(), key=urgency, default=None)
 
 
 def diagnosis(scan: Scan, rank: int | None = None, *, exit_code: int | None = None) -> Diagnosis | None:
@@ -121,13 +166,9 @@ def _made(cause: Cause, evidence: Hit | int, rank: int | None) -> Diagnosis:
     hit = evidence if isinstance(evidence, Hit) else None
     return Diagnosis(
         cause=cause.code,
-        title=cause.title,
-        means=cause.means,
-        fix=cause.fix,
         evidence=hit.text if hit else f"exit code {evidence}",
         line=hit.line if hit else 0,
         transient=cause.transient,
-        level=cause.level,
         weight=hit.sign.weight if hit else "guess",
         rank=rank,
         time=hit.time if hit else None,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import Diagnosis, diagnosis, root
-from dsrun.diagnosis.read import scan_log
+from dsrun.diagnosis.classify import Diagnosis, diagnosis, root, scan_log
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
@@ -62,7 +61,7 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None) -
             found[name] = told
     first = root(found)
     if first is None:
-        return _healthy(logs)
+        return Verdict(cause=causes()[NONE], rank=None, where="", evidence="", findings=(), logs=tuple(logs))
     name, told = first
     others = _others(found, name)
     rank = told.rank if told.rank is not None else _rank_of(name)
@@ -132,10 +131,6 @@ def _last_logs(folder: Path) -> dict[str, Path]:
     figures = folder / "metrics.jsonl"
     found += [figures] if figures.is_file() else []
     return {str(path): path for path in found}
-
-
-def _healthy(logs: Iterable[str]) -> Verdict:
-    return Verdict(cause=causes()[NONE], rank=None, where="", evidence="", findings=(), logs=tuple(logs))
 
 
 def _others(found: Mapping[str, Diagnosis], first: str) -> list[Finding]:

@@ -1,8 +1,13 @@
-"""The causes of failures and the signs they are known by, from rules.toml."""
+"""The causes of failures and the signs they are known by, from rules.toml.
+
+`python -m dsrun.diagnosis.rules` prints the generated part of docs/diagnose.md; with the argument docs/diagnose.md it
+replaces the text between the markers of that file.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +15,7 @@ from functools import cached_property, lru_cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
+from dsrun.docpage import GeneratedPart, table
 from dsrun.findings import Level
 
 Then = Literal["restart", "shrink", "resume", "stop"]
@@ -38,11 +44,7 @@ class Sign:
 
     @cached_property
     def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str] | None, re.Pattern[str]]:
-        return (
-            re.compile(self.pattern),
-            re.compile(self.unless) if self.unless else None,
-            re.compile(self.near),
-        )
+        return (re.compile(self.pattern), re.compile(self.unless) if self.unless else None, re.compile(self.near))
 
     def matches(self, line: str, before: Callable[[], str]) -> bool:
         """Whether `line` shows it; `before` gives the text that leads to it."""
@@ -91,8 +93,8 @@ def cause_named(code: str) -> Cause:
 def parse(text: str) -> Iterator[Cause]:
     """The causes of a rules.toml. Raises ValueError for a key that is missing, unknown or twice, and a bad pattern."""
     seen: set[str] = set()
-    for table in tomllib.loads(text)["cause"]:
-        found = _cause(table)
+    for entry in tomllib.loads(text)["cause"]:
+        found = _cause(entry)
         if found.code in seen:
             raise ValueError(f"cause {found.code} is there twice")
         seen.add(found.code)
@@ -123,3 +125,28 @@ def _only(code: str, table: dict[str, Any], known: set[str], optional: set[str])
     wrong = (set(table) - known) | (known - optional - set(table))
     if wrong:
         raise ValueError(f"cause {code}: {', '.join(sorted(wrong))} unknown or missing")
+
+
+_THEN = {
+    "restart": "starts again",
+    "shrink": "starts again with less memory",
+    "resume": "ends with 75",
+    "stop": "stops",
+}
+
+
+def markdown() -> str:
+    """One row a cause: code, what it means, what helps, and what the supervisor does."""
+    rows = (
+        (f"`{cause.code}`", f"{cause.title}: {cause.means}", cause.fix, _THEN[cause.then])
+        for cause in causes().values()
+        if cause.level != "info"
+    )
+    return table(("cause", "what it means", "what helps", "the supervisor"), rows) + "\n"
+
+
+PART = GeneratedPart("dsrun.diagnosis.rules", markdown)
+
+
+if __name__ == "__main__":
+    PART.main(sys.argv[1:])

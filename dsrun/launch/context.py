@@ -167,7 +167,8 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
     node = _integer(environ, "SLURM_NODEID", 0)
     if tasks != nodes:
         raise UsageError(
-            f"srun started {tasks} tasks on {_count(nodes)}; dsrun launch starts the workers itself",
+            f"srun started {tasks} tasks on {nodes} node{'s' if nodes > 1 else ''}; "
+            "dsrun launch starts the workers itself",
             fix="srun --ntasks-per-node=1",
         )
     for flag, value, real in (("--nodes", request.nodes, nodes), ("--node-rank", request.node_rank, node)):
@@ -266,7 +267,3 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{name}={text!r} is not a number", fix=f"unset {name}, or give it one")
     return int(text)
-
-
-def _count(nodes: int) -> str:
-    return "1 node" if nodes == 1 else f"{nodes} nodes"

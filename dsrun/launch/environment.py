@@ -1,18 +1,74 @@
-"""The environment of agent and workers: what torch, NCCL and gloo have to be told, and only that. Pure, but for
-`has_libuv`, which looks into torch's files without importing it.
+"""The command of the agent, and the environment of agent and workers: what torch, NCCL and gloo need.
+
+Pure, but for `has_libuv`, which reads torch's files without importing it.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.launch.command import MISLEADING, worker_environment
-from dsrun.launch.job import Topology
+from dsrun.launch.job import Job, Topology
 from dsrun.system import variables
+from dsrun.system.host import own_programs_first
+
+# Options of torch.distributed.run that may stand at the head of a job's program.
+HEAD = ("--module", "-m", "--no-python")
+
+
+def run_arguments(job: Job, *, attempt: int, port: int) -> list[str]:
+    """The words for torch.distributed.run: one attempt of `job` on this machine, with the rendezvous at `port`.
+
+    Restarting is the supervisor's business. Each attempt has a rendezvous of its own name, so that a rank left over
+    from an earlier one, on a node that was cut off, meets nobody.
+    """
+    head = list(itertools.takewhile(lambda word: word in HEAD, job.program))
+    entry, *words = job.program[len(head) :]
+    return [
+        f"--nnodes={job.nnodes}",
+        f"--node-rank={job.node_rank}",
+        f"--nproc-per-node={job.topology.workers}",
+        f"--master-addr={job.host}",
+        f"--master-port={port}",
+        f"--rdzv-id=attempt-{attempt}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        *head,
+        "--",
+        # torchrun substitutes in what follows the interpreter, which without one is the program's own words only.
+        entry if "--no-python" in head else entry.replace("$", "$$"),
+        *(word.replace("$", "$$") for word in words),
+    ]
+
+
+def run_command(arguments: Sequence[str]) -> list[str]:
+    """The command of a new interpreter that runs torch.distributed.run."""
+    return [sys.executable, "-m", "torch.distributed.run", *arguments]
+
+
+def worker_environment(topology: Topology, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
+    """The variables to set for the workers (None: to remove). What the user has set stays as it is."""
+    wanted: dict[str, str] = {
+        # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)),
+    }
+    if topology.device == "cpu":
+        # gloo would look its own host name up in the DNS, ten seconds a peer where there is none.
+        wanted |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
+    else:
+        wanted["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if debug:
+        wanted |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
+    changes: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in environ}
+    changes |= own_programs_first(environ)
+    return changes | {name: None for name in variables.MISLEADING if name in environ}
+
 
 # Collectives each rank remembers, for the dump that is written when one of them never ends; 2000 take a few MB.
 _FLIGHT_RECORDER_ENTRIES = "2000"
@@ -38,7 +94,7 @@ def launch_environment(
     changes = worker_environment(topology, environ, debug=debug)
     if external:
         # dsrun's own worker must not be misled by them; a user's script may be meant by them.
-        changes = {name: value for name, value in changes.items() if name not in MISLEADING}
+        changes = {name: value for name, value in changes.items() if name not in variables.MISLEADING}
         # Scripts written for other launchers read it; torch's agent sets GROUP_RANK, which means the same.
         changes["NODE_RANK"] = str(node)
     if nodes > 1:
@@ -129,26 +185,9 @@ ENVIRONMENT_FILE = ".deepspeed_env"
 # only those without which Python does not start stand on it.
 ON_THE_COMMAND_LINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
 _NAMES = frozenset(
-    {
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "LANG",
-        "LC_ALL",
-        "COLUMNS",
-        "NO_COLOR",
-        "PYTHONUNBUFFERED",
-        "PYTHONWARNINGS",
-    }
+    {"VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_ALL", "COLUMNS", "NO_COLOR", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
     | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "DS_ACCELERATOR"}
-    | {
-        "CUDA_HOME",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_LAUNCH_BLOCKING",
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "MAX_JOBS",
-        "CC",
-        "CXX",
-    }
+    | {"CUDA_HOME", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "MAX_JOBS", "CC", "CXX"}
 )
 _PREFIXES = (
     "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "CUBLAS_", "DEEPSPEED_",
@@ -163,14 +202,8 @@ def forwarded_variables(environ: Mapping[str, str], more: Mapping[str, str]) -> 
 
     CUDA_VISIBLE_DEVICES is not among them: it numbers the GPUs of this machine.
     """
-    found = {name: value for name, value in environ.items() if _matters(name)}
-    return found | dict(more)
-
-
-def _matters(name: str) -> bool:
-    if name in variables.OF_THIS_SUPERVISOR:
-        return False
-    return name in _NAMES or name in ON_THE_COMMAND_LINE or name.startswith(_PREFIXES)
+    wanted = {name for name in environ if name in _NAMES or name in ON_THE_COMMAND_LINE or name.startswith(_PREFIXES)}
+    return {name: environ[name] for name in wanted - variables.OF_THIS_SUPERVISOR} | dict(more)
 
 
 def parse_environment_file(text: str, where: str) -> dict[str, str]:

@@ -46,7 +46,7 @@ class StopRequests:
         if self._stop is None:
             request = read_stop_file(self.file) or self._read_outer()
             if request is not None:
-                self.ask(request)
+                self.add(request)
         return self._stop
 
     def _read_outer(self) -> StopRequest | None:
@@ -56,7 +56,7 @@ class StopRequests:
         self._next_poll = now + OUTER_POLL_S
         return read_stop_file(self._outer)
 
-    def ask(self, request: StopRequest, *, announce: bool = True) -> None:
+    def add(self, request: StopRequest, *, announce: bool = True) -> None:
         """Take a request of this machine; or, without `announce`, of another node."""
         if self._stop is None:
             self._stop = request
@@ -75,7 +75,7 @@ class StopRequests:
         else:
             # A wish that came another way does not count: a scheduler signals all processes of a job at once.
             self._own = True
-            self.ask(StopRequest.now(signal.Signals(signum).name))
+            self.add(StopRequest.now(signal.Signals(signum).name))
 
     def handling_signals(self) -> AbstractContextManager[None]:
         """Handle the signals in here."""
@@ -101,8 +101,8 @@ class StartupSignals:
         """Whether the run has ended: what comes now cannot change how."""
         self._coordinator: Coordinator | None = None
 
-    def tell(self, coordinator: Coordinator) -> None:
-        """From here on `coordinator` is told."""
+    def forward_to(self, coordinator: Coordinator) -> None:
+        """Announce the request to `coordinator`, also one that comes later."""
         self._coordinator = coordinator
         if self.request is not None:
             coordinator.announce_stop(self.request)
@@ -123,7 +123,7 @@ class StartupSignals:
 
 @contextmanager
 def startup_signals() -> Iterator[StartupSignals]:
-    """Have a signal end what is in here, until something in here heeds signals itself. Raises Stopped then."""
+    """Have a signal end what is in here, until something in here handles signals itself. Raises Stopped then."""
     early = StartupSignals()
     try:
         with handling(early.handle, STARTUP_HANDLED_SIGNALS):

@@ -9,15 +9,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from dsrun.errors import EXIT_TOOL_FAILED, MissingError, UsageError
 from dsrun.launch.environment import ON_THE_COMMAND_LINE
-from dsrun.system.proc import exit_of
+from dsrun.system.proc import exit_of, handling
 
 FLAG = "--tied"
 
@@ -52,23 +52,12 @@ def follow_control_stdin() -> None:
 def _follow(control: IO[bytes]) -> None:
     with suppress(OSError):  # sshd's socket tells of a reset where sshd died with something unread
         for line in control:
-            signum = _signal(line)
-            if signum:
-                _send(signum)
+            with suppress(ValueError, KeyError, TypeError):
+                signum = signal.Signals[json.loads(line)["signal"]]
+                # To the main thread, whose waiting it interrupts; os.kill would leave the choice to the kernel.
+                signal.pthread_kill(threading.main_thread().ident or 0, signum)
     # Not SIGTERM, which would ask all nodes to stop: this one is lost, and its guard ends what it leaves.
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _signal(line: bytes) -> int | None:
-    try:
-        return signal.Signals[json.loads(line)["signal"]]
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _send(signum: int) -> None:
-    # To the main thread, whose waiting it interrupts; os.kill would leave the choice of the thread to the kernel.
-    signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
 
 # BatchMode: a question for a password would hang where nobody sees it. ServerAlive: a machine that is gone is noticed
@@ -137,7 +126,7 @@ def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, say:
     it ends them all.
     """
     signals: list[int] = []
-    with _collect_signals(signals):
+    with handling(lambda signum, _: signals.append(signum), FORWARDED):
         running = [_start(remote) for remote in remotes]
         try:
             code = _watch_until_end(running, signals, max_restarts, say)
@@ -230,15 +219,3 @@ def _write(each: _Running, line: bytes) -> None:
         with suppress(OSError):  # it has ended
             each.process.stdin.write(line)
             each.process.stdin.flush()
-
-
-@contextmanager
-def _collect_signals(signals: list[int]) -> Iterator[None]:
-    """Signals that come are put into the list. One that is ignored stays so (nohup)."""
-    heeded = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, lambda got, _: signals.append(got)) for signum in heeded}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

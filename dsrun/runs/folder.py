@@ -1,17 +1,146 @@
-"""The run folder: where everything of a run is, and which folders may become one."""
+"""The run folder: its paths, which folders may become one, and its lock."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
 import re
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from dsrun.errors import UsageError
-from dsrun.runs.lock import Holder, RunLock, in_use
-from dsrun.runs.lock import is_in_use as _holder_of
+from dsrun.runs.records import utc_now
+from dsrun.system import host, proc
 from dsrun.system.host import nearest_existing
+
+_NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# Somebody who only asks holds the lock for an instant; a run holds it for hours.
+_TRIES = 5
+_PAUSE_S = 0.1
+_CLOCK_SLACK_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a run folder. `began` is the process's start in seconds since the epoch."""
+
+    pid: int
+    host: str
+    since: str
+    began: float | None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on host {self.host} since {self.since}"
+
+
+class RunLock:
+    """An flock on RUN/.lock, freed by the kernel when its process dies, however it dies.
+
+    Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the
+    lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def acquire(self) -> Self:
+        """Take the lock and write who has it. Raises UsageError when another process, or this one, has it."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if not _lock(fd, fcntl.LOCK_EX):
+            os.close(fd)
+            raise in_use(self.path.parent, read_holder(self.path))
+        self._fd = fd
+        os.register_at_fork(after_in_child=self._forget)
+        own = Holder(pid=os.getpid(), host=host.hostname(), since=utc_now(), began=proc.start_time(os.getpid()))
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(asdict(own)).encode(), 0)
+        return self
+
+    def release(self) -> None:
+        """Free the folder; a second call does nothing. The file stays: removing it would race with a run."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            self._forget()
+
+    def _forget(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_in_use(run: Path) -> Holder | None:
+    """Who trains in the run folder `run` now; None when nobody does or there is no such folder."""
+    path = run / ".lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return None if _lock(fd, fcntl.LOCK_SH) else read_holder(path)
+    finally:
+        os.close(fd)
+
+
+def in_use(run: Path, holder: Holder) -> UsageError:
+    """The error for a folder that `holder` has."""
+    return UsageError(f"output folder {run} is in use by {holder}", fix="choose another --output or stop it")
+
+
+def read_holder(path: Path) -> Holder:
+    """What the lock file says, with question marks where it says nothing (yet)."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return Holder(pid=int(said["pid"]), host=str(said["host"]), since=str(said["since"]), began=said.get("began"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Holder(pid=0, host="?", since="?", began=None)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    """Try to flock `fd`; where the file system has no locks, see whether the holder it names still lives."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS_HERE:
+                return not lives(read_holder(Path(f"/proc/self/fd/{fd}")))
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+    return False
+
+
+def lives(holder: Holder) -> bool:
+    """Whether `holder` runs, as far as this machine can tell; a process of another host is believed dead.
+
+    The start time tells a process apart from a later one with the same number.
+    """
+    if holder.pid <= 0 or holder.host != host.hostname() or holder.pid == os.getpid():
+        return False
+    began = proc.start_time(holder.pid)
+    if began is None:
+        return False
+    with suppress(TypeError, ValueError):
+        return holder.began is None or abs(began - float(holder.began)) < _CLOCK_SLACK_S
+    return False
+
 
 # The names that `RunFolder.checkpoint` gives; a checkpoint-0030 is somebody's copy, and would not be found by its step.
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
@@ -28,11 +157,40 @@ MANY_RANKS = 64
 folders of many thousand files."""
 
 
+class _Inside:
+    """A path inside a run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths inside one run folder; making a RunFolder touches no file."""
 
     path: Path
+
+    run_json = _Inside("run.json")
+    """Resolved specs, versions, host, command line of the newest attempt."""
+    recipe = _Inside("recipe.json")
+    """The resolved flags that the run trains by; written once per start."""
+    metrics = _Inside("metrics.jsonl")
+    """One line per logged step."""
+    events = _Inside("events.jsonl")
+    """The ledger of what happened."""
+    console = _Inside("console.log")
+    """What the user saw."""
+    finished = _Inside("FINISHED")
+    """There when the last attempt reached the run's end; what a requeued job looks for."""
+    logs = _Inside("logs")
+    """Folder of one log per rank and attempt."""
+    model = _Inside("model")
+    """Folder of the final model."""
+    lock = _Inside(".lock")
+    """The lock file."""
 
     @classmethod
     def create(cls, path: Path | str, *, force: bool = False) -> RunFolder:
@@ -57,51 +215,6 @@ class RunFolder:
             what = "has no run.json" if folder.path.is_dir() else "does not exist"
             raise UsageError(f"{folder.path} is no run folder: it {what}", fix="give the --output of a dsrun train")
         return folder
-
-    @property
-    def run_json(self) -> Path:
-        """Resolved specs, versions, host, command line of the newest attempt."""
-        return self.path / "run.json"
-
-    @property
-    def recipe(self) -> Path:
-        """The resolved flags that the run trains by; written once per start."""
-        return self.path / "recipe.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One line per logged step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """The ledger of what happened."""
-        return self.path / "events.jsonl"
-
-    @property
-    def console(self) -> Path:
-        """What the user saw."""
-        return self.path / "console.log"
-
-    @property
-    def finished(self) -> Path:
-        """There when the last attempt reached the run's end; what a requeued job looks for."""
-        return self.path / "FINISHED"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of one log per rank and attempt."""
-        return self.path / "logs"
-
-    @property
-    def model(self) -> Path:
-        """Folder of the final model."""
-        return self.path / "model"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file."""
-        return self.path / ".lock"
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after optimizer step `step`."""
@@ -130,11 +243,6 @@ class RunFolder:
     def acquire(self) -> RunLock:
         """Lock the folder for this process; UsageError when a run is going on in it."""
         return RunLock(self.lock).acquire()
-
-
-def is_in_use(path: Path | str) -> Holder | None:
-    """Who trains in `path` now; None when nobody does. For a look before workers start."""
-    return _holder_of(Path(path))
 
 
 def default_name(model: str, now: datetime) -> str:

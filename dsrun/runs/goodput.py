@@ -256,16 +256,6 @@ def failures(events: Iterable[Mapping[str, Any]]) -> int:
             count += last != "remedy"
         elif kind == "start":
             count += last not in ("end", "signal", "failure", "restart", "start")
-        if kind in (
-            "start",
-            "training",
-            "progress",
-            "checkpoint_end",
-            "end",
-            "signal",
-            "failure",
-            "remedy",
-            "restart",
-        ):
+        if kind in ("start", "training", "progress", "checkpoint_end", "end", "signal", "failure", "remedy", "restart"):
             last = kind
     return count

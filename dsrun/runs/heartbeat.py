@@ -18,15 +18,7 @@ from typing import Literal, Self
 from dsrun.system import variables
 
 Phase = Literal[
-    "starting",
-    "loading",
-    "tokenising",
-    "training",
-    "evaluating",
-    "generating",
-    "saving",
-    "exporting",
-    "ending",
+    "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending"
 ]
 
 _WIDTH = 512
@@ -63,7 +55,7 @@ class Heart:
         self._stepped: float | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(folder / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._write({})
 
     @classmethod
@@ -110,7 +102,3 @@ def read_beats(folder: Path) -> dict[int, Beat]:
             beat = Beat(**json.loads(file.read_bytes()))
             beats[beat.rank] = beat
     return dict(sorted(beats.items()))
-
-
-def _file(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}"

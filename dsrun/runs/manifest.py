@@ -3,19 +3,97 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.fsync_pool import ChecksumPool, sum_of, threads
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
 from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
+from dsrun.system.host import cores
+
+_CHUNK = 8 << 20
+_MAX_THREADS = 16
+_PATIENCE_S = 2.0
+
+
+class ChecksumPool:
+    """Takes the files of one folder as they become ready; two tasks a file, in threads of its own.
+
+    The checksum reads what the page cache still holds while fsync(2) waits for the disk: both leave the interpreter
+    to the thread that writes, and the checksum costs next to no time of its own.
+    """
+
+    def __init__(self, folder: Path, *, share: int = 1) -> None:
+        """`share` processes of this machine seal at the same time, and divide its cores."""
+        self.folder = folder
+        self._pool = ThreadPoolExecutor(threads(_MAX_THREADS, share) + 1, thread_name_prefix="seal")
+        self._sums: dict[str, Future[ManifestFile]] = {}
+        self._syncs: list[Future[None]] = []
+
+    def add(self, *files: Path) -> None:
+        """Begin with `files`, which lie in the folder and are not written to any more."""
+        for file in files:
+            name = file.relative_to(self.folder).as_posix()
+            if name not in self._sums:
+                self._syncs.append(self._pool.submit(sync_file, file))
+                self._sums[name] = self._pool.submit(sum_of, file)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+        return all(task.done() for task in self._tasks())
+
+    def result(self, beat: Callable[[], None] = lambda: None) -> dict[str, ManifestFile]:
+        """Size and checksum by relative path, once everything added is on the disk. Raises the first OSError.
+
+        `beat` is called every few seconds while there is nothing to do but wait.
+        """
+        while wait(self._tasks(), timeout=_PATIENCE_S).not_done:
+            beat()
+        for sync in self._syncs:
+            sync.result()
+        return {name: task.result() for name, task in self._sums.items()}
+
+    def _tasks(self) -> list[Future[Any]]:
+        return [*self._sums.values(), *self._syncs]
+
+    def close(self) -> None:
+        """Drop what has not begun, and end the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def sum_of(file: Path) -> ManifestFile:
+    """Size and CRC-32 of a file. Raises OSError."""
+    value, size = 0, 0
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    with file.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            # zlib lets other threads run meanwhile.
+            value = zlib.crc32(view[:count], value)
+            size += count
+    return {"size": size, "crc32": f"{value:08x}"}
+
+
+def sync_file(file: Path) -> None:
+    """Wait until what was written to `file`, by whichever process of this machine, is on the disk."""
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def threads(wanted: int, share: int = 1) -> int:
+    """Threads for `wanted` things to read: no more than this process's share of the cores, nor than 16."""
+    return max(1, min(wanted, cores() // max(1, share), _MAX_THREADS))
+
 
 MANIFEST = "manifest.json"
 # Of the Trainer, in every checkpoint.
@@ -24,43 +102,29 @@ INCOMPLETE = "checkpoint_incomplete"
 CORRUPT = "checkpoint_corrupt"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """The checkpoints of a run: whole ones as (step, path), newest first, and why others were passed over."""
-
-    complete: list[tuple[int, Path]]
-    passed_over: list[Finding]
-
-
 def write_manifest(
     checkpoint: Path,
     extra: Mapping[str, Any],
     *,
-    durable: bool = True,
     sealed: Mapping[str, ManifestFile] | None = None,
 ) -> Path:
     """List every file of `checkpoint` with size and CRC-32 in its manifest, and return the manifest's path.
 
     Call it on one process, after all ranks have written. `sealed` are files that were summed and brought to the disk
-    before; the others are read here. With `durable` the files are on disk before the manifest says so, and a power
-    cut cannot leave a manifest without its files. crc32 finds damage, not malice, and costs under a tenth of a save
+    before; the others are read here. All files are on disk before the manifest says so: a power cut cannot leave a
+    manifest without its files. crc32 finds damage, not malice, and costs under a tenth of a save
     where sha256 costs up to half. Raises OSError.
     """
     files = dict(sealed or {})
-    names = list(_files(checkpoint))
-    rest = ChecksumPool(checkpoint)
+    pool = ChecksumPool(checkpoint)
     try:
-        if durable:
-            rest.add(*(checkpoint / name for name in names if name not in files))
-            files |= rest.result()
-        else:
-            files |= {name: sum_of(checkpoint / name) for name in names if name not in files}
+        pool.add(*(checkpoint / name for name in _files(checkpoint) if name not in files))
+        files |= pool.result()
     finally:
-        rest.close()
-    if durable:
-        # Every folder, as one may hold nothing but folders.
-        for folder in (checkpoint, *(path for path in sorted(checkpoint.rglob("*")) if path.is_dir())):
-            fsync_folder(folder)
+        pool.close()
+    # Every folder, as one may hold nothing but folders.
+    for folder in (checkpoint, *(path for path in sorted(checkpoint.rglob("*")) if path.is_dir())):
+        fsync_folder(folder)
     content = plain(
         {
             "version": MANIFEST_VERSION,
@@ -140,21 +204,9 @@ def _damage(file: Path, saved: ManifestFile) -> str:
     return "" if found == saved else "contents differ from the manifest"
 
 
-def survey(run: RunFolder) -> Survey:
-    """The checkpoints of `run`: whole ones and torn ones. Contents are not read; see `verify`."""
-    complete: list[tuple[int, Path]] = []
-    passed_over: list[Finding] = []
-    for step, path in run.checkpoints():
-        findings = missing_or_wrong_size(path)
-        passed_over += findings[:1]
-        if not findings:
-            complete.append((step, path))
-    return Survey(complete=complete, passed_over=passed_over)
-
-
 def complete_checkpoints(run: RunFolder) -> list[tuple[int, Path]]:
-    """Whole checkpoints of `run` as (step, path), newest first."""
-    return survey(run).complete
+    """Whole checkpoints of `run` as (step, path), newest first. Contents are not read; see `verify`."""
+    return [(step, path) for step, path in run.checkpoints() if is_complete(path)]
 
 
 def newest_complete(run: RunFolder) -> tuple[int, Path] | None:

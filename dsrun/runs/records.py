@@ -1,4 +1,4 @@
-"""Reading and writing the run folder's files so that a crash at any moment leaves them readable."""
+"""Reading and writing the files of a run folder so that a crash at any moment leaves them readable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -128,13 +129,7 @@ def iter_records(path: Path) -> Iterator[dict[str, Any]]:
     the torn one that a resumed run ended. Unknown keys are kept.
     """
     with suppress(FileNotFoundError), path.open("rb") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from _records(lines)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -160,3 +155,87 @@ def fsync_folder(folder: Path) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+# Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
+_TAIL = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The last logged step, with the last loss before or at it. `time` as in the record, ISO 8601 in UTC."""
+
+    step: int
+    loss: float | None
+    epoch: float | None
+    time: str
+
+
+def progress(metrics: Path) -> Progress | None:
+    """The end of a metrics.jsonl; None when it is not there, cannot be read, or has no step yet.
+
+    A torn last line and foreign lines are passed over. Only as much of the file is read as is needed.
+    """
+    last: dict[str, Any] = {}
+    try:
+        for record in _backwards(metrics):
+            if not last and isinstance(record.get("step"), int):
+                last = record
+            if last and record.get("loss") is not None:
+                return _progress(last, record["loss"])
+    except OSError:
+        return None
+    return _progress(last, None) if last else None
+
+
+def _progress(last: dict[str, Any], loss: Any) -> Progress:
+    epoch = last.get("epoch")
+    return Progress(
+        step=last["step"],
+        loss=float(loss) if isinstance(loss, (int, float)) else None,
+        epoch=float(epoch) if isinstance(epoch, (int, float)) else None,
+        time=str(last.get("time", "")),
+    )
+
+
+def _backwards(path: Path) -> Iterator[dict[str, Any]]:
+    """The records at the end of a JSON-lines file, the last first; a line without its newline is not whole."""
+    with path.open("rb") as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
+        file.seek(begin)
+        lines = file.read().split(b"\n")[bool(begin) : -1]
+    return (revive(record) for record in _records(reversed(lines)))
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
+
+
+# The ledger of samples: one file a rank, of two kinds of lines:
+#
+#     {"attempt": 1, "start": 40, "ranks": 2}              training began (again) after step 40, on two ranks
+#     {"attempt": 1, "step": 41, "epoch": 0, "ids": [...]} step 41 was done with these samples on this rank
+
+
+def ledger_of(run: Path, rank: int) -> Path:
+    """The ledger of one rank of the run in folder `run`."""
+    return run / f"samples-rank-{rank}.jsonl"
+
+
+def next_attempt(run: Path) -> int:
+    """The number of the attempt that begins now, by rank 0's ledger."""
+    return sum("start" in line for line in iter_records(ledger_of(run, 0)))
+
+
+def append_start(ledger: Appender, attempt: int, *, step: int, ranks: int) -> None:
+    """Note that training goes on after `step`."""
+    ledger.append({"attempt": attempt, "start": step, "ranks": ranks})
+
+
+def append_step(ledger: Appender, attempt: int, *, step: int, epoch: int | None, ids: Sequence[int]) -> None:
+    """Note that `step` is done and took these samples on this rank."""
+    ledger.append({"attempt": attempt, "step": step, "epoch": epoch, "ids": list(ids)})

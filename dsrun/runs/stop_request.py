@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dsrun.runs.records import utc_now
 from dsrun.system.files import replacing
@@ -36,13 +36,9 @@ class StopRequest:
         """ "SIGTERM", "SIGTERM to rank 3 on gpu07"."""
         return self.signal if self.rank is None else f"{self.signal} to rank {self.rank} on {self.host}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, found: object) -> Self:
-        """The inverse of `as_dict`; what is not there or of another type is left out."""
+        """The inverse of `asdict`; what is not there or of another type is left out."""
         if not isinstance(found, Mapping):
             return cls()
         known = {name: found.get(name) for name in ("signal", "rank", "host", "time")}
@@ -67,7 +63,7 @@ def write_stop_file(file: Path, request: StopRequest) -> None:
         if not file.exists():
             # In one step: whoever sees the file sees what is in it.
             with replacing(file) as partial, suppress(OSError):
-                partial.write_text(json.dumps(request.as_dict()))
+                partial.write_text(json.dumps(asdict(request)))
 
 
 def read_stop_file(file: Path) -> StopRequest | None:

@@ -6,17 +6,136 @@ never starts it; what it refuses, it refuses in words such as "Requested node co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.errors import UsageError
 from dsrun.findings import Finding, Level, nearest
-from dsrun.slurm import resources, units
-from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
-from dsrun.slurm.limits import check_limits, check_partition_list
+from dsrun.slurm import resources
+from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
+from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.request import Request, error, request
-from dsrun.system import hostlist
+
+
+def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    """What the partition and the accounting database do not let this user do."""
+    if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
+        yield error(
+            "group", f"partition {partition.name} is for the groups {', '.join(partition.groups)}, and you are in none",
+            fix="take another --partition, or ask to be let in", where="--partition",
+        )  # fmt: skip
+    known = facts.accounting
+    if known is None:
+        return
+    account = wanted.account or known.default_account
+    yield from _account(wanted, known, partition, account)
+    yield from _qos(wanted, known, partition, account)
+
+
+def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+    """SLURM takes no list of partitions from an account that is bound to one of them."""
+    known = facts.accounting
+    account = wanted.account or (known.default_account if known else None)
+    if known is None or account is None or len(wanted.partitions) < 2:
+        return
+    bound = [each.partition for each in known.associations if each.partition and _same(account, (each.account,))]
+    if "associations" in known.enforced and set(bound) & set(wanted.partitions):
+        yield error(
+            "partitions", f"account {account} is bound to a partition ({', '.join(map(str, bound))}), and SLURM takes "
+            "no list of partitions from it", fix=f"--partition {wanted.partitions[0]}", where="--partition",
+        )  # fmt: skip
+
+
+def _same(name: str, others: tuple[str, ...]) -> bool:
+    """SLURM takes accounts and QOS in any case."""
+    return name.lower() in {each.lower() for each in others}
+
+
+def _account(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
+    mine = tuple(dict.fromkeys(each.account for each in known.associations))
+    if "associations" in known.enforced and not mine:
+        yield error(
+            "account_missing", "you have no account on this cluster, and it takes jobs on accounts only",
+            fix="ask its administrators for one", where="--account",
+        )  # fmt: skip
+        return
+    if account is None:
+        return
+    if not _same(account, mine):
+        if "associations" in known.enforced or wanted.account:
+            yield error(
+                "account_unknown",
+                f"{account!r} is none of your accounts",
+                fix=nearest(account, mine),
+                where="--account",
+            )
+        return
+    usable = [name for name in mine if _may(name, partition)]
+    if not _may(account, partition):
+        named = f"account {account}" + ("" if wanted.account else " (your default)")
+        yield error(
+            "account_partition", f"{named} may not use partition {partition.name}: its jobs would never start",
+            fix=f"--account {usable[0]}" if usable else "take another --partition", where="--account",
+        )  # fmt: skip
+    elif not _association(known, account, partition):
+        places = [each.partition for each in known.associations if _same(account, (each.account,)) and each.partition]
+        yield error(
+            "account_partition", f"you may use account {account} in {', '.join(places)} only",
+            fix=f"--partition {places[0]}", where="--account",
+        )  # fmt: skip
+
+
+def _may(account: str, partition: Partition) -> bool:
+    if partition.accounts:
+        return _same(account, partition.accounts)
+    return not _same(account, partition.denied_accounts)
+
+
+def _association(known: Accounting, account: str, partition: Partition) -> tuple[str, ...] | None:
+    """The QOS of the association that counts: that for the partition, else that for all; None for none."""
+    fitting = [each for each in known.associations if _same(account, (each.account,))]
+    for place in (partition.name, None):
+        for each in fitting:
+            if each.partition == place:
+                return (*each.qos, *((each.default_qos,) if each.default_qos else ())) or ("",)
+    return None
+
+
+def _qos(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
+    if wanted.qos is None:
+        return
+    quality = next((each for each in known.qualities if _same(wanted.qos, (each.name,))), None)
+    if quality is None:
+        names = (each.name for each in known.qualities)
+        yield error("qos_unknown", f"there is no QOS {wanted.qos!r}", fix=nearest(wanted.qos, names), where="--qos")
+        return
+    mine = _association(known, account, partition) if account else None
+    if mine and "qos" in known.enforced and not _same(quality.name, mine):
+        yield error(
+            "qos_account", f"account {account} may not use QOS {quality.name} in partition {partition.name}",
+            fix=f"--qos {next(iter(mine))}", where="--qos",
+        )  # fmt: skip
+    elif (partition.qos and not _same(quality.name, partition.qos)) or _same(quality.name, partition.denied_qos):
+        yield error(
+            "qos_partition", f"partition {partition.name} does not take QOS {quality.name}",
+            fix=f"--qos {partition.qos[0]}" if partition.qos else "take another --qos", where="--qos",
+        )  # fmt: skip
+    if "limits" in known.enforced:
+        yield from _limits(wanted, quality)
+
+
+def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
+    if wanted.time is not None and wanted.time > quality.time_limit:
+        yield error(
+            "qos_time", f"{notation.clock(wanted.time)} is above the limit of QOS {quality.name}",
+            fix=f"--time {notation.clock(quality.time_limit)}", where="--time",
+        )  # fmt: skip
+    gpus = wanted.gpu_count * wanted.nodes
+    if gpus > quality.max_gpus:
+        yield error(
+            "qos_gpus", f"{gpus} GPUs are more than a job of QOS {quality.name} may have, {quality.max_gpus:.0f}",
+            fix="ask for fewer, or take another --qos", where="--qos",
+        )  # fmt: skip
 
 
 def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
@@ -27,29 +146,21 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     wanted = request(spec)
     found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
-    some_fit = any(not _has_error(findings) for findings in each.values())
+    some_fit = any(all(one.level != "error" for one in findings) for findings in each.values())
     for findings in each.values():
         found += [replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings]
     order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(found), key=lambda one: order[one.level])
 
 
-def _has_error(findings: Iterable[Finding]) -> bool:
-    return any(each.level == "error" for each in findings)
-
-
 def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that the cluster does not have."""
     for flag, text in (("--nodelist", wanted.nodelist), ("--exclude", wanted.exclude)):
-        unknown = [name for name in _hosts(text) if name not in facts.by_name]
+        unknown = [name for name in resources.hosts(text) if name not in facts.by_name]
         if unknown:
             fix = nearest(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
             yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix=fix, where=flag)
     yield from _other_names(wanted, facts)
-
-
-def _unknown_nodes(wanted: Request, facts: ClusterFacts) -> bool:
-    return any(name not in facts.by_name for name in _hosts(wanted.nodelist))
 
 
 def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
@@ -78,13 +189,6 @@ def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
             )
 
 
-def _hosts(text: str | None) -> tuple[str, ...]:
-    try:
-        return hostlist.expand_hosts(text) if text else ()
-    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
-        return ()
-
-
 def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     highest = wanted.highest_array_index
     if highest is not None and highest >= facts.max_array_size:
@@ -102,7 +206,11 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
         *_state(partition, facts),
         *_time(wanted, partition),
         *_node_count(wanted, partition, facts),
-        *([] if _unknown_nodes(wanted, facts) else resources.check_resources(wanted, partition, facts)),
+        *(
+            []
+            if any(name not in facts.by_name for name in resources.hosts(wanted.nodelist))
+            else resources.check_resources(wanted, partition, facts)
+        ),
         *check_limits(wanted, partition, facts),
     ]
 
@@ -136,22 +244,22 @@ def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
     if limit is not None and limit > partition.time_limit:
         yield error(
             "time_limit",
-            f"{units.clock(limit)} is above the limit of partition {partition.name}, "
-            f"{units.clock(partition.time_limit)}: the job would never start",
-            fix=f"--time {units.clock(partition.time_limit)}; the requeued job goes on from its checkpoint",
+            f"{notation.clock(limit)} is above the limit of partition {partition.name}, "
+            f"{notation.clock(partition.time_limit)}: the job would never start",
+            fix=f"--time {notation.clock(partition.time_limit)}; the requeued job goes on from its checkpoint",
             where="--time",
         )
     real = limit if limit is not None else (partition.time_default or partition.time_limit)
     if wanted.lead is not None and wanted.lead >= real:
         yield error(
             "signal_lead",
-            f"a signal {wanted.lead} s before the time limit comes before the start: that is {units.clock(real)}",
+            f"a signal {wanted.lead} s before the time limit comes before the start: that is {notation.clock(real)}",
             fix="raise --time, or lower --signal-lead", where="--signal-lead",
         )  # fmt: skip
     if limit is None and real != NO_LIMIT:
         yield Finding(
             level="info", code="slurm_time_default", where="--time", fix="say --time",
-            message=f"without --time, partition {partition.name} ends the job after {units.clock(real)}",
+            message=f"without --time, partition {partition.name} ends the job after {notation.clock(real)}",
         )  # fmt: skip
 
 
@@ -163,7 +271,7 @@ def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> I
             "node_limit", f"a job of partition {partition.name} has {bound} nodes, not {wanted.nodes}",
             fix=f"--nodes {most if wanted.nodes > most else least:.0f}, or another --partition", where="--nodes",
         )  # fmt: skip
-    named = _hosts(wanted.nodelist)
+    named = resources.hosts(wanted.nodelist)
     if len(named) > wanted.nodes:
         yield error(
             "nodelist_size", f"--nodelist names {len(named)} nodes, and the job has {wanted.nodes}",

@@ -26,18 +26,13 @@ def markdown() -> str:
         "### What --sbatch does not take",
         "Every option above that has an sbatch option of its own, and:",
         table(
-            ("sbatch option", "why, and what to write"),
-            [(f"`{key}`", why) for key, why in RESERVED_OPTIONS.items()],
+            ("sbatch option", "why, and what to write"), [(f"`{key}`", why) for key, why in RESERVED_OPTIONS.items()]
         ),
         "## Network presets",
         table(
             ("`--network`", "for", "sets, where the environment has nothing"),
             [
-                (
-                    f"`{name}`",
-                    each.about,
-                    ", ".join(f"`{key}={value}`" for key, value in each.variables.items()),
-                )
+                (f"`{name}`", each.about, ", ".join(f"`{key}={value}`" for key, value in each.variables.items()))
                 for name, each in networks().items()
             ],
         ),

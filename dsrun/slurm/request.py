@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gres import Gres, parse_gres
-from dsrun.slurm import units
+from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
 
 
@@ -49,7 +49,7 @@ class Request:
 def request(spec: SlurmSpec) -> Request:
     """`spec` in numbers. It is the spec as it is rendered, its GPUs and cores filled in."""
     gpus = _gpus(spec)
-    memory = units.mib(spec.mem) if spec.mem else None
+    memory = notation.mib(spec.mem) if spec.mem else None
     return Request(
         partitions=tuple(name for name in (spec.partition or "").split(",") if name),
         nodes=spec.nodes,
@@ -59,7 +59,7 @@ def request(spec: SlurmSpec) -> Request:
         cores=spec.cpus_per_task,
         memory=memory or None,
         all_memory=memory == 0 or spec.exclusive,
-        time=units.seconds(spec.time) if spec.time else None,
+        time=notation.seconds(spec.time) if spec.time else None,
         lead=spec.signal_lead,
         workers=spec.nproc or sum(each.count for each in gpus) or 1,
         constraint=spec.constraint or "",

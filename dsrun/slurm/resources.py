@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dsrun.errors import UsageError
 from dsrun.findings import Finding, nearest
 from dsrun.hardware.gres import Gres
-from dsrun.slurm import units
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
+from dsrun.slurm.render import notation
 from dsrun.slurm.request import Request, error
 from dsrun.system import hostlist
 
@@ -22,7 +22,9 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     """What this partition lacks for the job."""
     unknown = list(_unknown(wanted, partition, facts))
     yield from unknown
-    if unknown or any(name not in _features(facts) for name in feature_names(wanted.constraint)):
+    if unknown or not set(feature_names(wanted.constraint)) <= {
+        feature for node in facts.nodes for feature in node.features
+    }:
         return  # no node has what does not exist
     pool = _pool(wanted, partition, facts)
     where = f"partition {partition.name}"
@@ -56,17 +58,13 @@ def _wish(wanted: Request) -> str:
     others = [name for name in wanted.resources if name != "gpu"]
     parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
     parts += [f"{wanted.cores} cores"] if wanted.cores else []
-    parts += [units.gib(wanted.memory)] if wanted.memory else []
+    parts += [notation.gib(wanted.memory)] if wanted.memory else []
     return ", ".join(parts)
 
 
 def feature_names(constraint: str) -> tuple[str, ...]:
     """The features named in --constraint; counts (a*2) and operators left out."""
     return tuple(dict.fromkeys(re.findall(r"[^&|,()\[\]*\s]+", re.sub(r"\*\d+", "", constraint))))
-
-
-def _features(facts: ClusterFacts) -> set[str]:
-    return {feature for node in facts.nodes for feature in node.features}
 
 
 def _matches(node: Node, constraint: str) -> bool:
@@ -82,7 +80,7 @@ def _matches(node: Node, constraint: str) -> bool:
 
 def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[Node]:
     """The partition's nodes that the job lets the scheduler choose from."""
-    named, excluded = _hosts(wanted.nodelist), set(_hosts(wanted.exclude))
+    named, excluded = hosts(wanted.nodelist), set(hosts(wanted.exclude))
     return [
         node
         for node in facts.nodes_of(partition)
@@ -92,10 +90,11 @@ def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[No
     ]
 
 
-def _hosts(text: str | None) -> tuple[str, ...]:
+def hosts(text: str | None) -> tuple[str, ...]:
+    """The hosts of --nodelist or --exclude."""
     try:
         return hostlist.expand_hosts(text) if text else ()
-    except UsageError:
+    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
         return ()
 
 
@@ -107,10 +106,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
             yield error("gres_unknown", f"no node has the resource {name!r}", fix=nearest(name, known), where="--gres")
     if wanted.gpus and "gpu" not in known:
         yield error(
-            "no_gpus",
-            "no node of this cluster has GPUs",
-            fix="--gpus-per-node 0 trains on CPUs",
-            where=wanted.gpu_flag,
+            "no_gpus", "no node of this cluster has GPUs", fix="--gpus-per-node 0 trains on CPUs", where=wanted.gpu_flag
         )
         return
     types = {group.type for node in facts.nodes for group in node.gpus}
@@ -161,13 +157,13 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         "gpus": lambda: _best_gpus(wanted, pool),
         "gres": lambda: "none",
         "cores": lambda: str(max(_cores(node, partition) for node in pool)),
-        "memory": lambda: units.gib(max(_memory(node, partition) for node in pool)),
+        "memory": lambda: notation.gib(max(_memory(node, partition) for node in pool)),
     }
     asked = {
         "gpus": (wanted.gpu_flag, _gpus(wanted)),
         "gres": ("--gres", ", ".join(wanted.resources)),
         "cores": ("--cpus-per-task", f"{wanted.cores} cores"),
-        "memory": ("--mem", units.gib(wanted.memory or 0)),
+        "memory": ("--mem", notation.gib(wanted.memory or 0)),
     }
     for code, test in _tests(wanted, partition).items():
         count = sum(map(test, pool))
@@ -225,13 +221,13 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
     if default is not None and default < _LITTLE_MIB * wanted.workers:
         yield Finding(
             level="info", code="slurm_memory_default", where="--mem", fix="say --mem; --mem 0 is the whole node's",
-            message=f"without --mem the job gets {units.gib(default)} of each node for {workers}",
+            message=f"without --mem the job gets {notation.gib(default)} of each node for {workers}",
         )  # fmt: skip
 
 
 def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:
     """MiB of each node by the partition's or the cluster's default; None where jobs get all (slurm.conf, DefMem...)."""
-    defaults = {key: units.mib(text) for key, text in partition.job_defaults.items()}
+    defaults = {key: notation.mib(text) for key, text in partition.job_defaults.items()}
     if wanted.gpu_count and (per_gpu := defaults.get("DefMemPerGPU")):
         return per_gpu * wanted.gpu_count
     if per_node := defaults.get("DefMemPerNode"):

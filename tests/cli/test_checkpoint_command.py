@@ -42,7 +42,7 @@ def save(folder, step, *, best=None):
         "step": step, "world_size": 2, "zero_stage": 2, "global_batch": 64, "micro_batch": 8, "accumulation": 4,
         "seed": 42, "versions": {"torch": "2.13.0"}, "config_sha256": "c" * 64, "tokenizer_sha256": "d" * 64,
     }  # fmt: skip
-    write_manifest(folder, facts, durable=False)
+    write_manifest(folder, facts)
     return folder
 
 

@@ -17,7 +17,7 @@ def make_checkpoint(folder, *, damaged=False, manifest=True):
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "trainer_state.json").write_text("{}")
     if manifest:
-        write_manifest(folder, {"step": 1}, durable=False)
+        write_manifest(folder, {"step": 1})
     if damaged:
         (folder / "model.safetensors").write_bytes(b"weighty")
     return folder

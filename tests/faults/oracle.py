@@ -14,7 +14,7 @@ from typing import Any
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import verify
 from dsrun.runs.records import iter_records, revive
-from dsrun.runs.samples import ledgers, not_once, seen
+from tests.sample_ledger import ledgers, not_once, seen
 
 STEP_KEYS = ("loss", "grad_norm", "lr", "tokens")
 """What must be the same in each step's record; the others are times and memory."""

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from dsrun.runs.manifest import verify
 from dsrun.runs.records import read_records
-from dsrun.runs.samples import ledgers, not_once, steps
 from dsrun.train.checkpoint.layout import write_universal
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
 from tests.integration.conftest import SHORT, many_runs
+from tests.sample_ledger import ledgers, not_once, steps
 
 pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from dsrun.runs.samples import ledgers, not_once, seen, steps
 from tests.integration.conftest import many_runs
 from tests.integration.test_exact_resume import SAMPLES, STEPS, Case, curve, documents, flags
+from tests.sample_ledger import ledgers, not_once, seen, steps
 
 __all__ = ["documents"]
 

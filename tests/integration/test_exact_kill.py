@@ -12,12 +12,12 @@ import pytest
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.records import read_records
-from dsrun.runs.samples import ledgers, steps
 from tests.faults.hold import Hold
 from tests.faults.oracle import curve, findings
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun
 from tests.integration.test_training import wait_for
+from tests.sample_ledger import ledgers, steps
 
 pytestmark = pytest.mark.train
 

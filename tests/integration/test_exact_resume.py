@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.runs.records import read_records
-from dsrun.runs.samples import ledgers, not_once, seen, steps
 from tests.integration.conftest import SHORT, many_runs, phrase
+from tests.sample_ledger import ledgers, not_once, seen, steps
 
 pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 

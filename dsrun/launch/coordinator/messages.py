@@ -8,11 +8,14 @@ lost; a new supervisor can replace it.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
+from dsrun.launch.coordinator.transport import Connection, Message, challenge, digests_match, hmac_digest
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 from dsrun.runs.stop_request import StopRequest
 
@@ -34,13 +37,9 @@ class NodeResult:
     interrupted: bool = False
     failure: Failure | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> NodeResult:
-        """The inverse of `as_dict`; TypeError or KeyError for anything else."""
+        """The inverse of `asdict`; TypeError or KeyError for anything else."""
         failure = found["failure"]
         return cls(
             node=int(found["node"]),
@@ -67,7 +66,7 @@ class Coordinator(Protocol):
     def announce_stop(self, request: StopRequest) -> None:
         """Ask all nodes to save and exit. Safe in a signal handler."""
 
-    def stop_asked(self) -> StopRequest | None:
+    def stop_requested(self) -> StopRequest | None:
         """The request that was announced on any node, or None."""
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -107,7 +106,7 @@ class SingleNodeCoordinator:
     def announce_stop(self, request: StopRequest) -> None:
         self._announced = request
 
-    def stop_asked(self) -> StopRequest | None:
+    def stop_requested(self) -> StopRequest | None:
         return self._announced
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -153,13 +152,8 @@ def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
     return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def decision_as_dict(decision: Decision) -> dict[str, Any]:
-    """For a message."""
-    return asdict(decision)
-
-
 def decision_from_dict(found: Mapping[str, Any]) -> Decision:
-    """The inverse of `decision_as_dict`; TypeError or KeyError for anything else."""
+    """The inverse of `asdict`; TypeError or KeyError for anything else."""
     return Decision(**{**found, "remedy": MemoryFallback(**found["remedy"])})
 
 
@@ -171,3 +165,52 @@ def shared_key(*, run: str, secret: str | None) -> bytes:
     attacker. torch's own store does neither.
     """
     return hashlib.sha256(f"dsrun council\0{run}\0{secret or ''}".encode()).digest()
+
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Seconds in which a new connection must authenticate."""
+
+# A second supervisor for a node is rejected if the first was heard from within this time; later it replaces it.
+_REPLACE_AFTER_S = 3.0
+
+
+@dataclass
+class PendingConnection:
+    """A connection that has not authenticated yet; `since` is CLOCK_MONOTONIC in seconds."""
+
+    connection: Connection
+    challenge: str = field(default_factory=challenge)
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Peer:
+    """The supervisor of another node. `waiting` until it takes part in an attempt."""
+
+    node: int
+    host: str
+    connection: Connection
+    waiting: bool = True
+
+
+def reject_reason(
+    pending: PendingConnection, message: Message, *, key: bytes, nodes: int, peers: Mapping[int, Peer]
+) -> str | None:
+    """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
+
+    A sender without the key learns only that it does not have it.
+    """
+    node, their_nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
+    expected = hmac_digest(key, "follower", pending.challenge, node, their_nodes)
+    if not digests_match(message.get("proof"), expected):
+        return "it belongs to another run, or has another DSRUN_SECRET"
+    if their_nodes != nodes:
+        return f"it was started for {their_nodes} nodes, the first one for {nodes}"
+    if not isinstance(node, int) or not 1 <= node < nodes:
+        return f"node {node} is out of range"
+    if version != __version__:
+        return f"it has dsrun {version}, the first node {__version__}"
+    current = peers.get(node)
+    if current and time.monotonic() - current.connection.last_received < _REPLACE_AFTER_S:
+        return f"{current.host} is node {node} already"
+    return None

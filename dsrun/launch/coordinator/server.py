@@ -5,20 +5,23 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
+from dataclasses import asdict
 
 from dsrun import __version__
-from dsrun.launch.coordinator.handshake import HANDSHAKE_TIMEOUT_S, Peer, PendingConnection, reject_reason
 from dsrun.launch.coordinator.messages import (
+    HANDSHAKE_TIMEOUT_S,
     RENDEZVOUS_TIMEOUT_S,
     Decide,
     NodeResult,
+    Peer,
+    PendingConnection,
     RendezvousError,
     RunInfo,
     Stopped,
-    decision_as_dict,
     ended_by_signal,
     format_nodes,
     lost_node,
+    reject_reason,
     unless_stopped,
 )
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
@@ -81,8 +84,8 @@ class CoordinatorServer(EventLoop):
         Raises RendezvousError naming the missing nodes, and Stopped if any node was asked to stop.
         """
         missing = self._wait_for_all(self._timeout_s)
-        if self.stop_asked():
-            raise Stopped(f"{self.stop_asked()} came before the run started: the same command starts it")
+        if self.stop_requested():
+            raise Stopped(f"{self.stop_requested()} came before the run started: the same command starts it")
         if missing:
             raise RendezvousError(
                 f"rendezvous: {format_nodes(missing, self._hosts)} did not join within {self._timeout_s:.0f} s",
@@ -98,7 +101,7 @@ class CoordinatorServer(EventLoop):
         self._announced = self._announced or request
         self.wake()
 
-    def stop_asked(self) -> StopRequest | None:
+    def stop_requested(self) -> StopRequest | None:
         return self._announced or self._asked
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
@@ -108,7 +111,7 @@ class CoordinatorServer(EventLoop):
                 self.changed.wait(0.2)
                 self._drop_stragglers()
             ends = [self._ends[node] for node in range(self.nodes)]
-        decision = unless_stopped(decide(ends), self.stop_asked())
+        decision = unless_stopped(decide(ends), self.stop_requested())
         if decision.action == "restart":
             decision = self._with_all(decision)
         with self.changed:
@@ -118,7 +121,7 @@ class CoordinatorServer(EventLoop):
             self._done = decision.action == "stop"
             for peer in self._peers.values():
                 if not peer.waiting:
-                    self.post(peer.connection, {"decision": decision_as_dict(decision)})
+                    self.post(peer.connection, {"decision": asdict(decision)})
         if decision.action == "restart":
             self._send_begin()
         return decision
@@ -135,7 +138,7 @@ class CoordinatorServer(EventLoop):
         deadline = time.monotonic() + seconds
         with self.changed:
             while missing := [node for node in range(1, self.nodes) if node not in self._peers]:
-                if time.monotonic() >= deadline or self.stop_asked():
+                if time.monotonic() >= deadline or self.stop_requested():
                     return missing
                 self.changed.wait(0.2)
         return []
@@ -144,13 +147,13 @@ class CoordinatorServer(EventLoop):
         """A restart only if every lost node has come back."""
         missing = self._wait_for_all(self._timeout_s if self._returns else 0.0)
         if not missing:
-            return unless_stopped(decision, self.stop_asked())
+            return unless_stopped(decision, self.stop_requested())
         who = format_nodes(missing, self._hosts)
         why = f"{who} did not come back within {self._timeout_s:.0f} s"
         if not self._returns:
             why = f"{who} {'is' if len(missing) == 1 else 'are'} lost"
         stop = Decision(action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why, remedy=decision.remedy)
-        return stop if not self.stop_asked() else unless_stopped(decision, self.stop_asked())
+        return stop if not self.stop_requested() else unless_stopped(decision, self.stop_requested())
 
     def _send_begin(self) -> None:
         with self.changed:
@@ -237,10 +240,10 @@ class CoordinatorServer(EventLoop):
                 self.post(peer.connection, {"alive": True})
 
     def on_wake(self) -> None:
-        stop = self.stop_asked()
+        stop = self.stop_requested()
         if stop and self._forwarded != stop:
             for peer in list(self._peers.values()):
-                self.post(peer.connection, {"stop": stop.as_dict()})
+                self.post(peer.connection, {"stop": asdict(stop)})
             # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
             self._forwarded = stop
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from dsrun.launch.command import run_arguments
+from dsrun.launch.coordinator.messages import Coordinator
+from dsrun.launch.environment import run_arguments
 from dsrun.launch.job import Job
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.evidence import collect
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, collect
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
@@ -39,14 +36,6 @@ _AGENT_REPORT_S = 0.5
 # One that has ended well fails nobody while its agent waits for a busy machine to let it look.
 _CLEAN_EXIT_REPORT_S = 60.0
 _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
-
-
-class OtherNodes(Protocol):
-    """What an attempt asks the coordinator."""
-
-    def check(self) -> bool: ...
-
-    def stop_asked(self) -> StopRequest | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +62,7 @@ class AttemptContext:
     scratch: Path
     run_id: str
     stop_requests: StopRequests
-    others: OtherNodes
+    others: Coordinator
     log: Path
     poll: Callable[[], None]
 
@@ -85,11 +74,8 @@ class Attempt:
         self.job = job = context.job
         self.number = number
         self._folder = context.scratch / f"attempt-{number}"
-        self._run_id = context.run_id
         self._stop_requests = context.stop_requests
-        self._others = context.others
-        self._log = context.log
-        self._log_begins = _size(context.log)
+        self._log_begins = context.log.stat().st_size if context.log.exists() else 0
         self._context = context
         self._watch = Watchdog(job.hang_timeout)
         self._pids: dict[int, int] = {}
@@ -173,7 +159,7 @@ class Attempt:
     def _request_stop_if_signalled(self, status: int, *, rank: int | None = None) -> None:
         """A process that had no handler yet was told to stop, and died of it."""
         if status in _STOP_STATUSES and self._signalled_at is None:
-            self._stop_requests.ask(StopRequest.now(signal.Signals(-status).name, rank))
+            self._stop_requests.add(StopRequest.now(signal.Signals(-status).name, rank))
 
     def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
@@ -185,7 +171,7 @@ class Attempt:
 
     def _unreported(self, agent: Agent) -> bool:
         """Whether a rank is gone of which the agent should have said so, or how, by now."""
-        pid, now = agent.pid(), time.monotonic()
+        pid, now = agent.pid, time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to say so.
         alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
@@ -197,18 +183,18 @@ class Attempt:
         """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
         if self._stop_requests.force_quit is not None:
             return True
-        if self._others.check():
+        if self._context.others.check():
             self._by_others = True
             return True
         if self._stop_requests.interrupted:
             return self._interrupt()
-        request = self._others.stop_asked()
+        request = self._context.others.stop_requested()
         if request is not None:
-            self._stop_requests.ask(request, announce=False)
+            self._stop_requests.add(request, announce=False)
         request = self._stop_requests.stop()
         if request is None and interruption(self._folder / "failures") is not None:
             request = StopRequest()
-            self._stop_requests.ask(request)
+            self._stop_requests.add(request)
         return request is not None and self._forward(request, agent)
 
     def _interrupt(self) -> bool:
@@ -216,7 +202,7 @@ class Attempt:
         if self._interrupted_at is None:
             self._interrupted_at = now
             for pid in self._alive().values():
-                _kill(pid, signal.SIGINT)
+                reaper.kill(pid, signal.SIGINT)
         return not self._alive() or now - self._interrupted_at > INTERRUPT_TIMEOUT_S
 
     def _forward(self, request: StopRequest, agent: Agent) -> bool:
@@ -230,7 +216,7 @@ class Attempt:
             if rank not in self._signalled:
                 self._signalled.add(rank)
                 if self.job.external or rank != request.rank:
-                    _kill(pid, signum)
+                    reaper.kill(pid, signum)
         return self._agent_is_stuck(now) or now - self._signalled_at > self._patience(now)
 
     def _agent_is_stuck(self, now: float) -> bool:
@@ -266,16 +252,16 @@ class Attempt:
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the family, and wait for the word of how the agent ended."""
         # Without an agent the warm process still has the request, which it must not follow any more.
-        kept_processes = starter.kept_processes() if agent.pid() is not None else set()
+        kept_processes = starter.kept_processes() if agent.pid is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
-        while not reaper.end(self._run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
+        while not reaper.end(self._context.run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
             pass
         deadline = time.monotonic() + AGENT_TIMEOUT_S
         while kept_processes and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if kept_processes and agent.poll() is None:
             # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
-            reaper.end(self._run_id)
+            reaper.end(self._context.run_id)
 
     def _end(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")
@@ -289,7 +275,7 @@ class Attempt:
                 self._ended.setdefault(rank, found or -signal.SIGKILL)
         failure_inputs = FailureInputs(
             failures=self._folder / "failures",
-            log=self._log,
+            log=self._context.log,
             log_begins=self._log_begins,
             ended=self._ended,
             agent=code,
@@ -309,14 +295,3 @@ class Attempt:
             saved=path,
             failure_inputs=failure_inputs,
         )
-
-
-def _kill(pid: int, signum: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
-
-
-def _size(file: Path) -> int:
-    with suppress(OSError):
-        return file.stat().st_size
-    return 0

@@ -24,7 +24,7 @@ INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
 # No cause, or one that a rank also names when another one has failed.
 _UNTOLD = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
-_AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/agent_process")
+_AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/workers/zygote")
 
 Classify = Callable[[str, int | None], str]
 """The cause code that a log and an exit code show, "" for none."""
@@ -38,8 +38,7 @@ def first_failure(folder: Path, *, only_expected: bool = False, first: Collectio
     exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step.
     """
     failures = sorted(
-        (found for file in folder.glob("rank-*.json") if (found := _read(file))),
-        key=lambda each: float(each["time"]),
+        (found for file in folder.glob("rank-*.json") if (found := _read(file))), key=lambda each: float(each["time"])
     )
     known = [
         each
@@ -90,7 +89,7 @@ class FailureInputs:
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
     memory; `evidence` is the folder with what was learned of the ranks before they were ended
-    (`dsrun.launch.supervisor.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
+    (`dsrun.launch.supervisor.watchdog`). `log` is the launcher's, of which this attempt wrote what follows the first
     `log_begins` bytes.
     """
 
@@ -107,6 +106,10 @@ class FailureInputs:
     evidence: Path | None = None
     node: int = 0
 
+    def output(self) -> str:
+        """The end of what this attempt wrote to the launcher's log."""
+        return tail(self.log, begins=self.log_begins)
+
 
 def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     """The failure of the rank that failed first."""
@@ -116,7 +119,9 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
             failure_inputs, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
         )
         return replace(found, log=str(failure_inputs.evidence or failure_inputs.log))
-    killed = _killed(failure_inputs.ended)
+    # The agent ends the others with SIGTERM.
+    deaths = (rank for rank, code in failure_inputs.ended.items() if code < 0 and code != -signal.SIGTERM)
+    killed = next(deaths, None)
     order = list(failure_inputs.ended)
     before = order[: order.index(killed)] if killed is not None else order
     said = first_failure(failure_inputs.failures, only_expected=killed is not None, first=before)
@@ -125,7 +130,7 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     if killed is not None:
         return _death(failure_inputs, killed, classify)
     failed = next(((rank, code) for rank, code in failure_inputs.ended.items() if code), None)
-    text = _words(failure_inputs)
+    text = failure_inputs.output()
     if failed:
         rank, code = failed
         message = f"rank {rank} ended with exit code {code}"
@@ -136,17 +141,8 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
         return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
     message = _last_words(text) or "the ranks could not be started"
     return _failure(
-        failure_inputs,
-        classify(text, failure_inputs.agent),
-        None,
-        failure_inputs.agent or EXIT_TOOL_FAILED,
-        message,
+        failure_inputs, classify(text, failure_inputs.agent), None, failure_inputs.agent or EXIT_TOOL_FAILED, message
     )
-
-
-def _killed(ended: Mapping[int, int]) -> int | None:
-    """The first rank that died by a signal; the agent ends the others with SIGTERM."""
-    return next((rank for rank, code in ended.items() if code < 0 and code != -signal.SIGTERM), None)
 
 
 def _signalled(failure_inputs: FailureInputs, said: Mapping[str, Any], classify: Classify) -> Failure:
@@ -169,7 +165,7 @@ def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Fail
     cause = "host_oom_killed" if failure_inputs.out_of_memory and code == -signal.SIGKILL else ""
     if not cause and code != -signal.SIGKILL:
         # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
-        cause = classify(_words(failure_inputs), code)
+        cause = classify(failure_inputs.output(), code)
     message = f"rank {rank} was killed ({_signal_name(-code)}){where}" + (
         ", out of host memory" if failure_inputs.out_of_memory else ""
     )
@@ -203,10 +199,6 @@ def _signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal between the first and the last
         return f"signal {signum}"
-
-
-def _words(failure_inputs: FailureInputs) -> str:
-    return tail(failure_inputs.log, begins=failure_inputs.log_begins)
 
 
 def tail(log: Path, size: int = _LOG_TAIL, *, begins: int = 0) -> str:

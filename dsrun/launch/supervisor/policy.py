@@ -65,12 +65,9 @@ class MemoryFallback:
     def from_dict(cls, found: dict[str, Any]) -> Self:
         """The remedy of a remedy.json. Raises UsageError where the file is of another make."""
         match found:
-            case {
-                "version": 1,
-                "halvings": int(times),
-                "recompute": bool(again),
-                "offload": "none" | "cpu" as to,
-            } if times >= 0:
+            case {"version": 1, "halvings": int(times), "recompute": bool(again), "offload": "none" | "cpu" as to} if (
+                times >= 0
+            ):
                 return cls(halvings=times, recompute=again, offload=to)
         raise UsageError("remedy.json is not what this dsrun writes", fix="delete it, or use --resume never")
 
@@ -114,7 +111,7 @@ def decide(
     if not history:
         raise ValueError("no failure to decide about")
     last = history[-1]
-    decision = _rolled_back(history, progress, remedy) or _settled(history, remedy)
+    decision = _rolled_back(history, progress, remedy) or _stop_without_retry(history, remedy)
     if decision is None and _cause(last).then == "shrink":
         decision = _shrunk(last, limits, remedy, micro_batch)
     if decision is None:
@@ -131,7 +128,7 @@ def _rolled_back(history: Sequence[Failure], progress: Sequence[int | None], rem
     return Decision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
 
 
-def _settled(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | None:
+def _stop_without_retry(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | None:
     """The decision where another attempt would end like this one, or is not ours to make."""
     last = history[-1]
     cause = _cause(last)
@@ -141,7 +138,11 @@ def _settled(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | N
         return _stop(f"{cause.title}; not restarted, it would end the same way: {cause.fix}", remedy, last)
     if last.exit_code in CONFIGURATION and cause.then != "shrink":
         return _stop("configuration or usage error; not restarted, it would end the same way", remedy, last)
-    if cause is UNKNOWN and last.trace and any(_same(last, earlier) for earlier in history[:-1]):
+    if (
+        cause is UNKNOWN
+        and last.trace
+        and (last.trace, last.step) in [(earlier.trace, earlier.step) for earlier in history[:-1]]
+    ):
         at = "before training began" if last.step is None else f"after step {last.step}"
         why = f"the same crash twice {at}, so a restart does not help: {last.message}"
         return replace(_stop(why, remedy, last), cause="deterministic_crash")
@@ -156,10 +157,6 @@ def _cause(failure: Failure) -> Cause:
 def _title(failure: Failure) -> str:
     cause = _cause(failure)
     return f"{cause.title}: {failure.message}" if cause is UNKNOWN and failure.message else cause.title
-
-
-def _same(one: Failure, other: Failure) -> bool:
-    return one.trace == other.trace and one.step == other.step
 
 
 def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: int | None) -> Decision:
@@ -177,11 +174,7 @@ def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: 
     else:
         return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", remedy, last)
     return Decision(
-        action="restart",
-        exit_code=exit_code(last),
-        wait_s=0.0,
-        why=f"{title}: again with {what}",
-        remedy=change,
+        action="restart", exit_code=exit_code(last), wait_s=0.0, why=f"{title}: again with {what}", remedy=change
     )
 
 

@@ -86,6 +86,12 @@ def _is_alive(pid: int, state: str) -> bool:
     return threads(pid) > 1 if state == "Z" else state not in ("", "X")
 
 
+def kill(pid: int, signum: int) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
 def end(run_id: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
     """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
     kept_processes = set(spare)
@@ -96,8 +102,7 @@ def end(run_id: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bo
     while quiet < _QUIET_ROUNDS:
         found = members(run_id, spare=kept_processes)
         for pid in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
         dying = {pid for pid in dying | found if lives(pid)}
         quiet = 0 if found or dying else quiet + 1
         if (found or dying) and time.monotonic() > deadline:

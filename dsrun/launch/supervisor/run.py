@@ -25,12 +25,11 @@ from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import Attempt, AttemptContext, AttemptResult
-from dsrun.launch.supervisor.events import RunEventWriter
+from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
-from dsrun.launch.supervisor.output import STUCK_S, AsyncLineWriter, Tee, tee_output
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, shrink
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
-from dsrun.launch.workers.agent_process import TORCH_SIGNALS
+from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
@@ -145,7 +144,7 @@ class _Supervision:
                 end = self._attempt()
                 if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
                     return self._result_after_signal()
-                decision = self._coordinator.report_and_wait(self._ended(end), self._decide)
+                decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
                 self._event_writer.apply(decision)
                 if decision.action == "stop":
                     if self._must_clean_up(decision):
@@ -180,7 +179,7 @@ class _Supervision:
         unknown = self._job.external or self._job.node_rank != 0
         return None if unknown else self._event_writer.newest_checkpoint()
 
-    def _ended(self, end: AttemptResult) -> NodeResult:
+    def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
         if not end.ok and not end.by_others:
             failure = explain(end.failure_inputs, _classify)
@@ -200,11 +199,7 @@ class _Supervision:
             micro, _ = shrink(micro, self._job.accumulation, remedy.halvings)
         limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.external)
         decision = decide(
-            self._history,
-            limits,
-            progress=[*self._progress, self._newest()],
-            remedy=remedy,
-            micro_batch=micro,
+            self._history, limits, progress=[*self._progress, self._newest()], remedy=remedy, micro_batch=micro
         )
         self._event_writer.failed(failure, decision, attempt=self._number)
         if decision.action == "restart" and not self._job.external:
@@ -222,7 +217,7 @@ class _Supervision:
         return True
 
     def _stop_wanted(self) -> bool:
-        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_asked())
+        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
 
     def _result_after_signal(self) -> Outcome:
         """The end by a signal."""
@@ -230,13 +225,13 @@ class _Supervision:
             return Outcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
             return Outcome(EXIT_INTERRUPTED)
-        return Outcome(EXIT_RESUME, self._stopped(self._stop_requests.stop() or self._coordinator.stop_asked(), None))
+        return Outcome(EXIT_RESUME, self._stopped(None))
 
     def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
         if decision.exit_code == 0:
             return Outcome(0)
         if decision.exit_code == EXIT_RESUME:
-            return Outcome(EXIT_RESUME, self._stopped(self._stop_requests.stop(), end.saved))
+            return Outcome(EXIT_RESUME, self._stopped(end.saved))
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
@@ -245,12 +240,13 @@ class _Supervision:
         advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 
-    def _stopped(self, request: StopRequest | None, saved: str | None) -> str:
+    def _stopped(self, saved: str | None) -> str:
+        request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()
         what = f"saved {saved}" if saved else "nothing new was saved"
         again = self._job.again
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
-        return f"stopped by {request or StopRequest()}: {what}; {again} resumes from there"
+        return f"stopped by {request}: {what}; {again} resumes from there"
 
 
 def _classify(text: str, exit_code: int | None) -> str:

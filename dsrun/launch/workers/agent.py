@@ -23,6 +23,7 @@ WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.plan")
 class Agent(Protocol):
     """A running torch.distributed.run."""
 
+    @property
     def pid(self) -> int | None:
         """Its process id, None while it is not there yet."""
 
@@ -47,22 +48,11 @@ class SpawnStarter:
         self._output = output
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
-        command = [sys.executable, "-m", "dsrun.launch.workers.agent_process", *argv]
-        return _SpawnedAgent(_spawn(command, env, self._output))
+        command = [sys.executable, "-m", "dsrun.launch.workers.zygote", "--agent", *argv]
+        return _spawn(command, env, self._output)
 
     def kept_processes(self) -> set[int]:
         return set()
-
-
-class _SpawnedAgent:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.poll()
 
 
 class ZygoteStarter:
@@ -124,6 +114,7 @@ class _ZygoteAgent:
         self._pid: int | None = None
         self._code: int | None = None
 
+    @property
     def pid(self) -> int | None:
         self._read_answers()
         return self._pid

@@ -1,6 +1,6 @@
 """Starts the ranks of an attempt in their agent: forked from a zygote that has their imports, else spawned.
 
-Runs in `dsrun.launch.workers.agent_process`. Records process ids and exit codes, one JSON object a line, in a file for
+Runs in `dsrun.launch.workers.zygote`. Records process ids and exit codes, one JSON object a line, in a file for
 the supervisor, which is not the parent of the ranks and could not wait for them.
 """
 
@@ -219,14 +219,7 @@ def run_as_main(argv: Sequence[str], program: Callable[[], object]) -> int:
 
 def default_signals() -> None:
     """The handlers that a new Python has, whatever this one's were; what is ignored stays so, as across an exec."""
-    for signum in (
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGCHLD,
-    ):
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -1,4 +1,6 @@
-"""`python -u -m dsrun.launch.workers.zygote FD MODULE IMPORT…`: imports once what ranks need, and forks each attempt.
+"""The agents of attempts, forked from a zygote or each in an interpreter of its own.
+
+`python -u -m dsrun.launch.workers.zygote FD MODULE IMPORT…` imports once what ranks need, and forks each attempt.
 
 Starting a rank is nine tenths importing, so a fork of this process makes the next step in a fraction of the time. It
 must stay forkable: it runs no operation of torch (whose threads a fork would lose) and never initialises CUDA (which
@@ -6,6 +8,10 @@ works in no fork); where a driver was loaded nevertheless, ranks are started col
 
 Requests come as JSON lines on the socket FD: {"argv": […], "env": {…}, "ranks": N}. Answers: {"forks": bool} when the
 imports are done, {"agent": PID} when an attempt began, {"ended": STATUS} when its agent ended (negative: by a signal).
+
+`python -m dsrun.launch.workers.zygote --agent ARGS…` is `python -m torch.distributed.run ARGS…` under a supervisor. It
+is torch's own agent with three differences: SIGTERM and SIGUSR1 do not end it but request a stop, which the supervisor
+forwards to the ranks; the ranks die with it; and it records how they end.
 """
 
 from __future__ import annotations
@@ -22,18 +28,65 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
-from dsrun.launch.workers import agent_process
-from dsrun.launch.workers.spawn import replace_environment
+from dsrun.launch.workers.spawn import Recorder, prefork, replace_environment, start_with
+from dsrun.runs.stop_request import StopRequest, write_stop_file
+from dsrun.system import variables
 from dsrun.system.process_end import die_with_parent, end, name_thread
 
 DRIVER = "libcuda.so"
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+# For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in
+# the middle of a save.
+TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
+
+
+def install_stop_handlers() -> None:
+    """From here on SIGTERM and SIGUSR1 write the stop file, which the supervisor reads."""
+    file = os.environ.get(variables.STOP_FILE)
+    if file:
+        for signum in STOPPING:
+            signal.signal(signum, _StopFileWriter(file))
+
+
+class _StopFileWriter:
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        write_stop_file(Path(self._file), StopRequest.now(signal.Signals(signum).name))
+
+
+def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:
+    """Be torch.distributed.run until it ends; returns its exit code.
+
+    `ranks` processes are forked beforehand to become `python -m module`; for that, whatever they need should have been
+    imported.
+    """
+    install_stop_handlers()
+    file = os.environ.get(variables.RANKS)
+    preforked = prefork(module, ranks) if module else []
+    name_thread("agent")
+    start_with(Recorder(Path(file) if file else None), module, preforked)
+    try:
+        import_module("torch.distributed.run").main(list(argv))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        # torch's way to say that a rank failed, of which the supervisor tells more in one line.
+        if type(error).__name__ != "ChildFailedError":
+            traceback.print_exc()
+        return 1
+    return 0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the supervisor closes the socket; its death ends this process anyway."""
-    agent_process.install_stop_handlers()
+    """An agent with `--agent`; else a zygote, until the supervisor closes the socket or dies."""
+    if argv[0] == "--agent":
+        return run_agent(argv[1:])
+    install_stop_handlers()
     channel = socket.socket(fileno=int(argv[0]))
     name_thread("dsrun-warm")
     forks = _prepare(argv[2:])
@@ -87,7 +140,7 @@ def _attempt(request: dict[str, Any], module: str | None, parent: int) -> NoRetu
         os.setsid()
         die_with_parent(parent, signal.SIGKILL)
         replace_environment(request["env"])
-        code = agent_process.run(request["argv"], module=module, ranks=int(request["ranks"]))
+        code = run_agent(request["argv"], module=module, ranks=int(request["ranks"]))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -9,19 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dsrun.errors import MissingError, ToolError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.hardware.gres import Gres, parse_gres
-from dsrun.slurm import units
 from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.facts import (
-    NO_LIMIT,
-    Accounting,
-    Association,
-    ClusterFacts,
-    GpuGroup,
-    Node,
-    Partition,
-    Qos,
-)
+from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, GpuGroup, Node, Partition, Qos
 from dsrun.slurm.cluster.query import names, oneliners, settings, value
+from dsrun.slurm.render import notation
 from dsrun.system import hostlist
 
 # What an administrator writes about a node comes last in its record.
@@ -108,7 +99,7 @@ def read_accounting(*, associations: str, qualities: str, enforced: str) -> Acco
         ),
         default_account=rows[0][0] or None if rows else None,
         qualities=tuple(
-            Qos(name=row[0], time_limit=units.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
+            Qos(name=row[0], time_limit=notation.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
             for row in _rows(qualities, 3)
         ),
         enforced=frozenset(word.strip() for word in enforced.split(",") if word.strip() not in ("", "none")),
@@ -146,7 +137,7 @@ def read_facts(
         partitions=tuple(_partition(each) for each in oneliners(partitions) if "PartitionName" in each),
         nodes=tuple(_node(each) for each in oneliners(nodes, _WRITTEN) if "NodeName" in each),
         max_array_size=int(_number(known, "MaxArraySize", 1001)),
-        memory_per_core=units.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
+        memory_per_core=notation.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
         user=user,
         groups=groups,
         accounting=accounting,
@@ -158,19 +149,19 @@ def read_facts(
 def _partition(record: dict[str, str]) -> Partition:
     defaults = dict(word.split("=", 1) for word in names(record, "JobDefaults") if "=" in word)
     for key in ("DefMemPerNode", "DefMemPerCPU"):
-        if units.mib(record.get(key, "")) is not None:
+        if notation.mib(record.get(key, "")) is not None:
             defaults[key] = record[key]
     return Partition(
         name=record["PartitionName"],
         state=record.get("State", "UP"),
         default=record.get("Default") == "YES",
         nodes=hostlist.expand_hosts(found) if (found := value(record, "Nodes")) else (),
-        time_limit=units.seconds(record.get("MaxTime", "")) or NO_LIMIT,
-        time_default=units.seconds(record.get("DefaultTime", "")),
+        time_limit=notation.seconds(record.get("MaxTime", "")) or NO_LIMIT,
+        time_default=notation.seconds(record.get("DefaultTime", "")),
         min_nodes=int(_number(record, "MinNodes", 0)),
         max_nodes=_number(record, "MaxNodes", NO_LIMIT),
         max_cpus_per_node=_number(record, "MaxCPUsPerNode", NO_LIMIT),
-        max_memory_per_node=units.mib(record.get("MaxMemPerNode", "")) or NO_LIMIT,
+        max_memory_per_node=notation.mib(record.get("MaxMemPerNode", "")) or NO_LIMIT,
         accounts=names(record, "AllowAccounts"),
         denied_accounts=names(record, "DenyAccounts"),
         qos=names(record, "AllowQos"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.progress_tail import Progress, progress
+from dsrun.runs.records import Progress, progress
 from dsrun.slurm.cluster import query
 from dsrun.slurm.jobs.status import FINAL
 from dsrun.slurm.render.program import slug

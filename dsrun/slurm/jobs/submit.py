@@ -11,6 +11,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError
@@ -59,15 +61,9 @@ def forecast(output: str) -> str:
     if not found:
         return output
     where = f"on {found['nodes']}" + (f" of partition {found['partition']}" if found["partition"] else "")
-    if int(found["start"][:4]) - _this_year() > _NEVER_YEARS:
+    if int(found["start"][:4]) - datetime.now().year > _NEVER_YEARS:
         return f"would start {where} when jobs that have no time limit end"
     return f"would start at {found['start']} {where} with {found['cores']} cores"
-
-
-def _this_year() -> int:
-    from datetime import datetime
-
-    return datetime.now().astimezone().year
 
 
 def _sbatch(options: Sequence[str], script: str) -> Answer:
@@ -225,10 +221,9 @@ def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]
         rows = query.history(HISTORY_FIELDS, job_id=watch.job_id)
         views = [from_history(row) for row in rows or ()]
         if views and all(view.is_final for view in views):
-            logs = {label: view.log for label, view in watch.views.items()}
+            before = [watch.views.get(view.label, view) for view in views]
             return tuple(
-                JobStatus(**{**vars(view), "log": logs.get(view.label), "restarts": _restarts(watch, view)})
-                for view in views
+                replace(view, log=old.log, restarts=old.restarts) for view, old in zip(views, before, strict=True)
             )
         if not rows:
             break
@@ -239,8 +234,3 @@ def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]
         f"SLURM has forgotten job {watch.job_id}, and there is no accounting to say how it ended",
         fix="look into its log",
     )
-
-
-def _restarts(watch: Watch, view: JobStatus) -> int:
-    before = watch.views.get(view.label)
-    return before.restarts if before else 0

@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
-from dsrun.slurm.render.notation import shell_quote
+from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
-from dsrun.slurm.units import parse_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +29,6 @@ def networks() -> dict[str, Network]:
     """The presets by name."""
     text = (data_folder("slurm") / "networks.toml").read_text(encoding="utf-8")
     return {name: Network(**entry) for name, entry in tomllib.loads(text).items()}
-
-
-def preset_variables(preset: str | None) -> dict[str, str]:
-    """The variables of a preset; none without one."""
-    return networks()[preset].variables if preset else {}
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:
@@ -118,7 +112,7 @@ def defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
         found["TOKENIZERS_PARALLELISM"] = "false"
         if gpus_of(spec):
             found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    return found | preset_variables(spec.network)
+    return found | (networks()[spec.network].variables if spec.network else {})
 
 
 def worker_python(spec: SlurmSpec, site: Site) -> str:
@@ -154,7 +148,7 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
     """Options of srun for an image; the job's folder and its run folder are seen inside under their own names."""
     if not spec.container_image:
         return []
-    mounts = "".join("," + shell_quote(_mount(each)) for each in spec.container_mounts)
+    mounts = "".join("," + shell_quote(each if ":" in each else f"{each}:{each}") for each in spec.container_mounts)
     names = [entry.partition("=")[0] for entry in spec.env]
     lines = [
         f"--container-image={shell_quote(spec.container_image)}",
@@ -162,10 +156,6 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
         '--container-workdir="$PWD"',
     ]
     return lines + ([f"--container-env={','.join(names)}"] if names else [])
-
-
-def _mount(text: str) -> str:
-    return text if ":" in text else f"{text}:{text}"
 
 
 def staged_values(staged: Stage | None, python: str) -> dict[str, Any] | None:

@@ -1,4 +1,5 @@
-"""Values as bash and sbatch read them: quoting, and the notations of arrays, dependencies, resources, nodes and mail.
+"""Values as bash and sbatch read them: quoting, and the notations of times, sizes, arrays, dependencies,
+resources, nodes and mail.
 
 Tried against sbatch 22.05. What it does not take is refused with the option's name; its own words are "Job dependency
 problem", or for node[2-1] "memory allocation failure".
@@ -14,15 +15,14 @@ from dsrun.errors import UsageError
 from dsrun.system.hostlist import expand_hosts
 
 _INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?(?:%\d+)?", re.ASCII)
-_AFTER = re.compile(
+_AFTER = (
     r"singleton|(?:after|afterany|afternotok|afterok|aftercorr|afterburstbuffer|expand)"
-    r"(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+",
-    re.ASCII,
+    r"(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+"
 )
-_RESOURCE = re.compile(r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?", re.ASCII)
-_MAIL = frozenset(
-    {"NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"}
-    | {"TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"}
+_RESOURCE = r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?"
+_MAIL = (
+    "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|ARRAY_TASKS"
+    "|TIME_LIMIT|TIME_LIMIT_90|TIME_LIMIT_80|TIME_LIMIT_50"
 )
 
 
@@ -35,18 +35,6 @@ def _rises(first: str, last: str | None, step: str | None) -> bool:
     return (last is None or int(last) >= int(first)) and (step is None or int(step) > 0)
 
 
-def _is_dependency(text: str) -> bool:
-    return all(_AFTER.fullmatch(word) for word in re.split(r"[,?]", text))
-
-
-def _is_gres(text: str) -> bool:
-    return all(_RESOURCE.fullmatch(word) for word in text.split(","))
-
-
-def _is_mail_type(text: str) -> bool:
-    return all(word.upper() in _MAIL for word in text.split(","))
-
-
 def _is_nodes(text: str) -> bool:
     if "/" in text:  # sbatch reads a file of that name
         return True
@@ -56,18 +44,23 @@ def _is_nodes(text: str) -> bool:
         return False
 
 
+def _are(pattern: str, flags: int = re.ASCII, *, separator: str = ",") -> Callable[[str], bool]:
+    """Whether a text is a list of words that match `pattern`."""
+    return lambda text: all(re.fullmatch(pattern, word, flags) for word in re.split(separator, text))
+
+
 _NODES = (_is_nodes, "is not a list of nodes", "such as gpu01,gpu07 or gpu[01-04]")
 CHECKS: Mapping[str, tuple[Callable[[str], bool], str, str]] = {
     "array": (_is_array, "is not a list of task numbers", "such as 0-9, 1,3,7, 0-99:10 or 0-99%4"),
     "dependency": (
-        _is_dependency,
+        _are(_AFTER, separator="[,?]"),
         "is not a dependency",
         "such as afterok:1234, afterany:12:13 or singleton",
     ),
-    "gres": (_is_gres, "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
+    "gres": (_are(_RESOURCE), "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
     "nodelist": _NODES,
     "exclude": _NODES,
-    "mail_type": (_is_mail_type, "is not a list of mail types", "such as END,FAIL,REQUEUE, ALL or NONE"),
+    "mail_type": (_are(_MAIL, re.IGNORECASE), "is not a list of mail types", "such as END,FAIL,REQUEUE, ALL or NONE"),
 }
 
 
@@ -126,3 +119,74 @@ def directive_value(value: object, where: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# The type of a MIG slice begins with a digit: 3g.20gb.
+_GPUS = re.compile(r"(?:(?P<type>[\w.-]*[A-Za-z_][\w.-]*):)?(?P<count>\d+)", re.ASCII)
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+))?(?::(?P<seconds>\d+))?"
+    r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))",
+    re.ASCII,
+)
+# SLURM keeps numbers and seconds in 32 bits; longer ones come out as others, without a word.
+MAX_NUMBER = 2**31 - 1
+UNLIMITED = ("unlimited", "infinite", "-1")
+
+
+def parse_gpus(text: str) -> tuple[str | None, int] | None:
+    """Type and count of `[TYPE:]N` as --gpus-per-node takes it; None for anything else."""
+    match = _GPUS.fullmatch(text.strip())
+    return (match["type"], int(match["count"])) if match else None
+
+
+def time_limit(text: str) -> int | None:
+    """Seconds of a time limit as sbatch reads it, 0 for none at all; None for what it does not take.
+
+    The forms are those of sbatch's manual page: minutes, M:SS, H:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+    """
+    text = text.strip()
+    if text.lower() in UNLIMITED:
+        return 0
+    match = _TIME.fullmatch(text)
+    if not match:
+        return None
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    return (
+        part["days"] * 86400
+        + (part["hours"] + part["h"]) * 3600
+        + (part["minutes"] + part["m"] + part["only"]) * 60
+        + part["seconds"]
+        + part["s"]
+    )
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtp]?)b?", re.IGNORECASE)
+# SLURM counts memory in units of 1024 and takes a bare number for MiB.
+_MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024.0**3}
+
+
+def seconds(text: str) -> float | None:
+    """A time limit in seconds, infinity for none; None for what is no time, such as "N/A" and "NONE"."""
+    limit = time_limit(text)
+    return float("inf") if limit == 0 else limit
+
+
+def clock(amount: float) -> str:
+    """Seconds as SLURM prints a limit: 1-12:00:00, 0:30:00; "no limit" for infinity."""
+    if amount == float("inf"):
+        return "no limit"
+    minutes, rest = divmod(round(amount), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:{rest:02}" if days else f"{hours}:{minutes:02}:{rest:02}"
+
+
+def mib(text: str) -> float | None:
+    """A memory size in MiB: 4000, 200G, 1.5T; None for what is none."""
+    found = _SIZE.fullmatch(text.strip())
+    return float(found[1]) * _MIB[found[2].lower()] if found else None
+
+
+def gib(amount: float) -> str:
+    """MiB as people read them: 62.5 GiB, 500 GiB, 800 MiB."""
+    return f"{amount:.0f} MiB" if amount < 1024 else f"{round(amount / 1024, 1):g} GiB"

@@ -118,9 +118,7 @@ class QueueOptions:
         metavar="LIST",
     )
     array_flag: str | None = option(
-        None,
-        "flag of the program that gets the number of each task of an array, such as --seed",
-        metavar="FLAG",
+        None, "flag of the program that gets the number of each task of an array, such as --seed", metavar="FLAG"
     )
     sbatch: tuple[str, ...] = option((), "any other option of sbatch, as key=value or key", metavar="KEY=VALUE")
 
@@ -190,21 +188,13 @@ class NetworkOptions:
         None, "NCCL and gloo settings for one kind of network", choices=("infiniband", "roce", "ethernet")
     )
     interface: str | None = option(
-        None,
-        "network interface for NCCL and gloo, such as ib0, or ^docker0,lo for all others",
-        metavar="NAME",
+        None, "network interface for NCCL and gloo, such as ib0, or ^docker0,lo for all others", metavar="NAME"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec(
-    NetworkOptions,
-    ContainerOptions,
-    EnvironmentOptions,
-    InterruptionOptions,
-    QueueOptions,
-    ResourceOptions,
-    JobOptions,
+    NetworkOptions, ContainerOptions, EnvironmentOptions, InterruptionOptions, QueueOptions, ResourceOptions, JobOptions
 ):
     """What a job is asked to be; `dsrun.slurm.render.script.render` writes its script."""
 

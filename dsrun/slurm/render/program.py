@@ -67,13 +67,7 @@ def train_program(
 ) -> Program:
     """dsrun's own worker with the flags of `dsrun train`."""
     return Program(
-        entry=WORKER,
-        words=tuple(words),
-        mode=("--module",),
-        trains=True,
-        output=output,
-        on_cpu=on_cpu,
-        name=slug(name),
+        entry=WORKER, words=tuple(words), mode=("--module",), trains=True, output=output, on_cpu=on_cpu, name=slug(name)
     )
 
 
@@ -96,20 +90,13 @@ def any_program(words: Sequence[str]) -> Program:
     if rest[:1] == ["-m"] and len(rest) > 1:
         module = rest[1]
         return Program(
-            entry=module,
-            words=tuple(rest[2:]),
-            mode=("--module",),
-            name=slug(module),
-            interpreter=interpreter,
+            entry=module, words=tuple(rest[2:]), mode=("--module",), name=slug(module), interpreter=interpreter
         )
     if rest == ["-m"]:
         raise UsageError(f"-- {first} -m: no module is named", fix="-- python -m package.module --flag value")
     if rest and not rest[0].startswith("-"):
         return Program(
-            entry=rest[0],
-            words=tuple(rest[1:]),
-            name=slug(PurePosixPath(rest[0]).stem),
-            interpreter=interpreter,
+            entry=rest[0], words=tuple(rest[1:]), name=slug(PurePosixPath(rest[0]).stem), interpreter=interpreter
         )
     if not rest:
         raise UsageError(f"-- {first}: no script is named", fix="-- python my_train.py --flag value")

@@ -25,11 +25,11 @@ from dsrun.slurm.render.environment import (
     worker_python,
     workers,
 )
-from dsrun.slurm.render.notation import directive_value, shell_quote
+from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import MIN_LEAD_S, Program, Site, slug
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
-from dsrun.slurm.units import time_limit
+from dsrun.system.variables import MISLEADING
 
 if TYPE_CHECKING:
     import jinja2
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 TEMPLATE = "job.sh.j2"
 # With --export=NONE or a list SLURM 22.05 starts jobs without even a HOME; its --get-user-env is ignored there.
 USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL")
-# Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence.
-ACCELERATE_VARIABLES = (
-    "ACCELERATE_USE_CPU",
-    "ACCELERATE_USE_DEEPSPEED",
-    "ACCELERATE_MIXED_PRECISION",
-    "ACCELERATE_USE_FSDP",
-)
 # slurmctld enforces limits about every 30 s, as it does the signal; what still runs then is ended by the script.
 _MARGIN_S = 30
 
@@ -145,7 +138,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "needed": [entry for entry in spec.env if "=" not in entry],
         "variables": list(exported.items()),
         "defaults": [each for each in defaults(spec, program).items() if each[0] not in exported],
-        "unset": ACCELERATE_VARIABLES if program.trains else (),
+        "unset": MISLEADING if program.trains else (),
         "path_first": str(PurePosixPath(python).parent) if has_own_programs(spec, python, staged) else None,
         "name": slug(spec.job_name) if spec.job_name else program.name,
         "output": program.output,

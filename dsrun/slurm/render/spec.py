@@ -12,9 +12,8 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
-from dsrun.slurm.render.notation import check_notation, directive_value, shell_quote
+from dsrun.slurm.render.notation import MAX_NUMBER, check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, flag_of, kind_of, options
-from dsrun.slurm.units import MAX_NUMBER, parse_gpus, time_limit
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_LEAD_S = 65535
@@ -78,8 +77,7 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
     key = key.strip().removeprefix("--")
     if not _KEY.fullmatch(key):
         raise UsageError(
-            f"{where}: {entry!r} is not key=value with a long option's name",
-            fix='such as --sbatch "switches=1"',
+            f"{where}: {entry!r} is not key=value with a long option's name", fix='such as --sbatch "switches=1"'
         )
     known = {each.metadata.get("sbatch"): name for name, each in options().items() if each.metadata.get("sbatch")}
     if key in known:

@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.fsync_pool import ChecksumPool
-from dsrun.runs.manifest import newest_complete, write_manifest
+from dsrun.runs.manifest import ChecksumPool, newest_complete, write_manifest
 from dsrun.runs.schema import ManifestFile
 from dsrun.system.host import hostname
 from dsrun.train.distributed import all_gather_object, my_rank, rank0_first

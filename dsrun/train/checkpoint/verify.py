@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.spec import TrainSpec
-from dsrun.runs.attempts import signatures
+from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_size, read_manifest, shared_out, within
-from dsrun.runs.ownership import refuse_untrusted
 from dsrun.runs.schema import Manifest
 from dsrun.system.host import versions
 from dsrun.train.data.tokenizer import tokenizer_identity

@@ -16,8 +16,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from dsrun.runs.records import Appender
-from dsrun.runs.samples import append_start, append_step, ledger_of, next_attempt
+from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
 from dsrun.train.distributed import rank0_first
 from dsrun.train.loop.batches import (
@@ -174,7 +173,7 @@ class DataPlace(TrainerCallback, ExportableState):
 
 
 class SampleLedger(TrainerCallback):
-    """Writes the ids of the samples that each finished step took to samples-rank-R.jsonl; see `dsrun.runs.samples`."""
+    """Writes the ids of the samples that each finished step took to samples-rank-R.jsonl; see `dsrun.runs.records`."""
 
     def __init__(self, trainer: Any, folder: Path) -> None:
         self.trainer = trainer

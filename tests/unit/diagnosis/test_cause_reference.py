@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from dsrun.diagnosis.reference import PART, markdown
-from dsrun.diagnosis.rules import causes
+from dsrun.diagnosis.rules import PART, causes, markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "diagnose.md"
 # The names that other programs rely on; more may be added, none may be renamed.

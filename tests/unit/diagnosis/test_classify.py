@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.diagnosis.classify import classify, first_cause
+from dsrun.diagnosis.classify import Diagnosis, classify, diagnosis, root, scan_text
 from dsrun.diagnosis.rules import causes
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
@@ -24,6 +24,11 @@ def test_classify_corpus_log_by_cause(path: Path) -> None:
     assert diagnosis is not None
     assert diagnosis.cause == path.parts[0], diagnosis.evidence
     assert diagnosis.evidence == read(str(path)).splitlines()[diagnosis.line - 1].split("\r")[-1].strip()
+
+
+def first_cause(logs: dict[str, str]) -> tuple[str, Diagnosis] | None:
+    """The root cause among the logs of many ranks, with the name of its log."""
+    return root({name: found for name, text in logs.items() if (found := diagnosis(*scan_text(text)))})
 
 
 @pytest.mark.parametrize("path", [path for path in LOGS if path.parts[0] == "none"], ids=str)
@@ -158,15 +163,3 @@ def test_classify_log_with_invalid_utf8() -> None:
     found = classify("\udcff\n[Errno 28] No space left on device: '\udcfe'\n")
     assert found is not None
     assert found.cause == "disk_full"
-
-
-def test_finding_has_message_place_and_fix() -> None:
-    """A finding has its message, its place and the fix."""
-    found = classify("x\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n")
-    assert found is not None
-    finding = found.finding("logs/rank-0.attempt-0.log")
-    assert finding.code == "cuda_oom"
-    assert finding.level == "error"
-    assert finding.where == "logs/rank-0.attempt-0.log:2"
-    assert finding.message.startswith("GPU memory exhausted: ")
-    assert "--micro-batch-size" in finding.fix

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.diagnosis import read
-from dsrun.diagnosis.classify import diagnosis
-from dsrun.diagnosis.read import scan_log, scan_stream, scan_text
+from dsrun.diagnosis import classify
+from dsrun.diagnosis.classify import diagnosis, scan_log, scan_stream, scan_text
 from dsrun.errors import UsageError
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
@@ -51,7 +50,7 @@ def test_unreadable_log_refused_in_one_line(tmp_path: Path, name: str) -> None:
 def test_large_log_scanned_at_head_and_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large log only the beginning and the end are scanned."""
     for name, size in (("CHUNK", 100), ("HEAD", 1000), ("TAIL", 2000)):
-        monkeypatch.setattr(read, name, size)
+        monkeypatch.setattr(classify, name, size)
     lines = ["quiet"] * 3000
     lines[20], lines[1500], lines[2990] = FULL, OOM, FULL
     scan, _ = scan_text("\n".join(lines))
@@ -64,7 +63,7 @@ def test_log_scan_independent_of_chunk_size(monkeypatch: pytest.MonkeyPatch, siz
     """The result does not depend on the size of the chunks."""
     text = f"2026-11-21 12:00:01 x\n{{'loss': 1}}\n{OOM}\n\n{{'loss': 2}}\n{FULL}\nend"
     whole, _ = scan_text(text)
-    monkeypatch.setattr(read, "CHUNK", size)
+    monkeypatch.setattr(classify, "CHUNK", size)
     pieces, _ = scan_text(text)
     assert [(hit.line, hit.text, hit.steps, hit.time) for hit in pieces.hits] == [
         (hit.line, hit.text, hit.steps, hit.time) for hit in whole.hits
@@ -74,8 +73,8 @@ def test_log_scan_independent_of_chunk_size(monkeypatch: pytest.MonkeyPatch, siz
 
 def test_log_line_without_end_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line without an end does not fill the memory."""
-    monkeypatch.setattr(read, "CHUNK", 1000)
-    monkeypatch.setattr(read, "LONGEST", 1000)
+    monkeypatch.setattr(classify, "CHUNK", 1000)
+    monkeypatch.setattr(classify, "LONGEST", 1000)
     found = diagnosis(*scan_stream(io.BytesIO(b"." * 10_000 + b"\r" + OOM.encode())))
     assert found is not None
     assert found.cause == "cuda_oom"

@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from dsrun.runs.manifest import write_manifest
-from dsrun.runs.records import Appender
-from dsrun.runs.samples import append_start, append_step, ledger_of
+from dsrun.runs.records import Appender, append_start, append_step, ledger_of
 from tests.faults.oracle import findings
 
 EPOCH = [[0, 1], [2, 3], [4, 5]]

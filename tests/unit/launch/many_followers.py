@@ -9,6 +9,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from dsrun import __version__
 from dsrun.launch.coordinator.messages import NodeResult, shared_key
@@ -44,7 +45,7 @@ def main(port: int, nodes: int) -> None:
     wait("welcome")
     wait("begin")
     for node in streams:
-        send(node, {"ended": NodeResult(node=node, ok=True).as_dict()})
+        send(node, {"ended": asdict(NodeResult(node=node, ok=True))})
     wait("decision")
     print("decided", flush=True)
 

@@ -25,8 +25,7 @@ from dsrun.system import variables
 class Agent:
     """One that has ended."""
 
-    def pid(self):
-        return None
+    pid = None
 
     def poll(self):
         return 0
@@ -100,6 +99,7 @@ class SlowAgent:
         self._pid = pid
         self._code = code
 
+    @property
     def pid(self):
         return self._pid
 
@@ -188,9 +188,9 @@ def surroundings(folder, stop_requests):
 @pytest.mark.parametrize(("rank", "signalled"), [(0, []), (1, [signal.SIGUSR1]), (None, [signal.SIGUSR1])])
 def test_rank_that_requested_stop_is_not_signalled_back(rank, signalled, tmp_path, monkeypatch):
     sent = []
-    monkeypatch.setattr(attempt, "_kill", lambda pid, signum: sent.append((pid, signum)))
+    monkeypatch.setattr(reaper, "kill", lambda pid, signum: sent.append((pid, signum)))
     stop_requests = StopRequests(tmp_path / "stop", lambda request: None)
-    stop_requests.ask(StopRequest("SIGTERM", rank=rank))
+    stop_requests.add(StopRequest("SIGTERM", rank=rank))
     around = surroundings(tmp_path, stop_requests)
     around = replace(around, job=replace(around.job, external=False))
     Attempt(around, 0).run(OneRank(SlowAgent(os.getpid(), 0), os.getpid()), {}, 29500)

@@ -7,14 +7,14 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 from dsrun.errors import EXIT_RESUME
-from dsrun.launch.coordinator import client as follower_module
+from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import (
     NodeResult,
     SingleNodeCoordinator,
-    decision_as_dict,
     decision_from_dict,
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
@@ -70,7 +70,7 @@ def test_peer_failure_after_decision_aborts_next_attempt(town):
     As when a node is lost before it has heard that the run is started again.
     """
     _, one = town.open(2)
-    for message in ({"decision": decision_as_dict(restart())}, {"abort": 2}):
+    for message in ({"decision": asdict(restart())}, {"abort": 2}):
         one.on_message(one._connection, message)
     assert one.report_and_wait(NodeResult(node=1, ok=False), None) == restart()
     assert one.check()
@@ -204,9 +204,9 @@ def test_stop_signal_on_one_node_stops_all_without_restart(town):
     """A signal to one node reaches all of them and forbids restarts."""
     leader, one, two = town.open(3)
     one.announce_stop(StopRequest("SIGTERM"))
-    until(leader.stop_asked)
-    until(two.stop_asked)
-    assert two.stop_asked().signal == "SIGTERM"
+    until(leader.stop_requested)
+    until(two.stop_requested)
+    assert two.stop_requested().signal == "SIGTERM"
     ends = [NodeResult(node=n, ok=False) for n in range(3)]
     decisions = settle_all([leader, one, two], ends, lambda _: restart())
     assert {(each.action, each.exit_code) for each in decisions} == {("stop", EXIT_RESUME)}
@@ -216,8 +216,8 @@ def test_stop_signal_on_node_0_reaches_all_nodes(town):
     """A signal to the first node reaches all of them."""
     leader, one = town.open(2)
     leader.announce_stop(StopRequest("SIGUSR1"))
-    until(one.stop_asked)
-    assert leader.stop_asked().signal == "SIGUSR1"
+    until(one.stop_requested)
+    assert leader.stop_requested().signal == "SIGUSR1"
 
 
 def test_single_node_coordinator_decides_locally():
@@ -236,5 +236,5 @@ def test_single_node_coordinator_decides_locally():
 def test_coordinator_messages_json_round_trip():
     """Node results and decisions survive the way through JSON."""
     ended = NodeResult(node=2, ok=False, interrupted=True, failure=FAILED)
-    assert NodeResult.from_dict(json.loads(json.dumps(ended.as_dict()))) == ended
-    assert decision_from_dict(json.loads(json.dumps(decision_as_dict(stop())))) == stop()
+    assert NodeResult.from_dict(json.loads(json.dumps(asdict(ended)))) == ended
+    assert decision_from_dict(json.loads(json.dumps(asdict(stop())))) == stop()

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from dsrun.errors import EXIT_RESUME, UsageError
-from dsrun.launch.coordinator import client as follower_module
+from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import RendezvousError, Stopped, shared_key
 from dsrun.launch.coordinator.transport import listen

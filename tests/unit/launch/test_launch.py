@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.command import agent_argv, run_arguments, worker_environment
+from dsrun.launch.environment import run_arguments, worker_environment
 from dsrun.launch.job import Job, Topology, decide
-from dsrun.launch.supervisor.output import Tee, tee_output
+from dsrun.launch.supervisor.events import Tee, tee_output
 from dsrun.launch.workers.agent import ZygoteStarter
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def patient(monkeypatch):
     """A screen counts as stuck when it has taken nothing for a while, and a busy machine must not look like that."""
-    monkeypatch.setattr("dsrun.launch.supervisor.output.STUCK_S", 600.0)
+    monkeypatch.setattr("dsrun.launch.supervisor.events.STUCK_S", 600.0)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,6 @@ def test_one_worker_per_gpu_by_default(nproc, gpus, use_cpu, expected):
 def test_more_workers_than_gpus_are_refused():
     with pytest.raises(UsageError, match=r"--nproc 2: only 1 GPU is visible.*--nproc 1"):
         decide(nproc=2, visible_gpus=1, cores=8, use_cpu=False)
-
-
-def test_torchrun_argv_module_flags_after_dashes():
-    """The module's flags stand behind two dashes."""
-    argv = agent_argv(Topology(2, "cpu", 2), port=29501, module="some.module", args=["--d", "3"])
-    assert argv[: argv.index("--")].count("torch.distributed.run") == 1
-    assert argv[argv.index("--") + 1 :] == ["some.module", "--d", "3"]
 
 
 def test_omp_num_threads_of_user_kept():
@@ -118,7 +111,7 @@ def test_full_disk_does_not_block_ranks(tmp_path, capfd):
 UNREAD = f"""
 import subprocess, sys
 from pathlib import Path
-from dsrun.launch.supervisor import output
+from dsrun.launch.supervisor import events as output
 output.STUCK_S = 0.2
 with open("log", "ab") as file, output.tee_output(file, Path("output"), True) as sink:
     subprocess.run({SHOUT}, stdout=sink, check=True)

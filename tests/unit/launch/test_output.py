@@ -2,7 +2,7 @@
 
 import threading
 
-from dsrun.launch.supervisor.output import AsyncLineWriter
+from dsrun.launch.supervisor.events import AsyncLineWriter
 
 
 def test_async_line_writer_flushes_all_lines_in_order():

@@ -32,7 +32,7 @@ sys.exit(int(os.environ["CODE"]))
 # A warm process in little: it has handlers, an environment and streams that no rank must inherit.
 WARM = """
 import json, os, signal, subprocess, sys, time
-from dsrun.launch.workers.agent_process import install_stop_handlers
+from dsrun.launch.workers.zygote import install_stop_handlers
 from dsrun.launch.workers.spawn import prefork
 os.environ["LEFT_OVER"] = "1"
 os.environ["DSRUN_STOP_FILE"] = "/nowhere"

@@ -54,10 +54,10 @@ def test_swallowed_signal_still_reaches_coordinator(told_first):
     coordinator = SingleNodeCoordinator()
     with startup_signals() as early:
         if told_first:
-            early.tell(coordinator)
+            early.forward_to(coordinator)
         assert swallowed(signal.SIGUSR1)
-        early.tell(coordinator)
-        assert coordinator.stop_asked().signal == "SIGUSR1"
+        early.forward_to(coordinator)
+        assert coordinator.stop_requested().signal == "SIGUSR1"
         assert not swallowed(signal.SIGUSR1)
 
 
@@ -91,9 +91,9 @@ def test_stopped_run_prints_resume_command(job):
     run = RunFolder(job.run)
 
     class SavesFirst(SingleNodeCoordinator):
-        def stop_asked(self):
+        def stop_requested(self):
             run.checkpoint(5).mkdir(parents=True, exist_ok=True)
-            write_manifest(run.checkpoint(5), {"step": 5}, durable=False)
+            write_manifest(run.checkpoint(5), {"step": 5})
             return StopRequest("SIGTERM")
 
     def said(coordinator, **fields):
@@ -129,7 +129,7 @@ def test_scratch_folder_locked_against_tmpfiles_cleanup(job, tmp_path, monkeypat
     locked = []
 
     class Curious(SingleNodeCoordinator):
-        def stop_asked(self):
+        def stop_requested(self):
             for folder in scratch.glob("dsrun-*"):
                 fd = os.open(folder, os.O_RDONLY)
                 try:

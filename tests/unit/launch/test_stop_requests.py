@@ -125,7 +125,7 @@ def test_stop_request_survives_full_disk(tmp_path, name):
 
 def test_stop_request_of_other_node_not_announced_again(stop_requests, announced):
     """What another node has announced is not announced again."""
-    stop_requests.ask(StopRequest("SIGUSR1"), announce=False)
+    stop_requests.add(StopRequest("SIGUSR1"), announce=False)
     assert stop_requests.stop() == StopRequest("SIGUSR1")
     assert announced == []
     assert stop_requests.file.exists()

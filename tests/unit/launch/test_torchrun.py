@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.torchrun import parse_torchrun, torchrun_words
+from dsrun.launch.compat import parse_torchrun, torchrun_words
 
 
 def parsed(line):

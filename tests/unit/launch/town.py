@@ -9,8 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsrun.launch.coordinator.client import NodeIdentity, join
 from dsrun.launch.coordinator.messages import shared_key
+from dsrun.launch.coordinator.rendezvous import NodeIdentity, join
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import listen
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
@@ -25,7 +25,7 @@ HANDSHAKE_TIMEOUT_S = 120.0
 NODE = """
 import sys, time
 from dsrun.launch.coordinator.messages import NodeResult, shared_key
-from dsrun.launch.coordinator.client import NodeIdentity, join
+from dsrun.launch.coordinator.rendezvous import NodeIdentity, join
 host, port, node, nodes, ok = sys.argv[1], *map(int, sys.argv[2:])
 key = shared_key(run="test", secret="word")
 coordinator = join(host, port, NodeIdentity(node=node, nodes=nodes, name=f"machine-{node}", key=key))

@@ -21,7 +21,7 @@ def written(run, step, mark="new", *, manifest=True):
     folder = commit.begin(run, step)
     (folder / "model.safetensors").write_text(mark)
     if manifest:
-        write_manifest(folder, {"step": step, "mark": mark}, durable=False)
+        write_manifest(folder, {"step": step, "mark": mark})
     return folder
 
 

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.runs.folder import RunFolder, is_in_use
-from dsrun.runs.lock import Holder, lives
+from dsrun.runs.folder import Holder, RunFolder, is_in_use, lives
 from dsrun.system import host
 
 HOLD = """

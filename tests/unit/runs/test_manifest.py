@@ -14,7 +14,6 @@ from dsrun.runs.manifest import (
     complete_checkpoints,
     is_complete,
     read_manifest,
-    survey,
     verify,
     write_manifest,
 )
@@ -60,7 +59,7 @@ def test_manifest_can_be_rewritten(run):
     write_manifest(checkpoint, {})
     (checkpoint / "latest_universal").write_text("global_step5_universal")
     assert verify(checkpoint) == []  # what is not listed does not matter
-    write_manifest(checkpoint, {}, durable=False)
+    write_manifest(checkpoint, {})
     manifest = read_manifest(checkpoint)
     assert manifest
     assert set(manifest["files"]) == {
@@ -86,7 +85,7 @@ def test_manifest_fsyncs_every_checkpoint_folder(run, monkeypatch):
 
 
 def test_manifest_checksum_of_file_larger_than_chunk(run, monkeypatch):
-    monkeypatch.setattr("dsrun.runs.fsync_pool._CHUNK", 1000)
+    monkeypatch.setattr("dsrun.runs.manifest._CHUNK", 1000)
     checkpoint = save(run, 5)
     write_manifest(checkpoint, {})
     manifest = read_manifest(checkpoint)
@@ -132,13 +131,11 @@ def test_torn_checkpoint_passed_over_and_named(run, damage, code, said):
     torn = run.checkpoint(9)
     damage(torn)
     assert not is_complete(torn)
-    found = survey(run)
-    assert found.complete == complete_checkpoints(run) == [(7, run.checkpoint(7))]
-    (finding,) = found.passed_over
+    assert complete_checkpoints(run) == [(7, run.checkpoint(7))]
+    (finding,) = verify(torn)
     assert (finding.level, finding.code) == ("error", code)
     assert finding.message.startswith(said)
     assert str(torn) in finding.where
-    assert verify(torn) == [finding]
 
 
 @settings(max_examples=30)
@@ -146,7 +143,7 @@ def test_torn_checkpoint_passed_over_and_named(run, damage, code, said):
 def test_verify_finds_flipped_bit_in_checkpoint(tmp_path_factory, place, bit):
     """verify() finds a flipped bit."""
     checkpoint = save(RunFolder(tmp_path_factory.mktemp("run")), 5)
-    write_manifest(checkpoint, {}, durable=False)
+    write_manifest(checkpoint, {})
     damaged = bytearray(WEIGHTS)
     damaged[place] ^= 1 << bit
     shard = checkpoint / "global_step5" / "zero_pp_rank_0.pt"
@@ -159,7 +156,7 @@ def test_verify_finds_flipped_bit_in_checkpoint(tmp_path_factory, place, bit):
 def test_complete_checkpoints_newest_first(run):
     """Checkpoints are sorted by number, the newest first."""
     for step in (9, 100, 20):
-        write_manifest(save(run, step), {}, durable=False)
+        write_manifest(save(run, step), {})
     assert [step for step, _ in complete_checkpoints(run)] == [100, 20, 9]
 
 

@@ -24,7 +24,7 @@ def save(run: RunFolder, step: int) -> None:
     checkpoint.mkdir(parents=True)
     for number in range(FILES):
         (checkpoint / f"shard-{number}").write_text("x")
-    write_manifest(checkpoint, {"global_batch": step}, durable=False)
+    write_manifest(checkpoint, {"global_batch": step})
 
 
 @pytest.fixture

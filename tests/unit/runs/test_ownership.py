@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.runs import ownership
-from dsrun.runs.ownership import refuse_untrusted
+from dsrun.runs import attempts
+from dsrun.runs.attempts import refuse_untrusted
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_checkpoint_of_other_user_refused(checkpoint, name, monkeypatch):
         whose = "12345"
     else:
         whose = str(os.geteuid())
-        monkeypatch.setattr(ownership, "_also_me", lambda folder: set())
+        monkeypatch.setattr(attempts, "_also_me", lambda folder: set())
         monkeypatch.setattr(os, "geteuid", lambda: 54321)
     with pytest.raises(UsageError, match="belongs to user") as caught:
         refuse_untrusted(checkpoint)
@@ -63,9 +63,9 @@ def test_checkpoint_of_other_user_refused(checkpoint, name, monkeypatch):
 
 def test_checkpoint_of_root_trusted(checkpoint, monkeypatch):
     """Somebody else looks at the files, and their owner counts as root."""
-    monkeypatch.setattr(ownership, "_ROOT", os.geteuid())
+    monkeypatch.setattr(attempts, "_ROOT", os.geteuid())
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    monkeypatch.setattr(ownership, "_also_me", lambda folder: set())
+    monkeypatch.setattr(attempts, "_also_me", lambda folder: set())
     refuse_untrusted(checkpoint)
 
 
@@ -75,7 +75,7 @@ def test_checkpoint_trust_with_nfs_root_squash(checkpoint, monkeypatch):
     Under NFS's root_squash root's own files belong to nobody, and so does every file that it makes there now.
     """
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    monkeypatch.setattr(ownership, "_ROOT", 98765)
+    monkeypatch.setattr(attempts, "_ROOT", 98765)
     refuse_untrusted(checkpoint)
 
 

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from dsrun.runs.records import Appender
-from dsrun.runs.samples import (
-    append_start,
-    append_step,
-    ledger_of,
-    ledgers,
-    next_attempt,
-    not_once,
-    seen,
-    steps,
-)
+from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
+from tests.sample_ledger import ledgers, not_once, seen, steps
 
 
 def attempt(run, number, start, *ranks):

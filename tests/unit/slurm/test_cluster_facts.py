@@ -7,9 +7,9 @@ import math
 import pytest
 
 from dsrun.hardware.gpus import lookup
-from dsrun.slurm import units
 from dsrun.slurm.cluster.discover import gpu_groups, memory_choices, read_accounting
 from dsrun.slurm.cluster.query import pairs
+from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed, expand_hosts
 from tests.slurm_recordings import recorded_facts
 
@@ -170,19 +170,19 @@ def test_scontrol_record_with_blanks_and_repeated_key():
     ],
 )
 def test_slurm_time_format(text, expected):
-    assert units.seconds(text) == expected
+    assert notation.seconds(text) == expected
 
 
 def test_time_and_memory_units_formatted():
-    assert units.clock(90061) == "1-01:01:01"
-    assert units.clock(math.inf) == "no limit"
-    assert [units.mib(text) for text in ("4000", "2G", "1.5T", "UNLIMITED")] == [
+    assert notation.clock(90061) == "1-01:01:01"
+    assert notation.clock(math.inf) == "no limit"
+    assert [notation.mib(text) for text in ("4000", "2G", "1.5T", "UNLIMITED")] == [
         4000,
         2048,
         1.5 * 1024**2,
         None,
     ]
-    assert (units.gib(64000), units.gib(800)) == ("62.5 GiB", "800 MiB")
+    assert (notation.gib(64000), notation.gib(800)) == ("62.5 GiB", "800 MiB")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_signatures_without_supervisor():
 
 def checkpoint(run, step, signed):
     run.checkpoint(step).mkdir(parents=True)
-    write_manifest(run.checkpoint(step), {"step": step, "signed": signed}, durable=False)
+    write_manifest(run.checkpoint(step), {"step": step, "signed": signed})
 
 
 def test_resume_never_made_up_for_by_later_attempt(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_saved_global_batch_of_resumed_checkpoint(tmp_path):
     for step, facts in ((5, {"global_batch": 16}), (10, {"global_batch": 32}), (15, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         if facts:
-            write_manifest(tmp_path / f"checkpoint-{step}", facts, durable=False)
+            write_manifest(tmp_path / f"checkpoint-{step}", facts)
     assert saved_global_batch(RunFolder(tmp_path), "auto") == 32
     assert saved_global_batch(RunFolder(tmp_path), "never") is None
     assert saved_global_batch(RunFolder(tmp_path / "other"), str(tmp_path / "checkpoint-5")) == 16
@@ -60,7 +60,7 @@ def test_saved_global_batch_after_checkpoint_rotation(tmp_path):
         (15, {"global_batch": 32, "signed": ["them"]}),
     ):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        write_manifest(tmp_path / f"checkpoint-{step}", facts, durable=False)
+        write_manifest(tmp_path / f"checkpoint-{step}", facts)
     began_with = str(tmp_path / "checkpoint-5")
     assert saved_global_batch(RunFolder(tmp_path), began_with, {"us"}) == 16
     assert saved_global_batch(RunFolder(tmp_path), began_with) is None
@@ -70,5 +70,5 @@ def test_saved_global_batch_after_checkpoint_rotation(tmp_path):
 def test_checkpoint_without_saved_global_batch(facts, tmp_path):
     (tmp_path / "checkpoint-5").mkdir()
     if facts is not None:
-        write_manifest(tmp_path / "checkpoint-5", facts, durable=False)
+        write_manifest(tmp_path / "checkpoint-5", facts)
     assert saved_global_batch(RunFolder(tmp_path), "auto") is None

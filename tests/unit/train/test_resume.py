@@ -40,7 +40,7 @@ def checkpoint(run, step, *, complete=True, **other):
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     (folder / "config.json").write_text(json.dumps({"model_type": other.get("model_type", "t5")}))
     if complete:
-        write_manifest(folder, {"step": step, **FACTS, **other}, durable=False)
+        write_manifest(folder, {"step": step, **FACTS, **other})
     return folder
 
 
@@ -76,12 +76,12 @@ def test_resume_from_weights_alone_rejected(run, by_name):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(bytes(500))
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
-    write_manifest(folder, {"step": 5, **FACTS}, durable=False)
+    write_manifest(folder, {"step": 5, **FACTS})
     with pytest.raises(UsageError, match=f"without optimizer states.*--model {folder}"):
         find(run, str(folder) if by_name else "auto")
     assert folder.is_dir()
     (folder / "rng_state.pth").touch()
-    write_manifest(folder, {"step": 5, **FACTS}, durable=False)
+    write_manifest(folder, {"step": 5, **FACTS})
     assert find(run) == folder
 
 
@@ -262,7 +262,7 @@ def test_resume_from_manifest_without_config_rejected(run):
     """A manifest that does not say which config is refused in one line."""
     folder = checkpoint(run, 5, config_sha256="c1", versions={"transformers": "5.20.0"})
     facts = {name: value for name, value in FACTS.items() if name != "config"}
-    write_manifest(folder, {"step": 5, **facts, "config_sha256": "c1", "versions": {}}, durable=False)
+    write_manifest(folder, {"step": 5, **facts, "config_sha256": "c1", "versions": {}})
     with pytest.raises(UsageError, match="another model config"):
         find(run)
 

@@ -30,7 +30,7 @@ def flip(file):
 
 def test_intact_best_checkpoint_accepted(best):
     """A best checkpoint that is as it was saved may be loaded."""
-    write_manifest(best, {}, durable=False)
+    write_manifest(best, {})
     check(best)
 
 
@@ -43,7 +43,7 @@ def test_intact_best_checkpoint_accepted(best):
 )
 def test_damaged_best_checkpoint_rejected(best, damage, words):
     """The error for a damaged best checkpoint names a way out."""
-    write_manifest(best, {}, durable=False)
+    write_manifest(best, {})
     damage(best / "model.safetensors")
     with pytest.raises(ToolError) as caught:
         check(best)
@@ -67,7 +67,7 @@ def test_best_checkpoint_of_plain_transformers_accepted(best):
 
 def test_untrusted_best_checkpoint_rejected(best):
     """A best checkpoint that others may write to is not loaded."""
-    write_manifest(best, {}, durable=False)
+    write_manifest(best, {})
     (best / "model.safetensors").chmod(0o666)
     with pytest.raises(UsageError, match=r"not trusted.*--trust"):
         check(best)

@@ -1,9 +1,4 @@
-"""The ledger of samples: which ids each optimizer step took, and whether every sample was seen once.
-
-One file a rank, `samples-rank-R.jsonl`, of two kinds of lines:
-
-    {"attempt": 1, "start": 40, "ranks": 2}              training began (again) after step 40, on two ranks
-    {"attempt": 1, "step": 41, "epoch": 0, "ids": [...]} step 41 was done with these samples on this rank
+"""Whether every sample was seen once, from the ledgers of samples that `dsrun.runs.records` writes.
 
 A step's line is written when the step is done, so work that was lost and done again shows as steps with more than one
 line; of those only the last attempt's counts. An attempt that begins after step 40 undoes all later steps of those
@@ -14,41 +9,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.runs.records import Appender, iter_records
+from dsrun.runs.records import iter_records
 
 _NAME = re.compile(r"samples-rank-(\d+)\.jsonl")
 _SHOWN = 5
-
-
-def ledger_of(run: Path, rank: int) -> Path:
-    """The ledger of one rank of the run in folder `run`."""
-    return run / f"samples-rank-{rank}.jsonl"
 
 
 def ledgers(run: Path) -> dict[int, list[dict[str, Any]]]:
     """All lines of the run's ledgers by rank; empty where no ledger was kept."""
     found = ((path, _NAME.fullmatch(path.name)) for path in sorted(run.glob("samples-rank-*.jsonl")))
     return {int(match[1]): list(iter_records(path)) for path, match in found if match}
-
-
-def next_attempt(run: Path) -> int:
-    """The number of the attempt that begins now, by rank 0's ledger."""
-    return sum("start" in line for line in iter_records(ledger_of(run, 0)))
-
-
-def append_start(ledger: Appender, attempt: int, *, step: int, ranks: int) -> None:
-    """Note that training goes on after `step`."""
-    ledger.append({"attempt": attempt, "start": step, "ranks": ranks})
-
-
-def append_step(ledger: Appender, attempt: int, *, step: int, epoch: int | None, ids: Sequence[int]) -> None:
-    """Note that `step` is done and took these samples on this rank."""
-    ledger.append({"attempt": attempt, "step": step, "epoch": epoch, "ids": list(ids)})
 
 
 @dataclass(frozen=True, kw_only=True)
