@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Build again what is stored, and replace what is in -o.")
 @click.option("--dry-run", is_flag=True, help="Print the commands and their environment, and build nothing.")
 @click.option("-o", "--output", "place", metavar="DIR", help="Copy the wheel there.")
-@click.option("--debug", is_flag=True, hidden=True)
-def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
+@DEBUG
+def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     from dsrun.system.variables import cache_root
     from dsrun.wheel.build.context import Flags

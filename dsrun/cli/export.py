@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_note
 from dsrun.errors import FindingsError, UsageError
 from dsrun.findings import Finding
@@ -30,7 +31,7 @@ ENVIRONMENT = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
-@click.command(name="export", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="export")
 @click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 @click.option("--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write.")
 @click.option(
@@ -41,7 +42,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 @click.option("--merge-lora", is_flag=True, help="Add a LoRA adapter to its base model's weights.")
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Bytes of one file at most.")
 @click.option("--force", is_flag=True, help="Replace what is in --to.")
-@click.option("--debug", is_flag=True, hidden=True)
+@DEBUG
 def command(
     *,
     source: Path,
@@ -50,14 +51,12 @@ def command(
     merge_lora: bool,
     max_shard_size: str,
     force: bool,
-    debug: bool,
 ) -> int:
     """Write the weights of a run or a checkpoint as a Hugging Face folder, and prove that it computes the same.
 
     A RUN is exported as its final model when it has finished, else as its newest checkpoint that verifies. No GPU is
     needed, and memory for one tensor.
     """
-    del debug
     require_training_packages()
     limit = shard_bytes(max_shard_size)
     refuse_target(to, source, force=force)

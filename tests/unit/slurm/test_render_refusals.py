@@ -10,10 +10,10 @@ import pytest
 
 from dsrun.cli.render_slurm import command
 from dsrun.cli.slurm_job import find_job, from_run_file
-from dsrun.cli.slurm_site import missing
 from dsrun.errors import UsageError
 from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import context, render, template_text
+from dsrun.slurm.render.site import missing
 from dsrun.slurm.render.spec import Given, make_spec
 from dsrun.slurm.units import parse_gpus
 from tests.unit.slurm.stand_ins import spec_of
