@@ -138,25 +138,18 @@ def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequenc
 
 def _node_json(node: Node) -> dict[str, Any]:
     return {
-        "name": node.name,
-        "state": node.state,
+        **_plain(node, "name", "state"),
         "usable": node.is_usable,
-        "reason": node.reason,
-        "partitions": list(node.partitions),
-        "features": list(node.features),
+        **_plain(node, "reason", "partitions", "features"),
         "gpus": [
             {
-                "type": group.type,
-                "model": group.model,
-                "count": group.count,
-                "busy": group.busy,
+                **_plain(group, "type", "model", "count", "busy"),
                 "capability": ".".join(map(str, group.capability)) if group.capability else None,
                 "memory_gib": list(group.memory),
             }
             for group in node.gpus
         ],
-        "cores": node.cores,
-        "cores_busy": node.cores_busy,
+        **_plain(node, "cores", "cores_busy"),
         "memory_mib": node.memory,
         "memory_busy_mib": node.memory_busy,
     }
@@ -164,23 +157,20 @@ def _node_json(node: Node) -> dict[str, Any]:
 
 def _partition_json(each: Partition) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "state": each.state,
-        "default": each.default,
-        "nodes": list(each.nodes),
+        **_plain(each, "name", "state", "default", "nodes"),
         "time_limit_s": _finite(each.time_limit),
         "time_default_s": each.time_default,
         "min_nodes": each.min_nodes,
         "max_nodes": _finite(each.max_nodes),
         "max_cores_per_node": _finite(each.max_cpus_per_node),
         "max_memory_per_node_mib": _finite(each.max_memory_per_node),
-        "accounts": list(each.accounts),
-        "denied_accounts": list(each.denied_accounts),
-        "qos": list(each.qos),
-        "denied_qos": list(each.denied_qos),
-        "groups": list(each.groups),
-        "preempt_mode": each.preempt_mode,
+        **_plain(each, "accounts", "denied_accounts", "qos", "denied_qos", "groups", "preempt_mode"),
     }
+
+
+def _plain(source: object, *names: str) -> dict[str, Any]:
+    """The attributes `names` as they are in the JSON."""
+    return {name: getattr(source, name) for name in names}
 
 
 def _finite(number: float) -> float | None:

@@ -20,44 +20,44 @@ if TYPE_CHECKING:
 
 
 @click.command(name="plan")
-@click.option("--model", required=True, metavar="NAME|DIR", help="Model folder, config.json, or cached Hub name.")
-@click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8.  [default: those here]")
-@click.option("--cluster", is_flag=True, help="Take the GPUs from this SLURM cluster's nodes.")
-@click.option("--partition", metavar="NAME", help="Take them from this partition's nodes.")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes with these GPUs.")
-@click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, for one that is not known.")
-@click.option("--host-memory", type=float, metavar="GIB", help="GiB of host memory per node.  [default: 256 a GPU]")
-@click.option("--max-length", type=int, metavar="N", help="Tokens per sample; of a seq2seq model, of both sides.")
-@click.option("--max-source-length", type=int, metavar="N", help="Source tokens per sample (seq2seq).")
-@click.option("--max-target-length", type=int, metavar="N", help="Target tokens per sample (seq2seq).")
-@click.option("--global-batch-size", type=int, metavar="N", help="Samples per optimizer step over all GPUs.")
-@click.option("--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank only.")
+@click.option("--model", required=True, metavar="NAME|DIR", help="model folder, config.json, or cached Hub name")
+@click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8  [default: those here]")
+@click.option("--cluster", is_flag=True, help="take the GPUs from this SLURM cluster's nodes")
+@click.option("--partition", metavar="NAME", help="take the GPUs from this partition's nodes")
+@click.option("--nodes", type=int, default=1, show_default=True, help="nodes with these GPUs")
+@click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, if its model is unknown")
+@click.option("--host-memory", type=float, metavar="GIB", help="GiB of host memory per node  [default: 256 a GPU]")
+@click.option("--max-length", type=int, metavar="N", help="tokens per sample; of a seq2seq model, of both sides")
+@click.option("--max-source-length", type=int, metavar="N", help="source tokens per sample (seq2seq)")
+@click.option("--max-target-length", type=int, metavar="N", help="target tokens per sample (seq2seq)")
+@click.option("--global-batch-size", type=int, metavar="N", help="samples per optimizer step over all GPUs")
+@click.option("--lora", type=int, metavar="RANK", help="train LoRA adapters of this rank only")
 @click.option(
     "--preset", type=click.Choice(["conservative", "balanced", "aggressive"]), default="balanced",
-    show_default=True, help="Fill at most 50%, 65% or 90% of each GPU.",
+    show_default=True, help="fill at most 50%, 65% or 90% of each GPU",
 )  # fmt: skip
 @click.option(
     "--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
-    help="Number format of training.",
+    help="number format of training",
 )  # fmt: skip
 @click.option(
     "--gradient-checkpointing", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True,
-    help="Keep only each layer's input and compute the rest again.",
+    help="keep only each layer's input and compute the rest again",
 )  # fmt: skip
 @click.option(
     "--attention", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
-    help="fused: sdpa or flash attention; eager keeps all scores.",
+    help="fused: sdpa or flash attention; eager keeps all scores",
 )  # fmt: skip
-@click.option("--from-scratch", is_flag=True, help="The model is initialised, not loaded.")
-@click.option("--train-file", metavar="FILE", help="Training data, for the commands that follow.")
-@click.option("--dataset", metavar="NAME", help="Dataset, for the commands that follow.")
-@click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="Local NVMe folder.")
+@click.option("--from-scratch", is_flag=True, help="initialise the model instead of loading it")
+@click.option("--train-file", metavar="FILE", help="training data, for the commands that follow")
+@click.option("--dataset", metavar="NAME", help="dataset, for the commands that follow")
+@click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="local NVMe folder")
 @click.option(
     "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
-    help="Count parameters with transformers on the meta device, or from the config's shapes.",
+    help="count parameters with transformers on the meta device, or from the config's shapes",
 )  # fmt: skip
 @FORMAT
-@click.option("--calibrate", is_flag=True, help="Train two steps at the chosen point here and compare.")
+@click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
 @DEBUG
 def command(**given: Any) -> int:
     """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
@@ -67,9 +67,9 @@ def command(**given: Any) -> int:
     from dsrun.zero.memory.plan import plan
 
     if given["cluster"] or given["partition"] is not None:
-        from dsrun.cli.plan_cluster import with_cluster
+        from dsrun.slurm.cluster.plan_gpus import with_cluster
 
-        given = with_cluster(given)
+        given = with_cluster(given, notify=print_note)
     found = find(_model_folder(given["model"]))
     counted = count(
         found,

@@ -16,6 +16,7 @@ from dsrun.cli.output import print_note
 
 if TYPE_CHECKING:
     from dsrun.launch.job import Job, Topology
+    from dsrun.recipe.batch import BatchPlan
     from dsrun.recipe.resolve import Recipe
 
 WORKER = "dsrun.train"
@@ -52,6 +53,19 @@ def topology_of(recipe: Recipe, *, nproc: int | None = None) -> Topology:
     )
 
 
+def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
+    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
+    from dsrun.recipe.batch import batch_plan
+
+    return batch_plan(
+        global_batch_size=recipe.spec.global_batch_size,
+        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        accumulation=recipe.hf.get("gradient_accumulation_steps"),
+        world_size=world_size,
+        default_micro=8,
+    )
+
+
 def training_job(
     recipe: Recipe,
     *,
@@ -69,17 +83,10 @@ def training_job(
     """
     from dsrun.launch.job import Job
     from dsrun.launch.supervisor.policy import Limits
-    from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.resolved import to_json
 
     spec = recipe.spec
-    batch = batch_plan(
-        global_batch_size=spec.global_batch_size,
-        micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        world_size=nnodes * topology.workers,
-        default_micro=8,
-    )
+    batch = batch_of(recipe, nnodes * topology.workers)
     fields: dict[str, Any] = {
         "program": ["--module", WORKER],
         "recipe": json.dumps(to_json(recipe)),

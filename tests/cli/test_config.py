@@ -111,7 +111,7 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
         (["--offlod-optimizer", "cpu"], "--offload-optimizer"),
         (["--max-live-parameters", "7"], "(--set zero_optimization.stage3_max_live_parameters=VALUE)"),
         (["--set", "zero_optimization.stge=3"], "did you mean zero_optimization.stage?"),
-        (["--gpu", "voodoo2"], "--gpu voodoo2: no such GPU is known"),
+        (["--gpu", "voodoo2"], "--gpu voodoo2: unknown or ambiguous GPU"),
         (["--gpu", "v100", "--precision", "bf16"], "has no bf16 arithmetic"),
         (
             ["--for", "deepspeed", "--gpus", "8", "--global-batch-size", "12"],

@@ -58,7 +58,7 @@ def test_verify_wheel_for_supported_gpus(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a100,h100")
     assert (done.returncode, done.stderr) == (0, "")
     assert "fused_adam  8.0 9.0  -" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(".whl: nothing to complain about")
+    assert done.stdout.splitlines()[-1].endswith(".whl: no findings")
 
 
 def test_verify_wheel_for_unsupported_gpu(dsrun, here):

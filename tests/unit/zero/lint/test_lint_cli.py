@@ -41,7 +41,7 @@ def put(folder, name, content):
 def test_config_check_good_file_exits_0(here, call):
     assert call(config_lint.check_command, put(here, "ds.json", GOOD)) == (
         0,
-        "ds.json: nothing to complain about\n",
+        "ds.json: no findings\n",
         "",
     )
 
@@ -189,7 +189,7 @@ def test_t5_fp16_warning_by_local_model_config(here, call):
     ("args", "message"),
     [
         (("nowhere.json",), "nowhere.json: cannot be read"),
-        (("ds.json", "--gpu", "abacus"), "--gpu abacus: no such GPU is known"),
+        (("ds.json", "--gpu", "abacus"), "--gpu abacus: unknown or ambiguous GPU"),
         (("ds.json", "--", "--learning_rat", "1"), "unknown flag --learning_rat"),
         (("ds.json", "--for", "deepspeed", "--", "--bf16"), "does not go with training flags"),
         (("binary",), "binary: not text in UTF-8"),
