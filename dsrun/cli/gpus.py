@@ -121,7 +121,7 @@ def _unknown(name: str, may_be: Sequence[str]) -> str:
     if meanings(name):
         return f"{name!r} may be {' or '.join(may_be)}, which differ; write the full name"
     hint = f"; did you mean {' or '.join(may_be)}?" if may_be else ""
-    return f"{name!r} is not a known GPU{hint}"
+    return f"no GPU called {name!r} is known{hint}"
 
 
 def _print_table(columns: dict[str, str], rows: Sequence[Row]) -> None:

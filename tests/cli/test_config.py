@@ -106,7 +106,7 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
     [
         (["--zero", "4"], "ZeRO stage 4 does not exist (choose --zero 0, 1, 2 or 3)"),
         (["--zero", "2", "--hpz", "4"], "--hpz does nothing under --zero 2 (use --zero 3)"),
-        (["--zero", "two"], "'two' is no whole number"),
+        (["--zero", "two"], "'two' is not a whole number"),
         (["--precision", "fp8"], "'fp8' is not one of"),
         (["--offlod-optimizer", "cpu"], "--offload-optimizer"),
         (["--max-live-parameters", "7"], "(--set zero_optimization.stage3_max_live_parameters=VALUE)"),

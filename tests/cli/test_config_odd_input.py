@@ -265,7 +265,7 @@ def test_plan_nothing_fits_at_all(dsrun, here, model):
     done = dsrun("plan", "--count", "shapes", "--model", model, *line)
     assert done.returncode == 3
     assert "What would:" not in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("nothing fits, and neither more GPUs")
+    assert done.stdout.splitlines()[-1].startswith("nothing fits, and neither more or larger GPUs")
 
 
 @pytest.mark.parametrize("flag", ["--autotp", "--sequence-parallel"])
