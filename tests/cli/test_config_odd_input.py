@@ -212,7 +212,7 @@ def test_upgrade_needs_force_to_overwrite(dsrun, here):
 def test_bucket_size_beyond_int64_is_refused(dsrun, here):
     refused(dsrun("config", "--reduce-bucket-size", "1e99"), "1e99", "2^63")
     refused(dsrun("config", "--reduce-bucket-size", "9223372036854775808"), "2^63")
-    refused(dsrun("config", "--reduce-bucket-size", "1.5"), "no whole number")
+    refused(dsrun("config", "--reduce-bucket-size", "1.5"), "not a whole number")
     assert '"reduce_bucket_size": 500000000' in dsrun("config", "--zero", "2", "--reduce-bucket-size", "5e8").stdout
 
 

@@ -211,7 +211,7 @@ def test_dsrun_train_after_dashes_is_training(tmp_path):
 def test_run_file_with_slurm_section_only_names_no_program(tmp_path):
     """A run file with nothing but a slurm section names nothing to run."""
     (tmp_path / "run.yaml").write_text("slurm: {partition: gpu}\n")
-    with pytest.raises(UsageError, match=r"run\.yaml names no model to train"):
+    with pytest.raises(UsageError, match=r"run\.yaml does not name a model to train"):
         find_job((), None, tmp_path)
     assert find_job(["true"], None, tmp_path).config == "run.yaml"
     (tmp_path / "run.yaml").write_text("train: {model_name_or_path: demo-t5}\n")
