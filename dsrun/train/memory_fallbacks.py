@@ -34,11 +34,11 @@ def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
     return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
 
 
-def with_fallback(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
-    """The recipe with recomputation and offloading as the remedy says; `stage` 0 cannot offload."""
+def with_fallback(recipe: Recipe, remedy: MemoryFallback) -> Recipe:
+    """The recipe with the recomputation and offloading of `remedy`; ZeRO-0 cannot offload."""
     if remedy.recompute:
         recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
-    if remedy.offload != "none" and stage > 0 and not recipe.hf.get("deepspeed"):
+    if remedy.offload != "none" and recipe.spec.zero != "0" and not recipe.hf.get("deepspeed"):
         recipe = replace(recipe, spec=replace(recipe.spec, offload=remedy.offload))
     return recipe
 
