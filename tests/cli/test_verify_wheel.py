@@ -347,11 +347,11 @@ def test_wheel_push_refuses_damaged_wheel(dsrun, here, nodes):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "no nodes: this is no SLURM allocation"),
+        ([], "no nodes: this is not a SLURM allocation"),
         (["--nodes", "n1", "--hostfile", "hosts"], "name the nodes twice"),
         (["--hostfile", "gone"], "gone: cannot be read"),
         (["--nodes", "n[1-"], "a bracket is missing"),
-        (["--nodes", "-x"], "'-x' is no list of nodes"),
+        (["--nodes", "-x"], "'-x' is not a list of nodes"),
     ],
 )
 def test_wheel_push_node_list_errors(dsrun, here, nodes, args, said):

@@ -182,7 +182,7 @@ def _check_whole(op: Op, patched: bool) -> None:
     if op.broken and not patched:
         raise UsageError(
             f"{op.name} cannot be built: {op.broken}",
-            fix="leave it out of --ops, or build a tree where it is mended: --deepspeed PATH",
+            fix="leave it out of --ops, or build a tree where it is fixed: --deepspeed PATH",
         )
 
 
