@@ -86,7 +86,7 @@ def test_invalid_model_config_is_refused(dsrun, here, command):
         os.truncate(opened.fileno(), 33 * 2**20)
 
     refused(dsrun(*command, "--model", "deep.json"), "deep.json", "nested too deeply")
-    refused(dsrun(*command, "--model", "model.safetensors"), "model.safetensors", "is no model config")
+    refused(dsrun(*command, "--model", "model.safetensors"), "model.safetensors", "is not a model config")
 
 
 def test_model_config_with_too_many_layers(dsrun, here):

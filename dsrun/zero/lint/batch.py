@@ -115,7 +115,7 @@ def _for_some_world_size(sizes: dict[str, Any], report: Reporter) -> None:
         report.error(
             "batch_mismatch",
             (TRAIN,),
-            f"{shown(train)} is no multiple of {words or 1} on any number of GPUs: {FORMULA}",
+            f"{shown(train)} is not a multiple of {words or 1} on any number of GPUs: {FORMULA}",
         )
         return
     ranks = train // unit

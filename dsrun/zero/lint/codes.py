@@ -36,9 +36,7 @@ CODES: dict[str, Code] = {
         "a comment, a trailing comma, `True` or single quotes: accelerate's `json.load` refuses the file; a warning for"
         " comments and trailing commas with `--for deepspeed`, which reads Hjson",
     ),
-    "duplicate_key": Code(
-        "error", READING, "a key stands twice: DeepSpeed refuses the file, the Trainer takes the last"
-    ),
+    "duplicate_key": Code("error", READING, "a duplicate key: DeepSpeed rejects the file, the Trainer takes the last"),
     "not_an_object": Code("error", READING, "the file, or a block of it, is not a JSON object"),
     # the keys
     "unknown_key": Code(

@@ -68,7 +68,7 @@ def _dtypes(view: ConfigView, report: Reporter) -> None:
             continue
         if not isinstance(value, str) or value not in known:
             fix = "write fp32, bf16 or fp16, or leave it out"
-            report.error("breaks_later", path, f"{name} is {shown(value)}, which is no dtype: {LATE}", fix)
+            report.error("breaks_later", path, f"{name} is {shown(value)}, which is not a dtype: {LATE}", fix)
     _param_dtype(view, report)
     accumulated = _family(view.raw("data_types", "grad_accum_dtype"))
     model = "bf16" if view.precision("bf16") else "fp16" if view.precision("fp16") else None
