@@ -46,7 +46,7 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
         name, slots = _entry(words, f"{where}:{number}")
         if name in hosts:
             raise UsageError(
-                f"{where}:{number}: {name} stands in line {lines[name]} already",
+                f"{where}:{number}: {name} is already in line {lines[name]}",
                 fix="one line per machine, with all its slots",
             )
         hosts[name], lines[name] = slots, number
@@ -59,13 +59,13 @@ def _entry(words: str, where: str) -> tuple[str, int]:
     found = _LINE.fullmatch(words)
     if not found:
         missing = len(words.split()) == 1
-        what = f"{words} has no slots" if missing else f"{words!r} is no machine with its slots"
+        what = f"{words} has no slots" if missing else f"{words!r} is not a machine with its slots"
         raise UsageError(f"{where}: {what}", fix=f"{words} slots=8, for 8 GPUs" if missing else _FORM)
     name, slots = found["name"], found["slots"]
     if not _NAME.fullmatch(name) or name.startswith("-"):  # ssh would take it for an option
-        raise UsageError(f"{where}: {name!r} is no name of a machine", fix=_FORM)
+        raise UsageError(f"{where}: {name!r} is not a machine name", fix=_FORM)
     if not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= _MOST_SLOTS):
-        raise UsageError(f"{where}: slots={slots} is no number of GPUs", fix=_FORM)
+        raise UsageError(f"{where}: slots={slots} is not a number of GPUs", fix=_FORM)
     return name, int(slots)
 
 
@@ -107,7 +107,7 @@ def _choices(hosts: Sequence[Host], choice: str, flag: str) -> dict[str, tuple[i
             hint = did_you_mean(name, known, f"it has {', '.join(list(known)[:5])}")
             raise UsageError(f"{flag}: the hostfile has no machine {name!r}", fix=hint)
         if name in found:
-            raise UsageError(f"{flag}: {name} stands there twice", fix=f"{name}:0,1")
+            raise UsageError(f"{flag}: {name} is given twice", fix=f"{name}:0,1")
         found[name] = _slots(slots, known[name], flag) if colon else ()
     return found
 

@@ -72,7 +72,7 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
         if name not in _VALUED | _PASSED_OVER:
             raise UsageError(
                 f"torchrun {word}: dsrun launch does not know this option",
-                fix="-- before the program, or leave it away",
+                fix="-- before the program, or remove it",
             )
         if not equals:
             if position == len(words):
@@ -124,5 +124,5 @@ def _endpoint(text: str) -> tuple[str | None, int | None]:
     if not colon or text.endswith("]"):
         return text.strip("[]"), None
     if not (port.isascii() and port.isdigit()):
-        raise UsageError(f"torchrun --rdzv-endpoint {text} is no host:port", fix="--rdzv-endpoint=HOST:29500")
+        raise UsageError(f"torchrun --rdzv-endpoint {text} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500")
     return host.strip("[]"), int(port)

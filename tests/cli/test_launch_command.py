@@ -208,7 +208,7 @@ def test_launch_invalid_hostfile_names_line(dsrun, here):
     (here / "my_train.py").touch()
     done = dsrun("launch", "--hostfile", "hosts", "my_train.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "hosts:2: gpu1 stands in line 1 already" in done.stderr
+    assert "hosts:2: gpu1 is already in line 1" in done.stderr
 
 
 def test_launch_hostfile_with_localhost_is_refused(dsrun, here):
