@@ -153,7 +153,7 @@ def _pairs(node: yaml.Node, shown: str, what: str) -> list[tuple[yaml.ScalarNode
             raise UsageError(f"{shown}:{_line(key)}: a key must be one word")
         name = normalise(key.value)
         if name in first:
-            raise UsageError(f"{shown}:{_line(key)}: {key.value} stands twice, first in line {first[name]}")
+            raise UsageError(f"{shown}:{_line(key)}: {key.value} is given twice, first in line {first[name]}")
         first[name] = _line(key)
     return list(node.value)
 

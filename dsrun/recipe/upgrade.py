@@ -67,7 +67,7 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
         if key.value == SECTION and isinstance(value, yaml.MappingNode):
             if value.flow_style:
                 raise UsageError(
-                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: stands in braces",
+                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: is in braces",
                     fix="write one flag a line",
                 )
             return list(value.value)
