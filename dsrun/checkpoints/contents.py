@@ -62,7 +62,7 @@ def header(file: Path) -> dict[str, Any]:
             for name, facts in content.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is no whole safetensors file") from error
+        raise UsageError(f"{file} is not a complete safetensors file") from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
 

@@ -23,7 +23,7 @@ def refuse_untrusted(checkpoint: Path) -> None:
     if why:
         raise UsageError(
             f"{checkpoint} is not trusted: {why}; loading a checkpoint runs code that it may hold",
-            fix="mend the owner or the mode (chmod -R o-w), or --trust it",
+            fix="correct the owner or the mode (chmod -R o-w), or --trust it",
         )
 
 

@@ -32,7 +32,7 @@ def cluster_nodes(partition: str | None = None) -> tuple[Node, ...] | None:
     """
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # sinfo would wait a minute for it
-        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or mend it")
+        raise ToolError(f"SLURM_CONF names {config}, which does not exist", fix="unset SLURM_CONF, or correct it")
     command = ["sinfo", "--noheader", "--Node", f"--format={_FORMAT}"]
     if partition is not None:
         command.append(f"--partition={partition}")

@@ -110,4 +110,4 @@ def test_gres_without_gpus_gives_note(dsrun):
 def test_malformed_gres_is_usage_error(dsrun, form):
     done = dsrun("gpus", "--gres", "gpu:a100:h100", "--format", form)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: 'gpu:a100:h100' is no GRES for GPUs")
+    assert done.stderr.startswith("error: 'gpu:a100:h100' is not a GRES for GPUs")
