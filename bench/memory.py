@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
-from dsrun.launch.environment import agent_argv, worker_environment
+from dsrun.launch.environment import run_command, worker_environment
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
@@ -75,7 +75,8 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
         folder = Path(scratch)
         (folder / "case.json").write_text(json.dumps(case.as_dict()))
         args = [str(folder / "case.json"), str(folder / "out")]
-        argv = agent_argv(Topology(world, device, world), port=free_port(), module="bench.memory_run", args=args)
+        rendezvous = [f"--nproc-per-node={world}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+        argv = run_command([*rendezvous, "--module", "bench.memory_run", *args])
         changes = worker_environment(Topology(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
         env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

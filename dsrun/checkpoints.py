@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from dsrun.errors import UsageError
+from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify, within
 
 State = Literal["complete", "damaged", "saving", "foreign"]
 
@@ -192,7 +193,7 @@ def header(file: Path) -> dict[str, Any]:
             for name, facts in content.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is no whole safetensors file") from error
+        raise UsageError(f"{file} is not a complete safetensors file") from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
 
@@ -242,3 +243,44 @@ def _kinds(checkpoint: Path) -> list[Kind]:
             found.setdefault(kind_of(path.relative_to(checkpoint).as_posix()), []).append(path.stat().st_size)
     kinds = [Kind(name=name, files=len(sizes), size=sum(sizes)) for name, sizes in found.items()]
     return sorted(kinds, key=lambda kind: -kind.size)
+
+
+def export_source(source: Path, *, merge_lora: bool, notify: Callable[[str], None]) -> Path:
+    """The folder to export: `source`, or of a run the final model or the newest valid checkpoint.
+
+    Raises UsageError for other folders, FindingsError for a damaged checkpoint.
+    """
+    if not source.is_dir():
+        raise UsageError(f"there is no folder {source}", fix="give a run folder or a checkpoint")
+    if (source / "run.json").is_file():
+        return _run_source(source, merge_lora=merge_lora, notify=notify)
+    if (source / MANIFEST).is_file():
+        damage = verify(source)
+        if damage:
+            more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
+            raise FindingsError(
+                f"{source} is damaged: {within(source, damage[0])}{more}",
+                fix=f"export an older one; `dsrun export {source.parent}` takes the newest valid one",
+            )
+    elif (source / "trainer_state.json").is_file():
+        notify(f"{source} was not saved by dsrun: without a manifest it cannot be verified")
+    elif not list(source.glob("*.safetensors")) and not list(source.glob("global_step*")):
+        raise UsageError(f"{source} is neither a run folder nor a checkpoint", fix="name the --output of a dsrun train")
+    return source
+
+
+def _run_source(run: Path, *, merge_lora: bool, notify: Callable[[str], None]) -> Path:
+    folder = RunFolder(run)
+    if folder.finished.is_file():
+        # A LoRA run has both its adapter and the merged model.
+        finals = [folder.model] if merge_lora else [run / "adapter", folder.model]
+        for final in finals:
+            if final.is_dir():
+                return final
+    for _, checkpoint in folder.checkpoints():
+        damage = verify(checkpoint)
+        if not damage:
+            notify(f"{run} has not finished: exporting {checkpoint.name}")
+            return checkpoint
+        notify(f"skipped {checkpoint.name}: {within(checkpoint, damage[0])}")
+    raise UsageError(f"{run} has no final model and no valid checkpoint", fix=f"dsrun checkpoint list {run}")

@@ -32,4 +32,4 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     if near:
         return f"did you mean {lower[near[0]]}?"
-    return f"there are {', '.join(there)}" if there else "leave it away"
+    return f"there are {', '.join(there)}" if there else "remove it"

@@ -1,10 +1,11 @@
-"""How far a build is: a bar per operation on a terminal, one line per event elsewhere. Everything goes to stderr."""
+"""The progress of a build on stderr: a bar per operation on a terminal, else one line per event."""
 
 from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from dsrun.cli.output import ignore_closed_stream, print_detail
@@ -17,31 +18,24 @@ if TYPE_CHECKING:
     from dsrun.wheel.build.output import Event, Tracker
 
 
-def make_display() -> Lines | Bars:
-    """The display that suits stderr."""
-    return Bars() if sys.stderr.isatty() else Lines()
+@contextmanager
+def progress_display() -> Iterator[Callable[[Event, Tracker], None]]:
+    """A function that shows an event: as bars if stderr is a terminal, else as lines."""
+    if sys.stderr.isatty():
+        with Bars() as bars:
+            yield bars.watch
+    else:
+        yield _print_line
 
 
-class Lines:
-    """Plain lines, for logs and pipes."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def watch(self, event: Event, tracker: Tracker) -> None:
-        """Say what happened."""
-        text = line_of(event, tracker, time.monotonic())
-        if text:
-            print_detail(text)
+def _print_line(event: Event, tracker: Tracker) -> None:
+    text = line_of(event, tracker, time.monotonic())
+    if text:
+        print_detail(text)
 
 
 def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
-    """One event in words; None when it is not worth a line."""
+    """The line for an event; None for an event without one."""
     if event.kind == "library":
         return f"{event.name}: compiling"
     if event.kind == "file":
@@ -58,7 +52,7 @@ def _left(tracker: Tracker, now: float) -> str:
 
 
 class Bars:
-    """A bar for the whole and one for each operation that is being compiled."""
+    """A bar for the build and one for each operation that is being compiled."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -79,14 +73,12 @@ class Bars:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with ignore_closed_stream(2):
             self._progress.stop()
 
     def refresh(self) -> None:
-        """Draw now what would be drawn within a tenth of a second."""
+        """Draw at once instead of within a tenth of a second."""
         self._progress.refresh()
 
     def watch(self, event: Event, tracker: Tracker) -> None:

@@ -1,4 +1,4 @@
-"""`dsrun build-wheel`: DeepSpeed compiled for these GPUs, from the store when nothing has changed."""
+"""`dsrun build-wheel`: compile DeepSpeed for these GPUs, or take the wheel from the cache."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 
@@ -31,34 +32,34 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--arch", default="auto", show_default=True, metavar="auto|cpu|slurm|LIST",
-    help="GPUs to compile for: those here, those of the cluster, or names and capabilities: a100,h100 or 8.0;9.0+PTX.",
+    help="GPUs to compile for: those here, those of the cluster, or names and capabilities: a100,h100 or 8.0;9.0+PTX",
 )  # fmt: skip
 @click.option(
     "--ops", metavar="NAMES",
-    help="default, all, or names; -NAME leaves one out.  [default: what fine-tuning with ZeRO uses]",
+    help="default, all, or names; -NAME removes one  [default: what fine-tuning with ZeRO uses]",
 )  # fmt: skip
 @click.option(
     "--deepspeed",
     metavar="VERSION|PATH|GIT",
-    help="Which DeepSpeed: a release, a source tree or a git address.",
+    help="DeepSpeed release, source tree or git URL",
 )
 @click.option(
     "--cpu",
     metavar="LEVEL",
-    help="Processors the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name.",
+    help="CPUs that the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time.  [default: from cores and memory]")
-@click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler.")
-@click.option("--python", metavar="PATH", help="Interpreter of the environment it is for.  [default: this one]")
-@click.option("--partition", metavar="NAME", help="SLURM partition whose GPUs count.")
-@click.option("--split", is_flag=True, help="A wheel of their own for GPUs below 8.0, which cost the others bf16.")
-@click.option("--keep-symbols", "symbols", is_flag=True, help="Leave debug symbols in: six times the size.")
-@click.option("--keep", is_flag=True, help="Keep the folder it is compiled in.")
-@click.option("--force", is_flag=True, help="Build again what is stored, and replace what is in -o.")
-@click.option("--dry-run", is_flag=True, help="Print the commands and their environment, and build nothing.")
-@click.option("-o", "--output", "place", metavar="DIR", help="Copy the wheel there.")
-@click.option("--debug", is_flag=True, hidden=True)
-def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bool, **given: Any) -> int:
+@click.option("--jobs", type=click.IntRange(min=1), help="parallel compilers  [default: from cores and memory]")
+@click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler")
+@click.option("--python", metavar="PATH", help="interpreter of the target environment  [default: this one]")
+@click.option("--partition", metavar="NAME", help="compile for the GPUs of this SLURM partition")
+@click.option("--split", is_flag=True, help="build a separate wheel for GPUs below 8.0, which disable bf16 for others")
+@click.option("--keep-symbols", "symbols", is_flag=True, help="keep debug symbols: six times the size")
+@click.option("--keep", is_flag=True, help="keep the build folder")
+@click.option("--force", is_flag=True, help="rebuild a cached wheel, and replace files in -o")
+@click.option("--dry-run", is_flag=True, help="print the commands and their environment, and build nothing")
+@click.option("-o", "--output", "place", metavar="DIR", help="copy the wheel into this folder")
+@DEBUG
+def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     from dsrun.system.variables import cache_root
     from dsrun.wheel.build.context import Flags
@@ -71,7 +72,7 @@ def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bo
         _refuse_unwritable(output)
     with _stopped_like_ctrl_c():
         resolved = resolve(Flags(**given))
-        _tell(resolved.jobs, resolved.notices, resolved.origin)
+        _print_plan(resolved.jobs, resolved.notices, resolved.origin)
         store = WheelCache(cache_root() / "wheels")
         if dry_run:
             for job in resolved.jobs:
@@ -88,22 +89,22 @@ def command(place: str | None, keep: bool, force: bool, dry_run: bool, debug: bo
 
 
 def _refuse_empty(given: dict[str, Any]) -> None:
-    """A variable of a script that was not set must not turn into an hour of the default build."""
+    """Reject empty values: an unset variable of a script must not start an hour of the default build."""
     for name, value in given.items():
         if isinstance(value, str) and not value.strip():
-            raise UsageError(f"--{name} is empty", fix=f"give it a value, or leave --{name} out")
+            raise UsageError(f"--{name} is empty", fix="give it a value, or remove it")
 
 
 def _refuse_unwritable(output: Path) -> None:
-    """-o is looked at before the build and not after it. Nothing is made yet: the build may fail."""
+    """Check -o before the build. Nothing is created yet: the build may fail."""
     there = output
     try:
         if output.exists() and not output.is_dir():
             raise UsageError(f"-o {output} is a file", fix="give a folder")
-        # What is there of the path: the rest is to be made below it, which a link to nothing prevents.
+        # The part of the path that exists: the rest is created below it, which a dangling link prevents.
         there = next(each for each in (output, *output.absolute().parents) if each.exists() or each.is_symlink())
         if not there.is_dir():
-            kind = "a link to nothing" if there.is_symlink() else "a file"
+            kind = "a dangling link" if there.is_symlink() else "a file"
             raise UsageError(f"-o {output}: {there} is {kind}", fix="give another folder")
         # os.access alone is true of /proc for root; a folder that is to be made there cannot be.
         with tempfile.TemporaryFile(dir=there):
@@ -116,13 +117,13 @@ def _refuse_unwritable(output: Path) -> None:
 
 @contextmanager
 def _stopped_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a build as Ctrl-C does: with the compilers, and what was begun removed."""
+    """SIGTERM and SIGHUP end a build as Ctrl-C does: compilers end, and unfinished files are removed."""
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, stop) for each in heeded}
+    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, stop) for each in handled}
     try:
         yield
     finally:
@@ -130,7 +131,7 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _tell(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
+def _print_plan(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
     for notice in notices:
         print_note(notice)
     for job in jobs:
@@ -146,18 +147,16 @@ def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
     found = None if force else store.find(job.request.key)
     if found:
         return found
-    from dsrun.cli.build_display import make_display
+    from dsrun.cli.build_display import progress_display
     from dsrun.wheel.build.cached import cached_build
 
     print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
-    with make_display() as display:
-        return cached_build(
-            job, store, environ=os.environ, notify=print_note, watch=display.watch, force=force, keep=keep
-        )
+    with progress_display() as watch:
+        return cached_build(job, store, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
 
 
 def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: bool) -> Path:
-    """The wheel where the user wants it. Each of two gets a folder of its own: both have a WHEEL.json."""
+    """The wheel, copied to `output` if given. Each of two gets its own folder: both have a WHEEL.json."""
     if output is None:
         return entry.wheel
     from dsrun.wheel.cache import copy_out
@@ -166,7 +165,7 @@ def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: b
 
 
 def _show(job: Job, store: WheelCache) -> None:
-    """The commands of a build and what differs from this environment, ready for a shell."""
+    """Print the commands of a build and how their environment differs from this one, ready for a shell."""
     from dsrun.wheel.build.cached import preferred_folder
     from dsrun.wheel.build.environment import difference
     from dsrun.wheel.build.run import plan_builds
@@ -183,4 +182,4 @@ def _show(job: Job, store: WheelCache) -> None:
             click.echo(f"cd {shlex.quote(str(build.tree))}".replace(scratch, place))
             click.echo(shlex.join(build.argv).replace(scratch, place))
     stored = store.find(job.request.key)
-    print_note(f"stored already: {stored.wheel}" if stored else f"would be stored in {store.folder(job.request.key)}")
+    print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {store.folder(job.request.key)}")

@@ -1,8 +1,7 @@
-"""`dsrun checkpoint list|verify|inspect`: what a run has saved, and whether it is whole. Needs no torch."""
+"""`dsrun checkpoint list|verify|inspect`: what a run has saved, and whether it is intact. Needs no torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,30 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from dsrun.checkpoints import Contents, Entry
     from dsrun.findings import Finding
 
-FORMAT_VERSION = 1
-_HELP = {"help_option_names": ["-h", "--help"]}
-_FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-_DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 
 
-@click.group(name="checkpoint", context_settings=_HELP)
+@click.group(name="checkpoint")
 def command() -> None:
-    """The checkpoints of a run: list them, read them through, see what is in one."""
+    """List, verify and inspect the checkpoints of a run."""
 
 
-@command.command(name="list", context_settings=_HELP)
+@command.command(name="list")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@_FORMAT
-@_DEBUG
+@FORMAT
+@DEBUG
 def list_(*, run: Path, form: str) -> int:
-    """Steps, sizes, ages, and which checkpoint is the best one, damaged or just being saved.
+    """List steps, sizes and ages, and mark the best checkpoint, damaged ones and one that is being saved.
 
     Sizes are compared with the manifest; `dsrun checkpoint verify` reads the contents too.
     """
@@ -43,18 +40,18 @@ def list_(*, run: Path, form: str) -> int:
     place = find(run)
     found = entries(place if isinstance(place, RunFolder) else RunFolder(place.absolute().parent))
     if form == "json":
-        _print_json({"checkpoints": [_plain(entry) for entry in found]})
+        print_json({"checkpoints": [_plain(entry) for entry in found]})
     elif found:
-        _table([_HEAD, *(_row(entry) for entry in found)])
+        print_table([_HEAD, *(_row(entry) for entry in found)])
     else:
         click.echo(f"{run} has no checkpoints", err=True)
     return 0
 
 
-@command.command(context_settings=_HELP)
+@command.command()
 @_WHERE
-@_FORMAT
-@_DEBUG
+@FORMAT
+@DEBUG
 def verify(*, where: Path, form: str) -> int:
     """Read every file and compare it with its manifest. Exit code 3 when anything is damaged."""
     from dsrun.checkpoints import find
@@ -69,7 +66,7 @@ def verify(*, where: Path, form: str) -> int:
     for path in paths:
         findings = read_through(path)
         if findings and path != place and not path.is_dir():
-            continue  # Training goes on, and has deleted it since: older than those it keeps.
+            continue  # Training has deleted it meanwhile, as older than those it keeps.
         results.append((path, findings))
         if form == "text":
             _verdict(path, findings)
@@ -78,25 +75,24 @@ def verify(*, where: Path, form: str) -> int:
             {"path": str(path), "damaged": bool(findings), "findings": [each.as_dict() for each in findings]}
             for path, findings in results
         ]
-        _print_json({"checkpoints": checked})
+        print_json({"checkpoints": checked})
     return EXIT_FINDINGS if any(findings for _, findings in results) else 0
 
 
-@command.command(context_settings=_HELP)
+@command.command()
 @_WHERE
-@_FORMAT
-@_DEBUG
+@FORMAT
+@DEBUG
 def inspect(*, where: Path, form: str) -> int:
-    """What is in a checkpoint; of a run, in its newest one that is complete."""
+    """Show what a checkpoint contains; of a run, its newest complete one."""
     from dsrun.checkpoints import contents
 
     found = contents(_one(where))
     if form == "json":
         facts = {**asdict(found), "entry": _plain(found.entry)}
-        _print_json({"checkpoint": facts})
+        print_json({"checkpoint": facts})
     else:
-        for name, value in _lines(found):
-            click.echo(f"{name + ':':<18}{value}")
+        print_fields(_lines(found), width=18)
     return 0
 
 
@@ -117,22 +113,19 @@ def _one(where: Path) -> Path:
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
 
 
+def _state(entry: Entry) -> str:
+    return entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
+
+
 def _row(entry: Entry) -> tuple[str, ...]:
-    state = entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
     return (
         str(entry.step),
         _size(entry.size),
         _age(entry.time),
         "" if entry.zero_stage is None else str(entry.zero_stage),
         "" if entry.world_size is None else str(entry.world_size),
-        state,
+        _state(entry),
     )
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _verdict(path: Path, findings: Sequence[Finding]) -> None:
@@ -144,7 +137,6 @@ def _verdict(path: Path, findings: Sequence[Finding]) -> None:
 
 def _lines(found: Contents) -> list[tuple[str, str]]:
     entry, facts = found.entry, found.facts
-    state = entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
     ranks = f"ZeRO-{entry.zero_stage} on {entry.world_size} ranks" if entry.zero_stage is not None else ""
     batch = ""
     if "global_batch" in facts:
@@ -155,7 +147,7 @@ def _lines(found: Contents) -> list[tuple[str, str]]:
     lines = [
         ("checkpoint", str(entry.path)),
         ("step", str(entry.step)),
-        ("state", state),
+        ("state", _state(entry)),
         ("saved", entry.time),
         ("model", found.architecture or found.model_type or ""),
         ("weights", _weights(found)),
@@ -168,8 +160,7 @@ def _lines(found: Contents) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())),
         ("size", _size(sum(kind.size for kind in found.kinds))),
     ]
-    lines += [(f"  {kind.name}", f"{_size(kind.size)} in {kind.files}") for kind in found.kinds]
-    return [(name, value) for name, value in lines if value]
+    return [*lines, *((f"  {kind.name}", f"{_size(kind.size)} in {kind.files}") for kind in found.kinds)]
 
 
 def _weights(found: Contents) -> str:
@@ -187,10 +178,6 @@ def _short(digest: Any) -> str:
 
 def _plain(entry: Entry) -> dict[str, Any]:
     return {**asdict(entry), "path": str(entry.path)}
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    click.echo(json.dumps({"version": FORMAT_VERSION, **content}, indent=2))
 
 
 def _size(count: int) -> str:

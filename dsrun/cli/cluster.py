@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.output import print_json, print_table
+
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
 
-FORMAT_VERSION = 1
 INFINITE = float("inf")
 
 
-@click.command(name="cluster", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--partition", metavar="NAME", help="Only this partition and its nodes.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--debug", is_flag=True, hidden=True)
-def command(*, partition: str | None, form: str, debug: bool) -> int:
+@click.command(name="cluster")
+@click.option("--partition", metavar="NAME", help="only this partition and its nodes")
+@FORMAT
+@DEBUG
+def command(*, partition: str | None, form: str) -> int:
     """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
-    del debug  # main() looks for it
     from dsrun.slurm.cluster.discover import discover
 
     facts = discover(with_accounting=False)
@@ -29,24 +29,14 @@ def command(*, partition: str | None, form: str, debug: bool) -> int:
     wanted = {name for each in partitions for name in each.nodes}
     nodes = [node for node in facts.nodes if partition is None or node.name in wanted]
     if form == "json":
-        click.echo(json.dumps(as_json(facts, partitions, nodes), indent=2))
+        print_json(as_json(facts, partitions, nodes))
         return 0
-    head = f"cluster {facts.name}, SLURM {facts.version}: {_count(len(nodes), 'node')}, "
-    click.echo(head + f"{_gpus_free(nodes)}, {sum(node.cores_free for node in nodes)} cores free")
+    summary = f"cluster {facts.name}, SLURM {facts.version}: {_count(len(nodes), 'node')}, "
+    click.echo(summary + f"{_gpus_free(nodes)}, {sum(node.cores_free for node in nodes)} cores free")
     click.echo()
-    _table(
-        [
-            ("NODES", "STATE", "GPUS", "MEMORY", "CAPABILITY", "FREE", "CORES FREE", "HOST MEMORY"),
-            *_node_rows(nodes),
-        ]
-    )
+    print_table(_node_rows(nodes))
     click.echo()
-    _table(
-        [
-            ("PARTITION", "STATE", "TIME LIMIT", "NODES", "GPUS FREE", "LIMITS"),
-            *_partition_rows(facts, partitions),
-        ]
-    )
+    print_table(_partition_rows(facts, partitions))
     return 0
 
 
@@ -70,12 +60,6 @@ def _gpus_free(nodes: Sequence[Node]) -> str:
     return f"{sum(node.gpus_free for node in nodes)} of {sum(node.gpu_count for node in nodes)} GPUs free"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     """Nodes that are alike in one row, for every kind of GPU."""
     from dsrun.slurm.render import notation
@@ -84,14 +68,11 @@ def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     alike: dict[tuple[Any, ...], list[str]] = {}
     for node in nodes:
         for group in node.gpus or (None,):
-            free = (group.count - group.busy if node.is_usable else 0) if group else None
-            shown = (
-                _state(node), f"{group.count} {group.name}" if group else "-", _memory(group),
-                _capability(group), "-" if free is None else str(free), f"{node.cores_free} of {node.cores}",
-                notation.gib(node.memory),
-            )  # fmt: skip
+            cores = f"{node.cores_free} of {node.cores}"
+            shown = (_state(node), *_gpu_cells(node, group), cores, notation.gib(node.memory))
             alike.setdefault(shown, []).append(node.name)
-    return [(compressed(names), *row) for row, names in alike.items()]
+    head = ("NODES", "STATE", "GPUS", "MEMORY", "CAPABILITY", "FREE", "CORES FREE", "HOST MEMORY")
+    return [head, *((compressed(names), *row) for row, names in alike.items())]
 
 
 def _state(node: Node) -> str:
@@ -100,22 +81,22 @@ def _state(node: Node) -> str:
     return node.state.lower().replace("+planned", "") + why
 
 
-def _memory(group: GpuGroup | None) -> str:
+def _gpu_cells(node: Node, group: GpuGroup | None) -> tuple[str, str, str, str]:
+    """Model, memory, capability and number of free GPUs; "?" for what SLURM does not say."""
     if group is None:
-        return "-"
-    return " or ".join(map(str, group.memory)) + " GiB" if group.memory else "?"
-
-
-def _capability(group: GpuGroup | None) -> str:
-    if group is None:
-        return "-"
-    return ".".join(map(str, group.capability)) if group.capability else "?"
+        return "-", "-", "-", "-"
+    return (
+        f"{group.count} {group.name}",
+        " or ".join(map(str, group.memory)) + " GiB" if group.memory else "?",
+        ".".join(map(str, group.capability)) if group.capability else "?",
+        str(group.count - group.busy if node.is_usable else 0),
+    )
 
 
 def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> list[tuple[str, ...]]:
     from dsrun.slurm.render import notation
 
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = [("PARTITION", "STATE", "TIME LIMIT", "NODES", "GPUS FREE", "LIMITS")]
     for each in partitions:
         nodes = facts.nodes_of(each)
         gpus, free = sum(node.gpu_count for node in nodes), sum(node.gpus_free for node in nodes)
@@ -131,7 +112,7 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
 def _limits(each: Partition) -> str:
     from dsrun.slurm.render import notation
 
-    said = {
+    limits = {
         "default time": notation.clock(each.time_default) if each.time_default else "",
         "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != INFINITE else "",
         "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != INFINITE else "",
@@ -142,13 +123,12 @@ def _limits(each: Partition) -> str:
         "qos": " ".join((*each.qos, *(f"not {name}" for name in each.denied_qos))),
         "groups": " ".join(each.groups),
     }
-    return "; ".join(f"{name} {value}" for name, value in said.items() if value)
+    return "; ".join(f"{name} {value}" for name, value in limits.items() if value)
 
 
 def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequence[Node]) -> dict[str, Any]:
     """The cluster as docs/slurm.md describes it: seconds, MiB and GiB; null for no limit and for what is not known."""
     return {
-        "version": FORMAT_VERSION,
         "name": facts.name,
         "slurm": facts.version,
         "nodes": [_node_json(node) for node in nodes],
@@ -158,25 +138,18 @@ def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequenc
 
 def _node_json(node: Node) -> dict[str, Any]:
     return {
-        "name": node.name,
-        "state": node.state,
+        **_plain(node, "name", "state"),
         "usable": node.is_usable,
-        "reason": node.reason,
-        "partitions": list(node.partitions),
-        "features": list(node.features),
+        **_plain(node, "reason", "partitions", "features"),
         "gpus": [
             {
-                "type": group.type,
-                "model": group.model,
-                "count": group.count,
-                "busy": group.busy,
+                **_plain(group, "type", "model", "count", "busy"),
                 "capability": ".".join(map(str, group.capability)) if group.capability else None,
                 "memory_gib": list(group.memory),
             }
             for group in node.gpus
         ],
-        "cores": node.cores,
-        "cores_busy": node.cores_busy,
+        **_plain(node, "cores", "cores_busy"),
         "memory_mib": node.memory,
         "memory_busy_mib": node.memory_busy,
     }
@@ -184,23 +157,20 @@ def _node_json(node: Node) -> dict[str, Any]:
 
 def _partition_json(each: Partition) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "state": each.state,
-        "default": each.default,
-        "nodes": list(each.nodes),
+        **_plain(each, "name", "state", "default", "nodes"),
         "time_limit_s": _finite(each.time_limit),
         "time_default_s": each.time_default,
         "min_nodes": each.min_nodes,
         "max_nodes": _finite(each.max_nodes),
         "max_cores_per_node": _finite(each.max_cpus_per_node),
         "max_memory_per_node_mib": _finite(each.max_memory_per_node),
-        "accounts": list(each.accounts),
-        "denied_accounts": list(each.denied_accounts),
-        "qos": list(each.qos),
-        "denied_qos": list(each.denied_qos),
-        "groups": list(each.groups),
-        "preempt_mode": each.preempt_mode,
+        **_plain(each, "accounts", "denied_accounts", "qos", "denied_qos", "groups", "preempt_mode"),
     }
+
+
+def _plain(source: object, *names: str) -> dict[str, Any]:
+    """The attributes `names` as they are in the JSON."""
+    return {name: getattr(source, name) for name in names}
 
 
 def _finite(number: float) -> float | None:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, replace
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_options
 from dsrun.cli.output import print_note, write_file
-from dsrun.errors import UsageError, nearest
+from dsrun.errors import UsageError
 from dsrun.options import by_group
 from dsrun.zero.generate.spec import ZeroSpec, options
 
 if TYPE_CHECKING:
-    from dsrun.hardware.gpus import GpuModel
     from dsrun.zero.generate.blocks import HardwareFacts
 
-# name -> (module, one line for --help)
+# name -> ("module:attribute", one line for --help)
 COMMANDS = {
-    "check": ("dsrun.cli.config_check", "Find what is wrong with a configuration."),
-    "upgrade": ("dsrun.cli.config_upgrade", "Rewrite keys of older releases."),
+    "check": ("dsrun.cli.config_lint:check_command", "Find errors in a configuration."),
+    "upgrade": ("dsrun.cli.config_lint:upgrade_command", "Replace keys of older releases."),
 }
 LARGEST = 2**63
 BY_ITSELF = ("list_shipped", "explain", "output_format", "output", "force")
@@ -38,21 +37,15 @@ def whole(value: str) -> int:
         except ValueError:
             number = 0.5
     if number % 1 or not abs(number) < LARGEST:
-        raise click.BadParameter(f"{value!r} is no whole number below 2^63")
+        raise click.BadParameter(f"{value!r} is not a whole number below 2^63")
     return int(number)
 
 
-class ConfigGroup(click.Group):
-    """Writes a configuration by itself; `check` and `upgrade` are loaded when they are called."""
+TYPES = {"int": whole, "float": click.FLOAT, "tuple[float, ...]": click.FLOAT}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
-        return command
+class ConfigGroup(LazyGroup):
+    """Writes a configuration when called without a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -68,62 +61,24 @@ class ConfigGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS:
-            near = nearest(args[0], COMMANDS)
-            hint = f"did you mean `dsrun config {near}`?" if near else f"commands: {', '.join(COMMANDS)}"
-            raise UsageError(f"{args[0]!r} belongs to no flag and is no command of `dsrun config`", fix=hint)
+        found = super().resolve_command(ctx, args)
         given = [each for each in ctx.params if ctx.get_parameter_source(each) is not _DEFAULT]
         if given:
             name = next(each for each in self.params if each.name == given[0]).opts[0]
             raise UsageError(
                 f"{name} does not go with `dsrun config {args[0]}`",
-                fix=f"flags of {args[0]} stand behind its name",
+                fix=f"write flags of {args[0]} after its name",
             )
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under the headings of the spec, then those of the command itself."""
         titles = {each.name: title for title, found in by_group(ZeroSpec).items() for each in found}
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*by_group(ZeroSpec), "Output")}
-        for each in self.get_params(ctx):
-            if record := each.get_help_record(ctx):
-                groups[titles.get(each.name or "", "Output")].append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        write_grouped_options(self, ctx, formatter, titles)
         self.format_commands(ctx, formatter)
 
 
 _DEFAULT = click.core.ParameterSource.DEFAULT
-
-
-def click_option(each: Field[Any]) -> click.Option:
-    """The command-line option of one field of ZeroSpec."""
-    meta = each.metadata
-    flag = (meta["flag"] or each.name).replace("_", "-")
-    names = [f"--{flag}", *(f"--{alias.replace('_', '-')}" for alias in meta["aliases"])]
-    help = meta["help"]
-    annotation = str(each.type).removesuffix(" | None")
-    if annotation == "bool":
-        return click.Option([f"--{flag}/--no-{flag}", each.name], default=each.default, help=help)
-    kind: Any = {"int": whole, "float": click.FLOAT, "tuple[float, ...]": click.FLOAT}.get(annotation, click.STRING)
-    if meta["choices"]:
-        kind = click.Choice(meta["choices"])
-    default = each.default if each.default not in (None, (), "none") else None
-    return click.Option(
-        [*names, each.name],
-        type=kind,
-        default=each.default or None,
-        show_default=default is not None,
-        metavar=meta["metavar"] or {"int": "N", "float": "X"}.get(annotation),
-        multiple=annotation == "tuple[str, ...]",
-        nargs=2 if annotation == "tuple[float, ...]" else 1,
-        help=help + ("; may be given several times" if annotation == "tuple[str, ...]" else ""),
-    )
 
 
 def _own_options() -> Sequence[click.Option]:
@@ -131,12 +86,12 @@ def _own_options() -> Sequence[click.Option]:
         click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
         click.Option(["--force"], is_flag=True, help="replace the file"),
         click.Option(["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"),
-        click.Option(["--explain"], is_flag=True, help="say what each key does and why it has its value"),
+        click.Option(["--explain"], is_flag=True, help="explain each key and why it has its value"),
         click.Option(
             ["--format", "output_format"],
             type=click.Choice(("text", "json")),
             default="text",
-            help="form of --explain and --list",
+            help="format of --explain and --list",
         ),
     )
 
@@ -162,7 +117,7 @@ def run(**values: Any) -> int:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """click gives None for what was not given and cannot tell it from an empty default."""
+    """click gives None for what was not given, also where the default is empty."""
     return options()[name].default if value is None else value
 
 
@@ -191,7 +146,7 @@ def _listing(form: str) -> str:
 
 
 def _with_batch(spec: ZeroSpec) -> ZeroSpec:
-    """The spec with all three batch sizes, when it says how many GPUs there are and DeepSpeed has nobody to ask."""
+    """The spec with all three batch sizes, if it names the GPUs and is for DeepSpeed alone."""
     shared = spec.autotp * spec.sequence_parallel
     ranks = (spec.gpus or 0) // shared if shared > 0 else 0
     if spec.target != "deepspeed" or ranks == 0:
@@ -214,18 +169,19 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
-    """What this machine knows about the spec's model and GPU. Raises UsageError for a GPU nobody knows."""
+    """What is known about the spec's model and GPU. Raises UsageError for an unknown GPU."""
+    from dsrun.hardware.gpus import require_gpu
     from dsrun.zero.generate.blocks import HardwareFacts
     from dsrun.zero.memory.model.configs import Settings
 
-    gpu = find_gpu(spec.gpu) if spec.gpu is not None else None
+    gpu = require_gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
     width = Settings(config).optional(*names) or Settings(inner).optional(*names)
     if spec.model and config and not width:
-        print_note(f"the config.json of {spec.model} names no width: sizes as without --model")
+        print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
     return HardwareFacts(
         hidden_size=width,
         largest=_largest(config) if spec.offload_param == "nvme" else None,
@@ -247,20 +203,8 @@ def _largest(config: dict[str, Any]) -> int | None:
         return None
 
 
-def find_gpu(name: str) -> GpuModel:
-    """The row of the table of GPUs. Raises UsageError, with similar names, when there is none."""
-    from dsrun.hardware.gpus import lookup, meanings, near_names
-
-    found = lookup(name)
-    if found is None:
-        near = [row.name for row in meanings(name)[:3]] or near_names(name)
-        hint = f"did you mean {', '.join(near)}?" if near else "write it as nvidia-smi does, such as A100-SXM4-80GB"
-        raise UsageError(f"--gpu {name}: no such GPU is known, or several differ", fix=hint)
-    return found
-
-
 def _model_config(model: str) -> dict[str, Any]:
-    """The model's config.json, or nothing (and a word about it) when it is not on this machine."""
+    """The model's config.json; empty, with a note, if it is not on this machine."""
     from dsrun.demo import DEMO_NAMES, models
     from dsrun.errors import MissingError
     from dsrun.zero.memory.model.configs import find
@@ -275,7 +219,7 @@ def _model_config(model: str) -> dict[str, Any]:
 
 
 def _deliver(text: str, own: dict[str, Any]) -> None:
-    """To stdout, or into a file that is written whole and replaces nothing without --force."""
+    """Write to stdout, or atomically to a file, which replaces another only with --force."""
     if own["output"] is None:
         click.echo(text, nl=False)
         return
@@ -285,12 +229,10 @@ def _deliver(text: str, own: dict[str, Any]) -> None:
 command = ConfigGroup(
     name="config",
     callback=run,
-    params=[*map(click_option, options().values()), *_own_options()],
+    params=[*(field_option(each, TYPES) for each in options().values()), *_own_options()],
+    lazy=COMMANDS,
     invoke_without_command=True,
     no_args_is_help=False,
     subcommand_metavar="[check|upgrade …]",
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": lambda word: word.replace("_", "-"),
-    },
+    context_settings=HYPHENS,
 )

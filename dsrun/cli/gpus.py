@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_note
+from dsrun.cli.options import DEBUG
+from dsrun.cli.output import print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
@@ -35,27 +35,27 @@ KEPT = (
 )  # fmt: skip
 
 
-@click.command(name="gpus", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="gpus")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--gres", metavar="STRING", help='What SLURM prints, such as "gpu:a100:4(S:0-1)".')
+@click.option("--gres", metavar="STRING", help='what SLURM prints, such as "gpu:a100:4(S:0-1)"')
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--debug", is_flag=True, hidden=True)
-def command(names: tuple[str, ...], gres: str | None, form: str, debug: bool) -> None:
+@DEBUG
+def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
     """What a GPU's name or a GRES string means: compute capability, memory, peak, CUDA versions.
 
-    NAME is what a tool prints ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") or a short name (a100, "rtx 4090"). Without
-    any: the GPUs of this machine, or the whole table where there is none. What is not known for certain stays
-    open: null in JSON, "unknown" in the table.
+    NAME is what a tool prints ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") or a short name (a100, "rtx 4090"). The default is
+    the GPUs of this machine, or the whole table on a machine without GPUs. What is not known for certain is null in
+    JSON and "unknown" in the table.
     """
     answer: dict[str, list[Row]] = {}
     if names or gres is None:
-        answer["gpus"] = [_named(name) for name in names] if names else _unasked()
+        answer["gpus"] = [_named(name) for name in names] if names else _default_rows()
     if gres is not None:
         from dsrun.hardware.gres import parse_gres
 
         answer["gres"] = [_gres_row(gpus) for gpus in parse_gres(gres)]
     if form == "json":
-        click.echo(json.dumps({"version": 1, **answer}, indent=2, ensure_ascii=False))
+        print_json(answer)
         return
     _print(answer, gres)
 
@@ -77,7 +77,7 @@ def _row(name: str, found: GpuModel | None) -> Row:
     return {"name": name, "compute_capability": capability, "product": found.name if found else None, **about}
 
 
-def _unasked() -> list[Row]:
+def _default_rows() -> list[Row]:
     """The GPUs of this machine, else every row of the table."""
     from dsrun.hardware.gpus import gpu_table
     from dsrun.system.gpus import visible_gpus
@@ -87,7 +87,7 @@ def _unasked() -> list[Row]:
 
 
 def _here(gpu: Gpu) -> Row:
-    """A GPU of this machine; what the driver says of its capability counts more than the table."""
+    """A GPU of this machine; its driver takes precedence over the table."""
     row = _named(gpu.name)
     if gpu.capability:
         row["compute_capability"] = f"{gpu.capability[0]}.{gpu.capability[1]}"
@@ -105,11 +105,11 @@ def _gres_row(gpus: Gres) -> Row:
 
 def _print(answer: dict[str, list[Row]], gres: str | None) -> None:
     if "gpus" in answer:
-        _table(COLUMNS, answer["gpus"])
+        _print_table(COLUMNS, answer["gpus"])
     if answer.get("gres"):
-        _table(GRES_COLUMNS, answer["gres"])
+        _print_table(GRES_COLUMNS, answer["gres"])
     elif "gres" in answer:
-        print_note(f"there is no GPU in {gres!r}")
+        print_note(f"{gres!r} contains no GPUs")
     for row in answer.get("gpus", []):
         if row["compute_capability"] is None:
             print_note(_unknown(row["name"], row["may_be"]))
@@ -119,16 +119,13 @@ def _unknown(name: str, may_be: Sequence[str]) -> str:
     from dsrun.hardware.gpus import meanings
 
     if meanings(name):
-        return f"{name!r} may be {' or '.join(may_be)}, which differ; write the whole name"
+        return f"{name!r} may be {' or '.join(may_be)}, which differ; write the full name"
     hint = f"; did you mean {' or '.join(may_be)}?" if may_be else ""
     return f"no GPU called {name!r} is known{hint}"
 
 
-def _table(columns: dict[str, str], rows: Sequence[Row]) -> None:
-    cells = [list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
-    for line in cells:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+def _print_table(columns: dict[str, str], rows: Sequence[Row]) -> None:
+    print_table([list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in rows)])
 
 
 def _cell(key: str, value: object) -> str:

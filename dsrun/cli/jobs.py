@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_note
+from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.output import print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from dsrun.slurm.jobs.queue import Job
 
-FORMAT_VERSION = 1
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
 
 
-@click.command(name="jobs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="jobs")
 @click.argument("job_id", required=False, metavar="[ID]")
-@click.option("--follow", is_flag=True, help="Show the job's log to the end and pass its result on.")
-@click.option(
-    "--hours",
-    type=float,
-    default=24,
-    show_default=True,
-    help="How long ended jobs are listed.",
-)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--debug", is_flag=True, hidden=True)
-def command(*, job_id: str | None, follow: bool, hours: float, form: str, debug: bool) -> int:
+@click.option("--follow", is_flag=True, help="show the job's log to its end and exit with its exit code")
+@click.option("--hours", type=float, default=24, show_default=True, help="how long ended jobs are listed")
+@FORMAT
+@DEBUG
+def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int:
     """Your SLURM jobs: state, nodes, run folder, last step and loss.
 
-    With ID (a job, an array, or a task such as 12_3) that one at length.
+    With an ID (of a job, an array, or a task such as 12_3), show that one in detail.
     """
-    del debug  # main() looks for it
     _check_flags(job_id, follow=follow, hours=hours)
     if follow and form == "json":
-        raise UsageError("--follow shows a log, which is no JSON", fix="leave one of --follow and --format json away")
+        raise UsageError("--follow does not go with --format json", fix="remove one of them")
     if follow and job_id:
         return follow_job(job_id)
     from dsrun.slurm.jobs.queue import my_jobs
 
     jobs = my_jobs(hours=hours, job_id=job_id)
     if form == "json":
-        click.echo(json.dumps({"version": FORMAT_VERSION, "jobs": list(map(as_json, jobs))}, indent=2))
+        print_json({"jobs": list(map(as_json, jobs))})
     elif job_id and len(jobs) == 1:
         _print_one(jobs[0])
     else:
@@ -59,17 +51,17 @@ def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:
     import re
 
     if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
-        raise UsageError(f"{job_id!r} is no number of a job", fix="such as 1234, or 1234_5 for a task of an array")
-    if not 0 <= hours <= MOST_HOURS:  # refuses nan, too
+        raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
+    if not 0 <= hours <= MOST_HOURS:  # rejects nan too
         raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
     if follow and job_id is None:
-        raise UsageError("--follow of which job?", fix="dsrun jobs ID --follow")
+        raise UsageError("--follow needs a job ID", fix="dsrun jobs ID --follow")
 
 
 def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
-    """Follow the job to its end, its log on stdout unless that has the job's number, and return its exit code.
+    """Follow the job to its end, with its log on stdout or stderr, and return its exit code.
 
-    Ctrl-C leaves it running.
+    Ctrl-C leaves the job running.
     """
     from datetime import datetime
 
@@ -81,7 +73,9 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
     try:
         return follow(job_id, notify=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
     except KeyboardInterrupt:
-        print_note(f"job {job_id} goes on: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it")
+        print_note(
+            f"job {job_id} keeps running: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"
+        )
         return EXIT_INTERRUPTED
 
 
@@ -96,11 +90,8 @@ def _print_table(jobs: Sequence[Job], hours: float) -> None:
     if not jobs:
         click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
         return
-    rows: list[tuple[str, ...]] = [("JOB", "NAME", "STATE", "TIME", "NODES", "STEP", "LOSS", "RUN")]
-    rows += [_row(job) for job in jobs]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    head = ("JOB", "NAME", "STATE", "TIME", "NODES", "STEP", "LOSS", "RUN")
+    print_table([head, *map(_row, jobs)])
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -132,8 +123,8 @@ def _here(run: str | None) -> str:
     return str(Path(run).relative_to(here)) if run and Path(run).is_relative_to(here) else run or ""
 
 
-def reason_in_words(job: Job) -> str:
-    """SLURM's reason and what it means; of a cancelled job it says only what that had last waited for."""
+def explained_reason(job: Job) -> str:
+    """SLURM's reason and what it means; of a cancelled job it is only what that last waited for."""
     from dsrun.slurm.jobs.status import explain_reason
 
     meaning = None if job.state == "CANCELLED" else explain_reason(job.reason)
@@ -150,7 +141,7 @@ def _print_one(job: Job) -> None:
     lines = {
         "job": f"{job.id} {_one_line(job.name)}",
         "state": job.state + ended,
-        "reason": reason_in_words(job),
+        "reason": explained_reason(job),
         "partition": job.partition,
         "nodes": _nodes(job),
         "time": f"{job.elapsed} of {job.time_limit}" if job.time_limit else job.elapsed,
@@ -164,9 +155,7 @@ def _print_one(job: Job) -> None:
         "step": _step(job),
         "loss": _loss(job),
     }
-    for name, value in lines.items():
-        if value:
-            click.echo(f"{name + ':':<11}{value}")
+    print_fields(lines.items(), width=11)
 
 
 def _step(job: Job) -> str:

@@ -1,52 +1,31 @@
-"""The program of `dsrun launch`: dsrun's own training, a script, a module, an executable, or a torchrun line."""
+"""The program of `dsrun launch`: dsrun's own training, a script, a module or an executable."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from dsrun.errors import UsageError
-from dsrun.launch.compat import parse_torchrun, torchrun_words
+from dsrun.cli.launch_options import LaunchOptions
+from dsrun.cli.run_job import checked_recipe
+from dsrun.cli.run_node import Work, training_work
+from dsrun.errors import MissingError, UsageError
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
-
-if TYPE_CHECKING:
-    from dsrun.cli.launch import Options
+from dsrun.system import variables
 
 
-def without_torchrun(options: Options, words: tuple[str, ...]) -> tuple[Options, tuple[str, ...], str]:
-    """Options and program with those of a torchrun line taken over, and the run's name in its rendezvous."""
-    after = torchrun_words(words)
-    if after is None:
-        return options, words, ""
-    found = parse_torchrun(after)
-    said: dict[str, Any] = {
-        "nodes": found.nodes,
-        "node_rank": found.node_rank,
-        "nproc": found.nproc,
-        "master_addr": found.master_addr,
-        "master_port": found.master_port,
-        "max_restarts": found.max_restarts,
-    }
-    for name, value in said.items():
-        own = getattr(options, name)
-        if value is not None and own is not None and own != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {own} for dsrun launch, but {value} for torchrun", fix="give it once")
-    options = replace(options, **{name: value for name, value in said.items() if value is not None})
-    python = words[0] if words[1:2] == ("-m",) else "python"
-    begin = {(): (python,), ("--module",): (python, "-m"), ("--no-python",): ()}[found.mode]
-    return options, (*begin, *found.words), found.rdzv_id or ""
-
-
-def program_of(words: tuple[str, ...]) -> Program:
-    """What is to run. dsrun's own training is told from everything else, and a script must be there."""
-    first, *rest = words
+def parse_program(argv: tuple[str, ...]) -> Program:
+    """What is to run: dsrun's own training, or an external program. Raises UsageError for a script that is missing."""
+    first, *rest = argv
     if Path(first).name == "dsrun" and rest[:1] == ["train"]:
         return train_program(rest[1:])
     if first == "-m" or first.endswith(".py"):
-        words = ("python", *words)
-    found = any_program(words)
+        argv = ("python", *argv)
+    found = any_program(argv)
     if found.mode == ("--module",) and found.entry in (WORKER, "dsrun"):
         own = list(found.words)
         if found.entry == "dsrun" and own[:1] != ["train"]:
@@ -55,3 +34,73 @@ def program_of(words: tuple[str, ...]) -> Program:
     if found.file and not Path(found.file).is_file() and (found.mode == () or "/" in found.file):
         raise UsageError(f"there is no file {found.file}", fix="-- path/to/my_train.py --flag value")
     return found
+
+
+def work_of(options: LaunchOptions, program: Program) -> Work:
+    """What this machine runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
+    environment_output = os.environ.get(variables.OUTPUT)
+    if not program.trains:
+        return _external_work(replace(options, output=options.output or environment_output), program)
+    recipe = checked_recipe(list(program.words))
+    named = recipe.spec.output
+    if options.output and named and options.output != named:
+        raise UsageError(
+            f"--output {options.output} for dsrun launch, but {named} for dsrun train",
+            fix="give it once",
+        )
+    return training_work(recipe, replace(options, output=options.output or named or environment_output))
+
+
+def _external_work(options: LaunchOptions, program: Program) -> Work:
+    """Any program but dsrun's own training."""
+    from dsrun.launch.job import Job, decide
+    from dsrun.launch.supervisor.policy import Limits
+    from dsrun.runs.folder import default_name
+    from dsrun.system.gpus import gpu_count
+    from dsrun.system.host import cores
+
+    topology = decide(nproc=options.nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=False)
+    restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
+    return Work(
+        topology=topology,
+        output=options.output or default_name(program.name, datetime.now()),
+        external=True,
+        debug=options.debug,
+        dry_run=options.dry_run,
+        # The program may write into its folder whatever it likes.
+        force=True,
+        require=partial(_require, program),
+        job=partial(
+            Job,
+            topology=topology,
+            program=_worker_argv(program),
+            external=True,
+            limits=Limits(**restarts, remedy=False),
+            hang_timeout=options.hang_timeout,
+            warm=False,
+            # Users expect its output on the terminal, as with torchrun.
+            echo=True,
+            terminal_width=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
+        ),
+    )
+
+
+def _worker_argv(program: Program) -> tuple[str, ...]:
+    """A `python` other than this one runs its scripts itself: torch.distributed.run would start its own otherwise."""
+    if "--no-python" in program.mode or program.interpreter is None:
+        return (*program.mode, program.entry, *program.words)
+    found = shutil.which(program.interpreter) or program.interpreter
+    if Path(found).parent == Path(sys.executable).parent:
+        return (*program.mode, program.entry, *program.words)
+    module = ("-m",) if "--module" in program.mode else ()
+    return ("--no-python", found, "-u", *module, program.entry, *program.words)
+
+
+def _require(program: Program) -> None:
+    """Raise MissingError here, where the rank would only end with a traceback, and be restarted."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingError(f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch")
+    if "--no-python" in program.mode and shutil.which(program.entry) is None:
+        raise MissingError(f"there is no program {program.entry}", fix="-- PROGRAM ARGS, with its path")

@@ -5,63 +5,37 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from importlib import import_module
 
 import click
 
 from dsrun import __version__
+from dsrun.cli.options import LazyGroup
 from dsrun.cli.output import print_error
-from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, nearest
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
 # A full disk or quota, mostly behind `>`.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# name -> (module, one line for --help)
+# name -> ("module:attribute", one line for --help)
 COMMANDS = {
-    "train": ("dsrun.cli.train", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
-    "launch": ("dsrun.cli.launch", "Run any training script on any machines, and watch over it."),
-    "diagnose": ("dsrun.cli.diagnose", "Why a run stopped, from its logs."),
-    "plan": ("dsrun.cli.plan", "What fits where: memory and speed of every ZeRO strategy."),
-    "export": ("dsrun.cli.export", "A run or checkpoint as a Hugging Face folder, proved."),
-    "checkpoint": ("dsrun.cli.checkpoint", "List, verify and inspect a run's checkpoints."),
-    "prepare": ("dsrun.cli.prepare", "Tokenise a run's data ahead of the job."),
-    "render-slurm": ("dsrun.cli.render_slurm", "Write the sbatch script of a job, or submit it."),
-    "jobs": ("dsrun.cli.jobs", "Your SLURM jobs, with the step and loss each has reached."),
-    "cluster": ("dsrun.cli.cluster", "Nodes, GPUs and partitions of this SLURM cluster."),
-    "build-wheel": ("dsrun.cli.build_wheel", "Compile DeepSpeed into a wheel for these GPUs, once."),
-    "verify-wheel": ("dsrun.cli.verify_wheel", "What a wheel serves, and whether it runs here."),
-    "wheel": ("dsrun.cli.wheel", "Put a wheel on the nodes of a cluster."),
-    "gpus": ("dsrun.cli.gpus", "What a GPU's name or a GRES string means."),
-    "config": ("dsrun.cli.config", "Write, check or upgrade a DeepSpeed configuration."),
+    "train": ("dsrun.cli.train:command", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
+    "launch": ("dsrun.cli.launch:command", "Run any training script on any machines, and watch over it."),
+    "diagnose": ("dsrun.cli.diagnose:command", "Why a run stopped, from its logs."),
+    "plan": ("dsrun.cli.plan:command", "What fits where: memory and speed of every ZeRO strategy."),
+    "export": ("dsrun.cli.export:command", "A run or checkpoint as a Hugging Face folder, proved."),
+    "checkpoint": ("dsrun.cli.checkpoint:command", "List, verify and inspect a run's checkpoints."),
+    "prepare": ("dsrun.cli.train:prepare_command", "Tokenise a run's data ahead of the job."),
+    "render-slurm": ("dsrun.cli.render_slurm:command", "Write the sbatch script of a job, or submit it."),
+    "jobs": ("dsrun.cli.jobs:command", "Your SLURM jobs, with the step and loss each has reached."),
+    "cluster": ("dsrun.cli.cluster:command", "Nodes, GPUs and partitions of this SLURM cluster."),
+    "build-wheel": ("dsrun.cli.build_wheel:command", "Compile DeepSpeed into a wheel for these GPUs, once."),
+    "verify-wheel": ("dsrun.cli.wheel:verify_command", "What a wheel serves, and whether it runs here."),
+    "wheel": ("dsrun.cli.wheel:command", "Put a wheel on the nodes of a cluster."),
+    "gpus": ("dsrun.cli.gpus:command", "What a GPU's name or a GRES string means."),
+    "config": ("dsrun.cli.config:command", "Write, check or upgrade a DeepSpeed configuration."),
 }
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands' names and lines, and imports only the one that is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = nearest(args[0], COMMANDS)
-            hint = f"did you mean `dsrun {near}`?" if near else f"commands: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"there is no command {args[0]!r} ({hint})")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dsrun")
 def cli() -> None:
     """From a bare GPU node to a finished Hugging Face model under DeepSpeed."""

@@ -1,21 +1,24 @@
-"""What dsrun writes: lines on stderr, coloured on a terminal unless NO_COLOR is set, and the file that a user named.
+"""What commands write: tables and JSON on stdout, coloured lines on stderr, and the file that a user named.
 
 A closed terminal changes neither a run nor its exit code.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dsrun.errors import UsageError
 from dsrun.system.files import replacing
 
+FORMAT_VERSION = 1
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -44,6 +47,26 @@ def write_file(path: Path, content: bytes, *, force: bool, executable: bool = Fa
     except (OSError, RuntimeError) as error:  # the latter by resolve(), for a loop of links
         why = error.strerror if isinstance(error, OSError) else "too many levels of symbolic links"
         raise UsageError(f"{path}: cannot be written: {why}", fix="name a file in a folder that exists") from error
+
+
+def print_table(rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of cells with aligned columns."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:
+    """Print "name: value" lines, values aligned at column `width`; an empty value prints nothing."""
+    for name, value in fields:
+        if value:
+            click.echo(f"{name + ':':<{width}}{value}")
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """Print what `--format json` gives: `content`, led by the version of its format."""
+    click.echo(json.dumps({"version": FORMAT_VERSION, **content}, indent=2))
 
 
 def print_error(message: str) -> None:

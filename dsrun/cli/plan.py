@@ -2,74 +2,74 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_note
+from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
-    from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.model.count import Counted
     from dsrun.zero.memory.plan import Plan
     from dsrun.zero.memory.report import Wording
     from dsrun.zero.memory.request import PlanRequest
 
 
-@click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--model", required=True, metavar="NAME|DIR", help="Model folder, config.json, or cached Hub name.")
-@click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8.  [default: those here]")
-@click.option("--cluster", is_flag=True, help="Take the GPUs from this SLURM cluster's nodes.")
-@click.option("--partition", metavar="NAME", help="Take them from this partition's nodes.")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes with these GPUs.")
-@click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, for one that is not known.")
-@click.option("--host-memory", type=float, metavar="GIB", help="GiB of host memory per node.  [default: 256 a GPU]")
-@click.option("--max-length", type=int, metavar="N", help="Tokens per sample; of a seq2seq model, of both sides.")
-@click.option("--max-source-length", type=int, metavar="N", help="Source tokens per sample (seq2seq).")
-@click.option("--max-target-length", type=int, metavar="N", help="Target tokens per sample (seq2seq).")
-@click.option("--global-batch-size", type=int, metavar="N", help="Samples per optimizer step over all GPUs.")
-@click.option("--lora", type=int, metavar="RANK", help="Train LoRA adapters of this rank only.")
+@click.command(name="plan")
+@click.option("--model", required=True, metavar="NAME|DIR", help="model folder, config.json, or cached Hub name")
+@click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8  [default: those here]")
+@click.option("--cluster", is_flag=True, help="take the GPUs from this SLURM cluster's nodes")
+@click.option("--partition", metavar="NAME", help="take the GPUs from this partition's nodes")
+@click.option("--nodes", type=int, default=1, show_default=True, help="nodes with these GPUs")
+@click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, if its model is unknown")
+@click.option("--host-memory", type=float, metavar="GIB", help="GiB of host memory per node  [default: 256 a GPU]")
+@click.option("--max-length", type=int, metavar="N", help="tokens per sample; of a seq2seq model, of both sides")
+@click.option("--max-source-length", type=int, metavar="N", help="source tokens per sample (seq2seq)")
+@click.option("--max-target-length", type=int, metavar="N", help="target tokens per sample (seq2seq)")
+@click.option("--global-batch-size", type=int, metavar="N", help="samples per optimizer step over all GPUs")
+@click.option("--lora", type=int, metavar="RANK", help="train LoRA adapters of this rank only")
 @click.option(
     "--preset", type=click.Choice(["conservative", "balanced", "aggressive"]), default="balanced",
-    show_default=True, help="Fill at most 50%, 65% or 90% of each GPU.",
+    show_default=True, help="fill at most 50%, 65% or 90% of each GPU",
 )  # fmt: skip
 @click.option(
     "--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
-    help="Number format of training.",
+    help="number format of training",
 )  # fmt: skip
 @click.option(
     "--gradient-checkpointing", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True,
-    help="Keep only each layer's input and compute the rest again.",
+    help="keep only each layer's input and compute the rest again",
 )  # fmt: skip
 @click.option(
     "--attention", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
-    help="fused: sdpa or flash attention; eager keeps all scores.",
+    help="fused: sdpa or flash attention; eager keeps all scores",
 )  # fmt: skip
-@click.option("--from-scratch", is_flag=True, help="The model is initialised, not loaded.")
-@click.option("--train-file", metavar="FILE", help="Training data, for the commands that follow.")
-@click.option("--dataset", metavar="NAME", help="Dataset, for the commands that follow.")
-@click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="Local NVMe folder.")
+@click.option("--from-scratch", is_flag=True, help="initialise the model instead of loading it")
+@click.option("--train-file", metavar="FILE", help="training data, for the commands that follow")
+@click.option("--dataset", metavar="NAME", help="dataset, for the commands that follow")
+@click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="local NVMe folder")
 @click.option(
     "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
-    help="Count parameters with transformers on the meta device, or from the config's shapes.",
+    help="count parameters with transformers on the meta device, or from the config's shapes",
 )  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--calibrate", is_flag=True, help="Train two steps at the chosen point here and compare.")
-@click.option("--debug", is_flag=True, hidden=True)
+@FORMAT
+@click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
+@DEBUG
 def command(**given: Any) -> int:
     """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
+    from dsrun.zero.memory.calibration import remembered
     from dsrun.zero.memory.model.configs import find
     from dsrun.zero.memory.model.count import count
     from dsrun.zero.memory.plan import plan
 
     if given["cluster"] or given["partition"] is not None:
-        from dsrun.cli.plan_cluster import with_cluster
+        from dsrun.slurm.cluster.plan_gpus import with_cluster
 
-        given = with_cluster(given)
+        given = with_cluster(given, notify=print_note)
     found = find(_model_folder(given["model"]))
     counted = count(
         found,
@@ -77,9 +77,9 @@ def command(**given: Any) -> int:
         from_scratch=given["from_scratch"],
     )
     request = _request(counted, given)
-    _remark_idle_lengths(counted.architecture.seq2seq, given)
+    _note_unused_lengths(counted.architecture.seq2seq, given)
     words = _wording(given)
-    request = replace(request, factor=_correction(found, request))
+    request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     for finding in counted.findings:
         print_note(f"{finding.message}{f' ({finding.fix})' if finding.fix else ''}")
@@ -88,11 +88,14 @@ def command(**given: Any) -> int:
     if given["form"] == "json":
         from dsrun.zero.memory.report import as_json
 
-        click.echo(json.dumps(as_json(made, counted, words), indent=2))
+        print_json(as_json(made, counted, words))
     else:
         _print(made, counted, words)
     if given["calibrate"] and made.choice is not None:
-        return _calibrate(made, found, given["nvme_path"])
+        from dsrun.zero.memory.calibrate import calibrate
+
+        click.echo(calibrate(made, found, given["nvme_path"], notify=print_note).sentence, err=True)
+        return 0
     return 0 if made.choice is not None else EXIT_FINDINGS
 
 
@@ -134,15 +137,15 @@ def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
     return request
 
 
-def _remark_idle_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
+def _note_unused_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
     sides = ("max_source_length", "max_target_length")
-    idle = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None and not seq2seq]
-    if idle:
-        print_note(f"a causal language model has no {' or '.join(idle)}: --max-length is what counts")
+    unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None and not seq2seq]
+    if unused:
+        print_note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
 
 
 def _first(*values: int | None) -> int:
-    """The first that was given; 0 counts as given, and is refused later."""
+    """The first that was given; 0 counts as given, and is rejected later."""
     return next(value for value in values if value is not None)
 
 
@@ -156,7 +159,7 @@ def _cluster(given: dict[str, Any]) -> Any:
 
         here = visible_gpus()
         if not here:
-            raise UsageError("there is no GPU here to plan for", fix="name them: --gpus a100-80:8")
+            raise UsageError("this machine has no GPU to plan for", fix="name GPUs: --gpus a100-80:8")
         sizes = [each.memory_total / 2**30 for each in here if each.memory_total is not None]
         memory = given["gpu_memory"] or (min(sizes) if sizes else None)
         return cluster(f"{here[0].name}:{len(here)}", nodes=given["nodes"], memory=memory)
@@ -174,7 +177,7 @@ def _wording(given: dict[str, Any]) -> Wording:
         for word in (f"--{name.replace('_', '-')}", given[name])
     )
     folder = Path(given["model"]).expanduser()
-    # A folder with a config alone is planned for, but trained only from scratch.
+    # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)
     return Wording(
         model=given["model"],
@@ -184,12 +187,6 @@ def _wording(given: dict[str, Any]) -> Wording:
     )
 
 
-def _correction(found: Found, request: PlanRequest) -> float:
-    from dsrun.zero.memory.calibration import remembered
-
-    return remembered(found.config, request)
-
-
 def _print(made: Plan, counted: Counted, words: Wording) -> None:
     from dsrun.zero.generate.presets import GIB
     from dsrun.zero.memory import report
@@ -197,16 +194,13 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
     for line in report.header(made, counted, words):
         click.echo(line)
     click.echo()
-    rows = report.table(made)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(report.table(made))
     click.echo()
     if made.choice is None:
         click.echo(
-            "nothing fits. What would:"
+            "nothing fits. What would fit:"
             if made.remedies
-            else "nothing fits, and neither more GPUs nor larger ones, shorter samples, host memory or LoRA would do"
+            else "nothing fits, and neither more or larger GPUs, shorter samples, host memory nor LoRA would help"
         )
         for remedy in made.remedies:
             click.echo(f"  {remedy}")
@@ -221,10 +215,3 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
         click.echo(line)
     if not words.data:
         click.echo("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")
-
-
-def _calibrate(made: Plan, found: Found, nvme_path: str) -> int:
-    from dsrun.cli.calibrate import calibrate
-
-    click.echo(calibrate(made, found, nvme_path).sentence, err=True)
-    return 0

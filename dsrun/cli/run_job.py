@@ -1,4 +1,4 @@
-"""A training run as a job for the supervisor, and what the user reads of it: for `dsrun train` and `dsrun launch`."""
+"""The checked recipe of a training run, and the supervisor's job of it: for `dsrun train` and `dsrun launch`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from dsrun.cli.output import ignore_closed_stream, print_detail, print_error, print_note
-from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
+from dsrun.cli.output import print_note
 
 if TYPE_CHECKING:
-    from dsrun.launch.job import Job, Outcome, Topology
+    from dsrun.launch.job import Job, Topology
+    from dsrun.recipe.batch import BatchPlan
     from dsrun.recipe.recipe import Recipe
-    from dsrun.runs.folder import RunFolder
 
 WORKER = "dsrun.train"
 
@@ -44,7 +40,7 @@ def checked_recipe(args: list[str]) -> Recipe:
 
 
 def topology_of(recipe: Recipe, *, nproc: int | None = None) -> Topology:
-    """The workers of this machine; `nproc` comes before the recipe's."""
+    """The workers of this machine; `nproc` takes precedence over the recipe's."""
     from dsrun.launch.job import decide
     from dsrun.system.gpus import gpu_count
     from dsrun.system.host import cores
@@ -54,6 +50,19 @@ def topology_of(recipe: Recipe, *, nproc: int | None = None) -> Topology:
         visible_gpus=gpu_count(),
         cores=cores(),
         use_cpu=bool(recipe.hf.get("use_cpu")),
+    )
+
+
+def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
+    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
+    from dsrun.recipe.batch import batch_plan
+
+    return batch_plan(
+        global_batch_size=recipe.spec.global_batch_size,
+        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        accumulation=recipe.hf.get("gradient_accumulation_steps"),
+        world_size=world_size,
+        default_micro=8,
     )
 
 
@@ -67,24 +76,17 @@ def training_job(
     named: bool,
     **more: Any,
 ) -> Job:
-    """The job of dsrun's own workers, after `recipe`; `more` are fields of Job, and come before the recipe. `named`:
-    the same command would have the same run folder.
+    """The job of dsrun's own workers; `more` are fields of Job that take precedence over the recipe's. `named`: the
+    same command would have the same run folder.
 
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
     from dsrun.launch.job import Job
     from dsrun.launch.supervisor.policy import Limits
-    from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.resolved import to_json
 
     spec = recipe.spec
-    batch = batch_plan(
-        global_batch_size=spec.global_batch_size,
-        micro_batch_size=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        world_size=nnodes * topology.workers,
-        default_micro=8,
-    )
+    batch = batch_of(recipe, nnodes * topology.workers)
     fields: dict[str, Any] = {
         "program": ["--module", WORKER],
         "recipe": json.dumps(to_json(recipe)),
@@ -103,7 +105,7 @@ def training_job(
 
 
 def late_imports(recipe: Recipe) -> list[str]:
-    """What a worker of this recipe loads only when it needs it."""
+    """Modules that a worker of this recipe imports only when it needs them."""
     spec = recipe.spec
     # original_muon loads torch's compiler, whatever the optimizer: a second and a half.
     names = ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if spec.zero != "0" else []
@@ -119,64 +121,7 @@ def _model_type(model: str | None) -> str | None:
     return None
 
 
-def account(folder: RunFolder) -> None:
-    """Say where the time of the run went, all its attempts and earlier starts together."""
-    from dsrun.runs.goodput import goodput, words
-    from dsrun.runs.records import iter_records
-
-    ledger = goodput(iter_records(folder.events))
-    if ledger.productive:
-        line = f"  {words(ledger)}"
-        print_detail(line)
-        _keep(line, folder)
-
-
-def teller(folder: RunFolder) -> Callable[[str], None]:
-    """Tells the user what the supervisor does, and console.log with him."""
-
-    def tell(line: str) -> None:
-        print_note(line)
-        _keep(f"note: {line}", folder)
-
-    return tell
-
-
-def _keep(line: str, folder: RunFolder) -> None:
-    with suppress(OSError), folder.console.open("a", encoding="utf-8") as log:
-        log.write(line + "\n")
-
-
-def report(outcome: Outcome, folder: RunFolder, *, external: bool = False) -> int:
-    """Say how the run ended; returns the exit code."""
-    if outcome.exit_code == 0:
-        with ignore_closed_stream(1):
-            click.echo(folder.model if folder.model.is_dir() and not external else folder.path)
-    elif outcome.exit_code == EXIT_RESUME and outcome.message:
-        print_note(outcome.message)
-    elif outcome.message:
-        print_error(outcome.message)
-        if outcome.advice:
-            print_detail(f"       {outcome.advice}")
-        if outcome.log and outcome.exit_code == EXIT_TOOL_FAILED:
-            print_detail(f"       the whole story is in {outcome.log}")
-    return outcome.exit_code
-
-
-def default_output(recipe: Recipe) -> str:
-    """The run folder where --output was not given."""
-    from dsrun.runs.folder import default_name
-
-    return default_name(recipe.spec.model or recipe.spec.model_type or "model", datetime.now())
-
-
 def with_flags(job: Job, recipe: Recipe) -> Job:
     """The job with the flags as arguments of the worker, for --dry-run: a command that runs without a supervisor."""
     flags = [word for word in recipe.argv if word.replace("_", "-") != "--dry-run"]
     return replace(job, program=[*job.program, *flags])
-
-
-def show(argv: Sequence[str], changes: Mapping[str, str | None]) -> None:
-    """--dry-run: what would be set, and the command that would be run."""
-    for name, value in sorted(changes.items()):
-        click.echo(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
-    click.echo(shlex.join(argv))

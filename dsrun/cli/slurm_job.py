@@ -1,4 +1,4 @@
-"""What `dsrun render-slurm` is to render: the program, the options of run.yaml, and what is known of the cluster."""
+"""What `dsrun render-slurm` renders: the program and the options of run.yaml."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.cli.output import print_note
+from dsrun.cli.run_job import batch_of
 from dsrun.errors import UsageError
 from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.spec import Given
@@ -25,9 +26,9 @@ _TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The program, and the run.yaml whose `slurm:` section speaks for it, as the user wrote its path.
+    """The program, and the path of the run.yaml whose `slurm:` section applies, as the user wrote it.
 
-    `recipe` is that of a training of dsrun's.
+    `recipe` is that of dsrun's own training.
     """
 
     program: Program
@@ -48,19 +49,19 @@ def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     if config or here:
         name = str(config or here)
         _refuse_no_training(name, cwd)
-        print_note(f"nothing stands behind --: the job runs {name}")
+        print_note(f"no command after --: the job runs {name}")
         return _train(["--config", str((cwd / name).absolute())], name, cwd)
-    print_note(f"nothing stands behind -- and there is no {RUN_FILE} here: the job trains the demo")
+    print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd)
 
 
 def _refuse_no_training(name: str, cwd: Path) -> None:
-    """A run file may hold no more than what a site wants said of every job."""
+    """A run file may hold only the options that a site uses for every job."""
     from dsrun.recipe.runfile import read_run_file
 
     if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
         raise UsageError(
-            f"nothing stands behind --, and {name} names no model to train",
+            f"no command after --, and {name} does not name a model to train",
             fix="add train: {model: …} to it, or write -- train --model demo-t5",
         )
 
@@ -72,11 +73,11 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
     for name in ("token", "hub_token"):
         if recipe.given(name) and recipe.sources[name] == "command line":
             raise UsageError(
-                f"--{name.replace('_', '-')} would stand in the script, which everybody can read",
+                f"--{name.replace('_', '-')} would be written into the script, which everybody can read",
                 fix="export HF_TOKEN=… where you call sbatch",
             )
     if recipe.spec.explain or recipe.spec.dry_run:
-        raise UsageError("--explain and --dry-run of dsrun train start nothing that could be a job")
+        raise UsageError("--explain and --dry-run of dsrun train do not start a job", fix="remove them")
     for notice in recipe.notices:
         print_note(notice)
     name = recipe.spec.model or recipe.spec.model_type or "train"
@@ -90,11 +91,10 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
 
 
 def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
-    """Raise, before the queue, what `dsrun train` would on the nodes. `spec` is the completed one.
+    """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
 
-    Files are looked for unless an image brings its own, packages where the workers' Python is the one that renders.
+    Checks files unless an image provides them, and packages if the workers use the Python that renders.
     """
-    from dsrun.recipe.batch import batch_plan
     from dsrun.recipe.files import check_files
     from dsrun.recipe.trackers import check_packages
     from dsrun.slurm.render.environment import uses_own_python, workers
@@ -103,13 +103,7 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
     if uses_own_python(spec):
         check_packages(recipe)
-    batch_plan(
-        global_batch_size=recipe.spec.global_batch_size,
-        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        world_size=spec.nodes * workers(spec),
-        default_micro=8,
-    )
+    batch_of(recipe, spec.nodes * workers(spec))
 
 
 def _refuse_tokens(words: Sequence[str]) -> None:
@@ -117,12 +111,12 @@ def _refuse_tokens(words: Sequence[str]) -> None:
         if _TOKEN.search(word):
             raise UsageError(
                 f"{word[:6]}… looks like a token, and everybody can read a job's script",
-                fix="put it into a variable and name that with --env",
+                fix="put it into a variable and name the variable with --env",
             )
 
 
 def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
-    """What the run file's `slurm:` section asks for, and the restarts of its `launch:` section."""
+    """The options of the run file's `slurm:` section, and max_restarts of its `launch:` section."""
     if config is None:
         return ()
     from dsrun.recipe.runfile import read_section

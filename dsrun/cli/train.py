@@ -1,36 +1,29 @@
-"""`dsrun train`: check what can be checked, start the workers, pass their exit code on."""
+"""`dsrun train`: check the settings, start the workers, exit with their exit code; `dsrun prepare`: only the data."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.output import print_note
-from dsrun.cli.run_job import (
-    WORKER,
-    account,
-    checked_recipe,
-    default_output,
-    report,
-    show,
-    teller,
-    topology_of,
-    training_job,
-    with_flags,
-)
+from dsrun.cli.output import print_note, print_table
+from dsrun.cli.run_job import WORKER, checked_recipe
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
     from dsrun.recipe.recipe import Recipe
 
 
+PREPARER = "dsrun.train.prepare"
+
+
 class TrainCommand(click.Command):
-    """Leaves all flags to the recipe's own parser, which knows those of transformers too."""
+    """Leaves all flags to the recipe's parser, which knows those of Transformers too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any(arg in ("-h", "--help") for arg in args):
@@ -61,70 +54,46 @@ def command(args: list[str]) -> int:
             if recipe.spec.explain:
                 show_values(recipe)
                 return 0
-            return _launch(recipe, early)
+            return _run(recipe, early)
     except Stopped as stopped:
         print_note(str(stopped))
         return stopped.exit_code
 
 
-def _launch(recipe: Recipe, early: StartupSignals) -> int:
-    from dsrun.launch.coordinator.messages import SingleNodeCoordinator
-    from dsrun.launch.environment import has_libuv, launch_environment, run_arguments, run_command
-    from dsrun.launch.supervisor.run import supervise
-    from dsrun.recipe.resolved import recipe_in_force
-    from dsrun.runs.attempts import earlier_signatures, saved_global_batch
-    from dsrun.runs.folder import RunFolder, refuse_unfit
-    from dsrun.system.host import require_training_packages
-    from dsrun.system.net import free_port
+def _run(recipe: Recipe, early: StartupSignals) -> int:
+    from dsrun.cli.launch_options import LaunchOptions
+    from dsrun.cli.run_node import run_node, training_work
+    from dsrun.launch.context import LocalLauncher
 
-    topology = topology_of(recipe)
-    folder = RunFolder(Path(recipe.spec.output or default_output(recipe)))
-    refuse_unfit(folder.path, force=recipe.spec.force)
-    recipe, notice = recipe_in_force(recipe, folder, os.environ)
-    if notice:
-        print_note(notice)
-    changes = launch_environment(
-        topology, os.environ, run=folder.path, external=False, debug=recipe.spec.debug, libuv=has_libuv()
-    )
-    env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    named = bool(recipe.spec.output)
-    job = training_job(
-        recipe,
-        saved_batch=saved_global_batch(folder, recipe.spec.resume, earlier_signatures(os.environ)),
-        topology=topology,
-        run=folder.path,
-        env=env,
-        port=_port(recipe),
-        named=named,
-    )
-    if recipe.spec.dry_run:
-        by_hand = run_arguments(with_flags(job, recipe), attempt=0, port=job.port or free_port())
-        show(run_command(by_hand), changes)
-        return 0
-    require_training_packages()
-    RunFolder.create(folder.path, force=recipe.spec.force)
-    coordinator = SingleNodeCoordinator()
-    early.forward_to(coordinator)
-    outcome = supervise(job, coordinator, teller(folder))
-    early.is_over = True
-    account(folder)
-    return report(outcome, folder)
-
-
-def _port(recipe: Recipe) -> int | None:
-    """The port that the user wants; None for a free one, found for every attempt anew."""
-    from dsrun.system.net import claim_port
-
-    if recipe.spec.master_port is None:
-        return None
-    return claim_port(recipe.spec.master_port, find=recipe.spec.find_port)
+    spec, options = recipe.spec, LaunchOptions(output=recipe.spec.output)
+    work = replace(training_work(recipe, options), find_port=spec.find_port)
+    place = LocalLauncher(how="", port=spec.master_port)
+    return run_node(work, place, early, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
 def show_values(recipe: Recipe) -> None:
-    """--explain: every value with where it comes from."""
+    """--explain: print every value with its source."""
     from dsrun.recipe.resolve import explain
 
-    rows = [(name, repr(value), source) for name, value, source in explain(recipe)]
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    for name, value, source in rows:
-        click.echo(f"{name.ljust(widths[0])}  {value.ljust(widths[1])}  {source}")
+    print_table((name, repr(value), source) for name, value, source in explain(recipe))
+
+
+@click.command(cls=TrainCommand, name="prepare")
+@click.pass_obj
+def prepare_command(args: list[str]) -> int:
+    """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
+    from dsrun.recipe.resolve import resolve
+    from dsrun.system.host import require_training_packages
+
+    recipe = resolve(args, Path.cwd())
+    argv = [sys.executable, "-m", PREPARER, *args]
+    if recipe.spec.explain:
+        show_values(recipe)
+    elif recipe.spec.dry_run:
+        from dsrun.cli.run_node import print_command
+
+        print_command([word for word in argv if word.replace("_", "-") != "--dry-run"], {})
+    else:
+        require_training_packages()
+        os.execv(sys.executable, argv)
+    return 0

@@ -1,7 +1,7 @@
 """Make a demo: an ordinary model folder without weights, and ordinary data files.
 
-A folder is filled in a hidden sibling and moved into place whole, so a folder that carries the mark of a finished build
-is one.  The mark also holds a key over everything the content follows from; a dsrun or a Python that could write
+A folder is filled as a hidden sibling and renamed, so a folder that has the mark of a finished build
+is complete.  The mark also holds a key over everything the content follows from; a dsrun or a Python that could write
 something else finds another key, and replaces the folder with all that is in it.
 """
 
@@ -129,7 +129,7 @@ def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
     # Several processes of one job may ask at once: one builds, the others wait and reuse.
     with FileLock(folder.parent / f".{folder.name}.lock"):
         mark = _read_mark(folder)
-        if mark is not None and (mark["name"], mark["key"]) == (name, key) and _is_whole(folder, mark):
+        if mark is not None and (mark["name"], mark["key"]) == (name, key) and _is_complete(folder, mark):
             return
         if mark is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} holds something that is not a demo", fix="give another folder")
@@ -161,7 +161,7 @@ def _read_mark(folder: Path) -> Mapping[str, Any] | None:
     return mark if isinstance(mark, dict) and {"name", "key"} <= mark.keys() else None
 
 
-def _is_whole(folder: Path, mark: Mapping[str, Any]) -> bool:
+def _is_complete(folder: Path, mark: Mapping[str, Any]) -> bool:
     """Whether all files are there; one emptied by a crash of the machine counts as missing."""
     files = [folder / file for file in mark.get("files", ())]
     return bool(files) and all(file.is_file() and file.stat().st_size > 0 for file in files)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from dsrun.datafiles import data_folder
+from dsrun.errors import UsageError
 
 _DECORATION = re.compile(
     r"\((?:tm|r|nvgpu)\)|[™®]|\b(?:engineering reference )?developer kit\b|\brev\. a\b|-shared$"
@@ -273,3 +274,13 @@ def _shared_words(names: Sequence[str]) -> str:
             break
         words.append(column[0])
     return " ".join(words) or names[0]
+
+
+def require_gpu(name: str) -> GpuModel:
+    """The row of the table for the GPU of a --gpu option. Raises UsageError, with similar names, for others."""
+    found = lookup(name)
+    if found is None:
+        near = [row.name for row in meanings(name)[:3]] or near_names(name)
+        hint = f"did you mean {', '.join(near)}?" if near else "write it as nvidia-smi does, such as A100-SXM4-80GB"
+        raise UsageError(f"--gpu {name}: unknown or ambiguous GPU", fix=hint)
+    return found

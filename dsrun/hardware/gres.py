@@ -34,7 +34,7 @@ def cluster_nodes(partition: str | None = None) -> tuple[Node, ...] | None:
     """
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # sinfo would wait a minute for it
-        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or mend it")
+        raise ToolError(f"SLURM_CONF names {config}, which does not exist", fix="unset SLURM_CONF, or correct it")
     command = ["sinfo", "--noheader", "--Node", f"--format={_FORMAT}"]
     if partition is not None:
         command.append(f"--partition={partition}")
@@ -107,7 +107,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
             continue
         match = _ENTRY.fullmatch(entry)
         if not match:
-            raise UsageError(f"{piece.strip()!r} is no GRES", fix=_FORMS)
+            raise UsageError(f"{piece.strip()!r} is not a GRES", fix=_FORMS)
         if match["name"].lower() != "gpu":
             _check_amount(match, piece.strip())
             continue
@@ -126,7 +126,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 def _check_amount(match: re.Match[str], piece: str) -> None:
     """A line like "Gres=gpu:a100:4" is no list, and must not pass for one without GPUs."""
     if match["total"] and not _AMOUNT.fullmatch(match["total"]):
-        raise UsageError(f"{piece!r} is no GRES", fix=_FORMS)
+        raise UsageError(f"{piece!r} is not a GRES", fix=_FORMS)
 
 
 def _gpus(match: re.Match[str], piece: str) -> Gres:
@@ -135,7 +135,7 @@ def _gpus(match: re.Match[str], piece: str) -> Gres:
     if total is None and parts and _COUNT.fullmatch(parts[-1]):
         total = parts.pop()
     if len(parts) > 1 or (total and not _COUNT.fullmatch(total)):
-        raise UsageError(f"{piece!r} is no GRES for GPUs", fix=_FORMS)
+        raise UsageError(f"{piece!r} is not a GRES for GPUs", fix=_FORMS)
     kind = parts[0] if parts else None
     model = lookup(kind) if kind else None
     return Gres(type=kind, count=_count(total), capability=model.capability if model else None)

@@ -47,7 +47,7 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
         name, slots = _entry(words, f"{where}:{number}")
         if name in hosts:
             raise UsageError(
-                f"{where}:{number}: {name} stands in line {lines[name]} already",
+                f"{where}:{number}: {name} is already in line {lines[name]}",
                 fix="one line per machine, with all its slots",
             )
         hosts[name], lines[name] = slots, number
@@ -60,13 +60,13 @@ def _entry(words: str, where: str) -> tuple[str, int]:
     found = _LINE.fullmatch(words)
     if not found:
         missing = len(words.split()) == 1
-        what = f"{words} has no slots" if missing else f"{words!r} is no machine with its slots"
+        what = f"{words} has no slots" if missing else f"{words!r} is not a machine with its slots"
         raise UsageError(f"{where}: {what}", fix=f"{words} slots=8, for 8 GPUs" if missing else _FORM)
     name, slots = found["name"], found["slots"]
     if not _NAME.fullmatch(name) or name.startswith("-"):  # ssh would take it for an option
-        raise UsageError(f"{where}: {name!r} is no name of a machine", fix=_FORM)
+        raise UsageError(f"{where}: {name!r} is not a machine name", fix=_FORM)
     if not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= _MOST_SLOTS):
-        raise UsageError(f"{where}: slots={slots} is no number of GPUs", fix=_FORM)
+        raise UsageError(f"{where}: slots={slots} is not a number of GPUs", fix=_FORM)
     return name, int(slots)
 
 
@@ -108,7 +108,7 @@ def _choices(hosts: Sequence[Host], choice: str, flag: str) -> dict[str, tuple[i
             hint = did_you_mean(name, known, f"it has {', '.join(list(known)[:5])}")
             raise UsageError(f"{flag}: the hostfile has no machine {name!r}", fix=hint)
         if name in found:
-            raise UsageError(f"{flag}: {name} stands there twice", fix=f"{name}:0,1")
+            raise UsageError(f"{flag}: {name} is given twice", fix=f"{name}:0,1")
         found[name] = _slots(slots, known[name], flag) if colon else ()
     return found
 
@@ -187,7 +187,7 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
         if name not in _VALUED | _PASSED_OVER:
             raise UsageError(
                 f"torchrun {word}: dsrun launch does not know this option",
-                fix="-- before the program, or leave it away",
+                fix="-- before the program, or remove it",
             )
         if not equals:
             if position == len(words):
@@ -239,5 +239,5 @@ def _endpoint(text: str) -> tuple[str | None, int | None]:
     if not colon or text.endswith("]"):
         return text.strip("[]"), None
     if not (port.isascii() and port.isdigit()):
-        raise UsageError(f"torchrun --rdzv-endpoint {text} is no host:port", fix="--rdzv-endpoint=HOST:29500")
+        raise UsageError(f"torchrun --rdzv-endpoint {text} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500")
     return host.strip("[]"), int(port)

@@ -125,12 +125,12 @@ def _with_hostfile(request: LaunchRequest, environ: Mapping[str, str]) -> SshLau
         if value is not None:
             raise UsageError(
                 f"{flag} {value} with --hostfile, which says it already",
-                fix=f"leave {flag} away; --include and --exclude choose machines",
+                fix=f"remove {flag}; --include and --exclude choose machines",
             )
     if _slurm_step(environ):
         raise UsageError(
             "--hostfile in a step of SLURM, which has started a process on each node already",
-            fix="leave --hostfile away",
+            fix="remove --hostfile",
         )
     return SshLauncher()
 
@@ -175,7 +175,7 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
         if value is not None and value != real:
             raise UsageError(
                 f"{flag} {value}, but this is node {node} of the {nodes} of its step of SLURM",
-                fix="leave --nodes, --node-rank and --master-addr away: SLURM says it all",
+                fix="remove --nodes, --node-rank and --master-addr: SLURM sets them",
             )
     if nodes == 1:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
@@ -229,7 +229,7 @@ def _in_mpi(request: LaunchRequest, environ: Mapping[str, str], names: tuple[str
             fix="mpirun -npernode 1 (Open MPI), mpirun -ppn 1 (others)",
         )
     if request.nodes not in (None, nodes):
-        raise UsageError(f"--nodes {request.nodes}, but mpirun has started {nodes} processes", fix="leave it away")
+        raise UsageError(f"--nodes {request.nodes}, but mpirun has started {nodes} processes", fix="remove it")
     if nodes == 1:
         return LocalLauncher(how="one machine, under mpirun", port=request.master_port)
     why = f"under mpirun on {nodes} machines, which does not say where the first one is"
@@ -256,7 +256,7 @@ def _first_machine(request: LaunchRequest, environ: Mapping[str, str], missing: 
 def _port(request: LaunchRequest, environ: Mapping[str, str], default: int) -> int:
     port = request.master_port or _integer(environ, "MASTER_PORT", default)
     if not 1 <= port <= LAST_PORT:
-        raise UsageError(f"MASTER_PORT={port} is no port", fix=f"give a number from 1 to {LAST_PORT}")
+        raise UsageError(f"MASTER_PORT={port} is not a valid port", fix=f"give a number from 1 to {LAST_PORT}")
     return port
 
 

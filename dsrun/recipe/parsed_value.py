@@ -109,12 +109,12 @@ def from_value(flag: Flag, value: Any) -> Any:
     if value is None:
         if flag.optional:
             return None
-        raise Rejected("null is no value for it")
+        raise Rejected("null is not a valid value")
     if isinstance(value, dict):
         return from_mapping(flag, value)
     if isinstance(value, list):
         if flag.kind not in ("list", "list|str"):
-            raise Rejected(f"a list is no value for it; it takes {describe(flag)}")
+            raise Rejected(f"a list is not a valid value; it takes {describe(flag)}")
         return from_texts(flag, [_word(each) for each in value])
     return from_text(flag, _word(value))
 
@@ -125,7 +125,7 @@ def from_mapping(flag: Flag, value: dict[str, Any]) -> Any:
         return value
     if flag.metavar == "KEY=VALUE":
         return [f"{key}={_word(each)}" for key, each in value.items()]
-    raise Rejected(f"a mapping is no value for it; it takes {describe(flag)}")
+    raise Rejected(f"a mapping is not a valid value; it takes {describe(flag)}")
 
 
 def _word(value: Any) -> str:

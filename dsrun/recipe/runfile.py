@@ -131,7 +131,7 @@ def _pairs(node: yaml.Node, shown: str, what: str) -> list[tuple[yaml.ScalarNode
             raise UsageError(f"{shown}:{_line(key)}: a key must be one word")
         name = normalise(key.value)
         if name in first:
-            raise UsageError(f"{shown}:{_line(key)}: {key.value} stands twice, first in line {first[name]}")
+            raise UsageError(f"{shown}:{_line(key)}: {key.value} is given twice, first in line {first[name]}")
         first[name] = _line(key)
     return list(node.value)
 
@@ -254,7 +254,7 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
         if key.value == SECTION and isinstance(value, yaml.MappingNode):
             if value.flow_style:
                 raise UsageError(
-                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: stands in braces", fix="write one flag a line"
+                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: is in braces", fix="write one flag a line"
                 )
             return list(value.value)
     return []

@@ -213,7 +213,7 @@ class RunFolder:
         folder = cls(Path(path))
         if not folder.run_json.is_file():
             what = "has no run.json" if folder.path.is_dir() else "does not exist"
-            raise UsageError(f"{folder.path} is no run folder: it {what}", fix="give the --output of a dsrun train")
+            raise UsageError(f"{folder.path} is not a run folder: it {what}", fix="give the --output of a dsrun train")
         return folder
 
     def checkpoint(self, step: int) -> Path:
@@ -275,7 +275,7 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
         foreign = sorted(entry.name for entry in path.iterdir() if not _OWN.fullmatch(entry.name))
         if foreign:
             raise UsageError(
-                f"output folder {path} is no run folder and holds {', '.join(foreign[:3])}"
+                f"output folder {path} is not a run folder and contains {', '.join(foreign[:3])}"
                 + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""),
                 fix="choose another --output, or --force to write into it",
             )

@@ -177,7 +177,7 @@ def _checked(worker: Worker) -> Worker:
         f"LOCAL_WORLD_SIZE {worker.local_world_size} exceeds WORLD_SIZE {worker.world_size}": (
             worker.local_world_size <= worker.world_size
         ),
-        f"MASTER_PORT {worker.master_port} is no port": 1 <= worker.master_port <= 65535,
+        f"MASTER_PORT {worker.master_port} is not a valid port": 1 <= worker.master_port <= 65535,
     }
     wrong = next((message for message, fine in fits.items() if not fine), None)
     if wrong:

@@ -21,7 +21,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     names = [name for part in parts for name in _expanded(part, text)]
     wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
     if wrong is not None or not names:
-        raise UsageError(f"{text!r} is no list of nodes", fix="write it as gpu[01-04],login")
+        raise UsageError(f"{text!r} is not a list of nodes", fix="write it as gpu[01-04],login")
     return tuple(dict.fromkeys(names))
 
 
@@ -43,7 +43,7 @@ def _numbers(ranges: str, whole: str) -> list[str]:
     for each in ranges.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", each.strip())
         if not found or int(found[2] or found[1]) - int(found[1]) not in range(_MOST):
-            raise UsageError(f"{whole!r}: [{ranges}] is no range of numbers", fix="write it as gpu[01-04],login")
+            raise UsageError(f"{whole!r}: [{ranges}] is not a range of numbers", fix="write it as gpu[01-04],login")
         numbers += [str(n).zfill(len(found[1])) for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
     return numbers
 
@@ -62,7 +62,7 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(words[0] for words in hosts if words))
     wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
     if wrong is not None:
-        raise UsageError(f"{path}: {wrong!r} is no name of a machine", fix="one `name slots=N` a line")
+        raise UsageError(f"{path}: {wrong!r} is not a machine name", fix="one `name slots=N` a line")
     if not names:
         raise UsageError(f"{path}: names no machine", fix="one `name slots=N` a line")
     return names

@@ -80,7 +80,7 @@ def claim_port(port: int, find: bool | None) -> int:
     port. `find` is None for a command without --find-port, which is not recommended then.
     """
     if not 1 <= port <= _LAST_PORT:
-        raise UsageError(f"--master-port {port} is no port", fix=f"give a number from 1 to {_LAST_PORT}")
+        raise UsageError(f"--master-port {port} is not a valid port", fix=f"give a number from 1 to {_LAST_PORT}")
     if port_is_free(port):
         return port
     following = next_free_port(port)

@@ -64,11 +64,8 @@ def decide_plan(
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
-    if recipe.spec.zero == "auto":
-        recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
-        notify(words)
-    stage = engine.stage_of(engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config)))
-    recipe = with_fallback(recipe, remedy, stage=stage)
+    recipe = _with_stage(recipe, config, task, world, notify)
+    recipe = with_fallback(recipe, remedy)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
     asked = _batch(recipe, world, saved_batch, notify)
@@ -101,6 +98,14 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
         return asked
     notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
     return plan(saved)
+
+
+def _with_stage(recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]) -> Recipe:
+    if recipe.spec.zero != "auto":
+        return recipe
+    recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
+    notify(words)
+    return recipe
 
 
 def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, Any] | None) -> Precision:
@@ -174,11 +179,11 @@ def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
     return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
 
 
-def with_fallback(recipe: Recipe, remedy: MemoryFallback, *, stage: int) -> Recipe:
-    """The recipe with recomputation and offloading as the remedy says; `stage` 0 cannot offload."""
+def with_fallback(recipe: Recipe, remedy: MemoryFallback) -> Recipe:
+    """The recipe with the recomputation and offloading of `remedy`; ZeRO-0 cannot offload."""
     if remedy.recompute:
         recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
-    if remedy.offload != "none" and stage > 0 and not recipe.hf.get("deepspeed"):
+    if remedy.offload != "none" and recipe.spec.zero != "0" and not recipe.hf.get("deepspeed"):
         recipe = replace(recipe, spec=replace(recipe.spec, offload=remedy.offload))
     return recipe
 

@@ -54,7 +54,7 @@ def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = 
 
 def _done(answer: Answer, what: str) -> str:
     if answer.exit_code:
-        said = answer.stderr.strip().splitlines() or ["it said nothing"]
+        said = answer.stderr.strip().splitlines() or ["no output"]
         fatal = [line for line in said if line.startswith("fatal: ")]  # advice may come after it
         raise ToolError(f"{what}: {(fatal or said[-1:])[0]}")
     return answer.stdout

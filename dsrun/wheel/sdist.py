@@ -52,7 +52,8 @@ def release_version(text: str, where: object) -> str:
         if version.local is None:
             return str(version)
     raise UsageError(
-        f"{where} says {text.strip()!r}, which is no version of a release", fix="write one like 0.19.8 into it"
+        f"{where} says {text.strip()!r}, which is not a release version",
+        fix="write one like 0.19.8 into it",
     )
 
 
@@ -112,7 +113,7 @@ def _pip_error(version: str, sha256: str, said: str) -> ToolError | MissingError
             fix=f"python -m ensurepip, or give the file: --deepspeed deepspeed-{version}.tar.gz",
         )
     errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[-1:]
-    reason = errors[0].removeprefix("ERROR:").strip() if errors else "it said nothing"
+    reason = errors[0].removeprefix("ERROR:").strip() if errors else "no output"
     return ToolError(
         f"pip could not fetch the sources of DeepSpeed {version}: {reason}",
         fix=f"fetch it elsewhere and give the file: --deepspeed deepspeed-{version}.tar.gz",

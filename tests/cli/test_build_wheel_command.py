@@ -154,7 +154,7 @@ def test_unchanged_request_is_served_from_cache(dsrun, here, tmp_path):
     (entry / RECORD_NAME).write_text(json.dumps(record))
     args = ("build-wheel", "--arch", "cpu", "--ops", "cpu_lion")
     assert dsrun(*args).stdout == f"{wheel}\n"
-    assert "stored already" in dry(dsrun).stderr
+    assert "already cached" in dry(dsrun).stderr
     done = dsrun(*args, "-o", "dist")
     assert done.stdout == f"dist/{wheel.name}\n"
     assert (here / "dist" / wheel.name).read_bytes() == b"as good as compiled"

@@ -75,7 +75,7 @@ def test_split_makes_two_wheels_below_and_above_8_0(dry):
     done = dry("--arch", "7.5,8.6,9.0", "--ops", "fused_adam", "--split")
     lists = [line for line in done.stdout.splitlines() if "TORCH_CUDA_ARCH_LIST" in line]
     assert lists == ["export TORCH_CUDA_ARCH_LIST=7.5", "export TORCH_CUDA_ARCH_LIST='8.6;9.0'"]
-    assert done.stderr.count("would be stored in") == 2
+    assert done.stderr.count("would be cached in") == 2
 
 
 def test_bf16_switched_off_names_the_ops(dry):

@@ -172,7 +172,7 @@ def test_checkpoint_damaged_safetensors_header_is_one_line(run):
     (run.checkpoint(20) / "model.safetensors").write_bytes(b"\xff" * 40)
     done = dsrun("inspect", run.checkpoint(20))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "no whole safetensors file" in done.stderr
+    assert "not a complete safetensors file" in done.stderr
 
 
 def test_checkpoint_list_imports_no_heavy_library(run):

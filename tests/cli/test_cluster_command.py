@@ -141,8 +141,8 @@ def test_plan_for_chosen_gpu_type(plan):
     ("args", "said"),
     [
         (["--cluster", "--gpus", "v100"], "no GPUs called v100 (it has a100"),
-        (["--cluster", "--gpus", "a100", "--nodes", "3"], "--nodes says 3 (--nodes 2)"),
-        (["--partition", "old"], "SLURM does not say which GPUs node5 has"),
+        (["--cluster", "--gpus", "a100", "--nodes", "3"], "--nodes is 3 (--nodes 2)"),
+        (["--partition", "old"], "SLURM does not name the GPU model of node5"),
         (["--partition", "empty"], "partition empty has no GPUs"),
         (["--partition", "nope"], "there is no partition 'nope'"),
     ],

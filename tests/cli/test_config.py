@@ -106,12 +106,12 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
     [
         (["--zero", "4"], "ZeRO stage 4 does not exist (choose --zero 0, 1, 2 or 3)"),
         (["--zero", "2", "--hpz", "4"], "--hpz does nothing under --zero 2 (use --zero 3)"),
-        (["--zero", "two"], "'two' is no whole number"),
+        (["--zero", "two"], "'two' is not a whole number"),
         (["--precision", "fp8"], "'fp8' is not one of"),
         (["--offlod-optimizer", "cpu"], "--offload-optimizer"),
         (["--max-live-parameters", "7"], "(--set zero_optimization.stage3_max_live_parameters=VALUE)"),
         (["--set", "zero_optimization.stge=3"], "did you mean zero_optimization.stage?"),
-        (["--gpu", "voodoo2"], "--gpu voodoo2: no such GPU is known"),
+        (["--gpu", "voodoo2"], "--gpu voodoo2: unknown or ambiguous GPU"),
         (["--gpu", "v100", "--precision", "bf16"], "has no bf16 arithmetic"),
         (
             ["--for", "deepspeed", "--gpus", "8", "--global-batch-size", "12"],

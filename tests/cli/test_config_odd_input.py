@@ -86,7 +86,7 @@ def test_invalid_model_config_is_refused(dsrun, here, command):
         os.truncate(opened.fileno(), 33 * 2**20)
 
     refused(dsrun(*command, "--model", "deep.json"), "deep.json", "nested too deeply")
-    refused(dsrun(*command, "--model", "model.safetensors"), "model.safetensors", "is no model config")
+    refused(dsrun(*command, "--model", "model.safetensors"), "model.safetensors", "is not a model config")
 
 
 def test_model_config_with_too_many_layers(dsrun, here):
@@ -212,7 +212,7 @@ def test_upgrade_needs_force_to_overwrite(dsrun, here):
 def test_bucket_size_beyond_int64_is_refused(dsrun, here):
     refused(dsrun("config", "--reduce-bucket-size", "1e99"), "1e99", "2^63")
     refused(dsrun("config", "--reduce-bucket-size", "9223372036854775808"), "2^63")
-    refused(dsrun("config", "--reduce-bucket-size", "1.5"), "no whole number")
+    refused(dsrun("config", "--reduce-bucket-size", "1.5"), "not a whole number")
     assert '"reduce_bucket_size": 500000000' in dsrun("config", "--zero", "2", "--reduce-bucket-size", "5e8").stdout
 
 
@@ -265,7 +265,7 @@ def test_plan_nothing_fits_at_all(dsrun, here, model):
     done = dsrun("plan", "--count", "shapes", "--model", model, *line)
     assert done.returncode == 3
     assert "What would:" not in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("nothing fits, and neither more GPUs")
+    assert done.stdout.splitlines()[-1].startswith("nothing fits, and neither more or larger GPUs")
 
 
 @pytest.mark.parametrize("flag", ["--autotp", "--sequence-parallel"])

@@ -29,7 +29,7 @@ def test_diagnose_failed_run_exits_3_with_line_and_fix(dsrun: Dsrun) -> None:
 
 def test_diagnose_healthy_log_exits_0(dsrun: Dsrun) -> None:
     done = dsrun("diagnose", str(CORPUS / "none" / "warnings.txt"))
-    assert (done.returncode, done.stdout) == (0, "none: the log tells of no failure\n")
+    assert (done.returncode, done.stdout) == (0, "none: the log shows no failure\n")
 
 
 def test_diagnose_json_findings(dsrun: Dsrun) -> None:
@@ -81,7 +81,7 @@ def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
         (["."], "error: . holds no logs (give log files, or the --output of a dsrun train)\n"),
         (
             [".", "a.log"],
-            "error: . is a folder, and there are other logs (one run at a time, or files only)\n",
+            "error: . is a folder, and other logs are given (name one run, or only files)\n",
         ),
         ([], "error: Missing argument 'LOG...|RUN|-'.\n"),
     ],

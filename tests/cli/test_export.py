@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from dsrun.cli.export import chosen_source, refuse_target, shard_bytes
+from dsrun.checkpoints import export_source
+from dsrun.cli.export import refuse_target, shard_bytes
 from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.manifest import write_manifest
 
@@ -51,53 +52,54 @@ def test_shard_size_notations(text, bytes_):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5 apples", "1e9"])
 def test_invalid_shard_size_is_refused(text):
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         shard_bytes(text)
 
 
 def test_export_source_of_finished_and_lora_run(tmp_path):
     """A finished run exports its model, and a LoRA run its adapter."""
     run = make_run(tmp_path / "run", 1, finished=True)
-    assert chosen_source(run, merge_lora=False) == run / "model"
+    assert export_source(run, merge_lora=False, notify=pytest.fail) == run / "model"
     (run / "adapter").mkdir()
-    assert chosen_source(run, merge_lora=False) == run / "adapter"
-    assert chosen_source(run, merge_lora=True) == run / "model"
+    assert export_source(run, merge_lora=False, notify=pytest.fail) == run / "adapter"
+    assert export_source(run, merge_lora=True, notify=pytest.fail) == run / "model"
 
 
-def test_export_source_of_unfinished_run_is_newest_checkpoint(tmp_path, capsys):
+def test_export_source_of_unfinished_run_is_newest_checkpoint(tmp_path):
     """An unfinished run exports its newest checkpoint that verifies."""
+    notes: list[str] = []
     run = make_run(tmp_path / "run", 1, 2, 10, damaged=[10])
-    assert chosen_source(run, merge_lora=False) == run / "checkpoint-2"
-    said = capsys.readouterr()
-    assert not said.out
-    assert "passed over checkpoint-10: model.safetensors: contents differ" in said.err
-    assert "exporting checkpoint-2" in said.err
+    assert export_source(run, merge_lora=False, notify=notes.append) == run / "checkpoint-2"
+    said = "\n".join(notes)
+    assert "skipped checkpoint-10: model.safetensors: contents differ" in said
+    assert "exporting checkpoint-2" in said
 
 
 def test_export_run_without_valid_checkpoint(tmp_path):
     run = make_run(tmp_path / "run", 3, damaged=[3])
-    with pytest.raises(UsageError, match="no checkpoint that verifies"):
-        chosen_source(run, merge_lora=False)
+    with pytest.raises(UsageError, match="no valid checkpoint"):
+        export_source(run, merge_lora=False, notify=print)
 
 
 def test_export_checkpoint_must_verify(tmp_path):
     sound = make_checkpoint(tmp_path / "checkpoint-1")
-    assert chosen_source(sound, merge_lora=False) == sound
+    assert export_source(sound, merge_lora=False, notify=pytest.fail) == sound
     with pytest.raises(FindingsError, match=r"model\.safetensors"):
-        chosen_source(make_checkpoint(tmp_path / "checkpoint-2", damaged=True), merge_lora=False)
+        export_source(make_checkpoint(tmp_path / "checkpoint-2", damaged=True), merge_lora=False, notify=pytest.fail)
 
 
-def test_export_checkpoint_without_manifest_gives_notice(tmp_path, capsys):
+def test_export_checkpoint_without_manifest_gives_notice(tmp_path):
+    notes: list[str] = []
     theirs = make_checkpoint(tmp_path / "checkpoint-1", manifest=False)
-    assert chosen_source(theirs, merge_lora=False) == theirs
-    assert "no manifest" in capsys.readouterr().err
+    assert export_source(theirs, merge_lora=False, notify=notes.append) == theirs
+    assert "without a manifest" in notes[0]
 
 
 def test_export_source_neither_run_nor_checkpoint(tmp_path):
     with pytest.raises(UsageError, match="neither a run folder nor a checkpoint"):
-        chosen_source(tmp_path, merge_lora=False)
+        export_source(tmp_path, merge_lora=False, notify=pytest.fail)
     with pytest.raises(UsageError, match="there is no folder"):
-        chosen_source(tmp_path / "nowhere", merge_lora=False)
+        export_source(tmp_path / "nowhere", merge_lora=False, notify=pytest.fail)
 
 
 def test_export_target_must_be_new_or_empty(tmp_path):

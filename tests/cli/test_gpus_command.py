@@ -86,7 +86,7 @@ def test_gpus_table_and_notes_on_unknown_names(dsrun):
     assert lines[0].split() == ["h100", "pcie", "9.0", "Hopper", "80", "756.5", "2000", "11.8", "-"]
     assert [line.split()[-7] for line in lines[1:]] == ["unknown"] * 3
     assert done.stderr.splitlines() == [
-        "note: 'rtx 4000' may be Quadro RTX 4000 or RTX 4000 Ada, which differ; write the whole name",
+        "note: 'rtx 4000' may be Quadro RTX 4000 or RTX 4000 Ada, which differ; write the full name",
         "note: no GPU called 'b20' is known; did you mean B200 or GB200?",
         "note: no GPU called 'MI300X' is known",
     ]
@@ -103,11 +103,11 @@ def test_gres_table(dsrun):
 def test_gres_without_gpus_gives_note(dsrun):
     done = dsrun("gpus", "--gres", "mps:100")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "note: there is no GPU in 'mps:100'\n"
+    assert done.stderr == "note: 'mps:100' contains no GPUs\n"
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_malformed_gres_is_usage_error(dsrun, form):
     done = dsrun("gpus", "--gres", "gpu:a100:h100", "--format", form)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: 'gpu:a100:h100' is no GRES for GPUs")
+    assert done.stderr.startswith("error: 'gpu:a100:h100' is not a GRES for GPUs")

@@ -148,7 +148,7 @@ def test_jobs_follow_ctrl_c_leaves_job_running(programs, here, environ):
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (130, "")
-    assert "job 62 goes on" in err
+    assert "job 62 keeps running" in err
     assert "`scancel 62` ends it" in err
     assert "Traceback" not in err
     assert "scancel" not in (programs / "calls").read_text()

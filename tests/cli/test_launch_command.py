@@ -194,10 +194,9 @@ def test_launch_over_ssh_with_hostfile_include(dsrun, here, environ):
     assert (first[0], first[-2], second[-2]) == ("ssh", "gpu1", "me@gpu2")
     there = shlex.split(first[-1])
     assert str(here) in there
-    assert {"--nodes=2", "--node-rank=0", "--master-addr=gpu1"} <= set(there)
-    assert there[there.index("--nproc") + 1] == "2"
+    assert "--nodes 2 --node-rank 0 --master-addr gpu1 --master-port 29500 --nproc 2" in shlex.join(there)
     assert there[-3:] == ["--", "my_train.py", "a b"]
-    assert {"--node-rank=1", "--master-addr=gpu1"} <= set(shlex.split(second[-1]))
+    assert "--node-rank 1 --master-addr gpu1" in second[-1]
     # By name only: everybody on a machine can read its command lines.
     named = set(done.stderr.replace(",", " ").split())
     assert {"CUDA_VISIBLE_DEVICES", "DSRUN_SECRET", "HF_TOKEN", "MINE"} <= named
@@ -209,7 +208,7 @@ def test_launch_invalid_hostfile_names_line(dsrun, here):
     (here / "my_train.py").touch()
     done = dsrun("launch", "--hostfile", "hosts", "my_train.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "hosts:2: gpu1 stands in line 1 already" in done.stderr
+    assert "hosts:2: gpu1 is already in line 1" in done.stderr
 
 
 def test_launch_hostfile_with_localhost_is_refused(dsrun, here):
@@ -218,14 +217,14 @@ def test_launch_hostfile_with_localhost_is_refused(dsrun, here):
     (here / "my_train.py").touch()
     done = dsrun("launch", "--dry-run", "--hostfile", "hosts", "my_train.py")
     assert done.returncode == 2
-    assert "localhost means another machine on each of them" in done.stderr
+    assert "localhost is a different machine for each of them" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["--nodes", "2", "x.py"], "--nodes 2, but not which of them this is"),
-        (["--include", "gpu1", "x.py"], "--include chooses from a hostfile"),
+        (["--include", "gpu1", "x.py"], "--include needs a hostfile"),
         (["--hang-timeout", "nan", "x.py"], "'nan' is not a number"),
         (["--rendezvous-timeout", "NaN", "x.py"], "'NaN' is not a number"),
         (["--nproc", "many", "x.py"], "'many' is neither auto nor a number"),

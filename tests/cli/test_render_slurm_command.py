@@ -39,8 +39,8 @@ def test_render_slurm_default_trains_demo(dsrun, here):
     assert launched(done) == "--module -- dsrun.train --model demo-t5 --zero 2 &"
     assert "--nodes=4" in lines(done)
     assert sys.executable in done.stdout
-    assert "note: nothing stands behind -- and there is no run.yaml here: the job trains the demo\n" in done.stderr
-    assert "note: no SLURM answers here: nothing is checked against a cluster\n" in done.stderr
+    assert "note: no command after --, and no run.yaml here: the job trains the demo\n" in done.stderr
+    assert "note: no SLURM here: nothing is checked against a cluster\n" in done.stderr
     assert list(here.iterdir()) == []
 
 
@@ -231,7 +231,7 @@ def test_render_slurm_notes_missing_paths(dsrun):
         (["--nodes", "1", ":", "--nodes", "2"], "heterogeneous"),
         (["--het-group=0"], "heterogeneous"),
         (["--stage", "env.zip"], "neither a wheel nor a tar file"),
-        (["train", "--model", "demo-t5"], "stands behind --"),
+        (["train", "--model", "demo-t5"], "write the program after --"),
         (["--nodez", "4"], "--nodes"),
         (["--", "python"], "no script is named"),
         (["--", ""], "empty word"),

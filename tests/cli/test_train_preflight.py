@@ -175,7 +175,7 @@ def test_output_that_is_a_foreign_folder(refused, here):
     (here / "thesis").mkdir()
     (here / "thesis" / "chapter-1.tex").write_text("In the beginning")
     said = refused("--model", "demo-t5", "--output", "thesis")
-    assert "thesis is no run folder and holds chapter-1.tex" in said
+    assert "thesis is not a run folder and contains chapter-1.tex" in said
 
 
 def test_output_in_use_by_a_living_process(refused, here):

@@ -58,7 +58,7 @@ def test_verify_wheel_for_supported_gpus(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a100,h100")
     assert (done.returncode, done.stderr) == (0, "")
     assert "fused_adam  8.0 9.0  -" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(".whl: nothing to complain about")
+    assert done.stdout.splitlines()[-1].endswith(".whl: no findings")
 
 
 def test_verify_wheel_for_unsupported_gpu(dsrun, here):
@@ -347,11 +347,11 @@ def test_wheel_push_refuses_damaged_wheel(dsrun, here, nodes):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "no nodes: this is no SLURM allocation"),
+        ([], "no nodes: this is not a SLURM allocation"),
         (["--nodes", "n1", "--hostfile", "hosts"], "name the nodes twice"),
         (["--hostfile", "gone"], "gone: cannot be read"),
         (["--nodes", "n[1-"], "a bracket is missing"),
-        (["--nodes", "-x"], "'-x' is no list of nodes"),
+        (["--nodes", "-x"], "'-x' is not a list of nodes"),
     ],
 )
 def test_wheel_push_node_list_errors(dsrun, here, nodes, args, said):

@@ -60,7 +60,7 @@ def test_wheel_command_without_arguments(tmp_path: Path) -> None:
         (("--for", "cpu"), "--for cpu names no GPU"),
         (("--for", ""), "--for is empty"),
         (("--on", ""), "--on is empty"),
-        (("--python", "/no/python"), "--python /no/python is no program"),
+        (("--python", "/no/python"), "--python /no/python is not a program"),
     ],
 )
 def test_verify_wheel_errors_name_its_flag(words: tuple[str, str], said: str, tmp_path: Path) -> None:

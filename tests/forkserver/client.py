@@ -181,6 +181,7 @@ _HEAVY_MODULES = [
     "deepspeed.runtime.engine",
     "deepspeed.runtime.zero.muon.original_muon",
     "dsrun.cli.run_job",
+    "dsrun.cli.run_node",
     "dsrun.cli.train",
     "dsrun.launch.supervisor.run",
     "dsrun.launch.workers.zygote",

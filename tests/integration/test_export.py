@@ -235,7 +235,7 @@ def test_export_of_run_takes_newest_verified_checkpoint(runs, tmp_path):
     done = dsrun_export(run, "--to", tmp_path / "out")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n"), done.stderr
     assert done.stderr.count("\n") == 2
-    assert "passed over checkpoint-2: global_step2/" in done.stderr
+    assert "skipped checkpoint-2: global_step2/" in done.stderr
     assert "exporting checkpoint-1" in done.stderr
     expected = saved(run / "checkpoint-1")
     assert all(torch.equal(value, expected[key]) for key, value in saved(tmp_path / "out").items())

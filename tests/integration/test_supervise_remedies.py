@@ -49,7 +49,7 @@ def test_oom_without_memory_fallback_prints_advice(pairs, tmp_path):
     error, advice, log = done.err.splitlines()[-3:]
     assert "can't allocate memory: you tried to allocate" in error
     assert advice.startswith("       host memory exhausted, and no remedy is allowed: a smaller --micro-batch-size")
-    assert log.startswith("       the whole story is in ")
+    assert log.startswith("       full log: ")
     assert not done.losses
 
 

@@ -194,7 +194,7 @@ def test_follow_ctrl_c_leaves_job_running(ada, place):
     assert child.stdout.readline() == "start 0\n"
     python_of(child).send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=300)
-    assert f"job {job.id} goes on" in err
+    assert f"job {job.id} keeps running" in err
     assert job.state == "RUNNING"
     ada.run("scancel", job.id)
 

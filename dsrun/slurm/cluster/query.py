@@ -61,7 +61,7 @@ def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
     """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
-        raise ToolError(f"SLURM_CONF names {config}, which is not there", fix="unset SLURM_CONF, or correct it")
+        raise ToolError(f"SLURM_CONF names {config}, which does not exist", fix="unset SLURM_CONF, or correct it")
     try:
         answer = ask(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
     except MissingError:

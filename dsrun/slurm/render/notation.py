@@ -113,7 +113,7 @@ def directive_value(value: object, where: str) -> str:
         raise UsageError(f"{where}: {text!r} holds a line break or control character, which no #SBATCH line can")
     if text != text.strip() or not text:
         what = "begins or ends with a blank" if text else "is empty"
-        raise UsageError(f"{where}: {text!r} {what}, which SLURM would misread", fix="leave it away")
+        raise UsageError(f"{where}: {text!r} {what}, which SLURM would misread", fix="remove it")
     if len(text.encode("utf-8", "surrogateescape")) > _LONGEST:
         raise UsageError(f"{where}: longer than {_LONGEST} bytes, which sbatch cannot read")
     if _PLAIN.fullmatch(text):

@@ -154,7 +154,7 @@ class EnvironmentOptions:
     venv: str | None = option(None, "virtual environment to activate", metavar="DIR")
     env: tuple[str, ...] = option(
         (),
-        "variable the job needs: NAME is passed on from where sbatch is called, NAME=VALUE stands in the script",
+        "variable the job needs: NAME is passed on from where sbatch is called, NAME=VALUE is written into the script",
         metavar="NAME",
     )
     clean_env: bool = option(False, "pass on nothing of your environment but HOME, USER, LOGNAME, SHELL and --env NAME")

@@ -117,7 +117,7 @@ def _refuse(spec: SlurmSpec, program: Program) -> None:
     if spec.array and program.output:
         raise UsageError(
             f"the tasks of --array would all train in {program.output}",
-            fix="leave --output away: each has runs/NAME-JOB_TASK",
+            fix="remove --output: each has runs/NAME-JOB_TASK",
         )
     if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
         raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")

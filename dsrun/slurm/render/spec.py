@@ -114,7 +114,7 @@ def _time(spec: SlurmSpec) -> Iterator[Problem]:
         yield "time", f"{spec.time!r} is not a time limit", "minutes, 20:00:00, 2-00 or 2-00:00:00"
         return
     if limit > MAX_NUMBER:
-        yield "time", f"{spec.time} is more than SLURM can count", "UNLIMITED is no limit"
+        yield "time", f"{spec.time} is more than SLURM can count", "UNLIMITED means no limit"
     lead = spec.signal_lead or 0
     if lead > _LONGEST_LEAD_S:
         yield "signal_lead", f"SLURM takes at most {_LONGEST_LEAD_S} seconds", ""
@@ -146,7 +146,7 @@ def _environment(spec: SlurmSpec) -> Iterator[Problem]:
             yield "env", f"{name} looks like a secret, and everybody can read a job's script", fix
         shell_quote(value)  # refuses what no variable can hold
     if "ALL" in spec.env:
-        yield "env", "ALL is the default", "name variables, or leave it away"
+        yield "env", "ALL is the default", "name variables, or remove it"
 
 
 def _container(spec: SlurmSpec) -> Iterator[Problem]:
@@ -162,7 +162,7 @@ def _container(spec: SlurmSpec) -> Iterator[Problem]:
             yield "container_mounts", f"{mount!r} leaves out a folder", "DIR or DIR:INSIDE"
     for name in ("venv", "conda", "stage"):
         if image and getattr(spec, name):
-            yield name, "the environment is that of the image", "leave it away, or the container"
+            yield name, "the environment is that of the image", "remove it, or the container"
 
 
 YES = frozenset({"true", "yes", "on", "1"})
@@ -220,7 +220,7 @@ def value_of(each: Field[Any], given: Given) -> Any:
     """The typed value of an option's words."""
     kind, words = kind_of(each), given.words
     if "" in words:
-        raise UsageError(f"{given.where}: is empty", fix="give it a value, or leave it away")
+        raise UsageError(f"{given.where}: is empty", fix="give it a value, or remove it")
     if kind == "list":
         return words
     if len(words) != 1:

@@ -113,7 +113,7 @@ def _mark_by_prefixes(
             prefix = tokenizer(full[:edge], add_special_tokens=False, verbose=False)["input_ids"]
             if ids[: len(prefix)] != prefix:
                 raise UsageError(
-                    f"{where}: this slow tokenizer joins the assistant's text with what stands before it",
+                    f"{where}: this slow tokenizer joins the assistant's text with the preceding text",
                     fix="use a fast tokenizer: --use-fast-tokenizer true",
                 )
             edges.append(len(prefix))

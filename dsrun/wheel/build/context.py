@@ -149,7 +149,7 @@ def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
         return Path(sys.executable)
     found = shutil.which(named, path=environ.get("PATH"))
     if found is None:
-        raise UsageError(f"--python {named} is no program", fix="give the path of the environment's bin/python")
+        raise UsageError(f"--python {named} is not a program", fix="give the path of the environment's bin/python")
     return Path(found).absolute()
 
 
@@ -184,7 +184,7 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        diagnostics.notices.append(f"SLURM was asked in vain for the processors of its nodes: {error.message}")
+        diagnostics.notices.append(f"could not query SLURM for the CPUs of its nodes: {error.message}")
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""

@@ -87,7 +87,7 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target
         found = gres(None)
         silence = ""
     except ToolError as error:
-        found, silence = None, f", and SLURM was asked in vain: {error.message}"
+        found, silence = None, f", and SLURM could not be queried: {error.message}"
     if found:
         return _of_cluster(found, torch_cuda, None)
     if torch_cuda is None:

@@ -142,7 +142,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
             raise UsageError(f"{path}: is empty", fix=_AGAIN) from None
         if start == b"PK\x03\x04":
             raise UsageError(f"{path}: is cut short, the end of the archive is missing", fix=_AGAIN) from None
-        raise UsageError(f"{path}: not a wheel: it is no zip archive", fix="name a .whl file") from None
+        raise UsageError(f"{path}: not a wheel: not a zip archive", fix="name a .whl file") from None
 
 
 def _refuse(path: Path, opened: zipfile.ZipFile) -> None:

@@ -239,7 +239,7 @@ def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
         for level in ("error", "warning", "info")
         if (count := counts[level])
     ]
-    yield f"{name}: {', '.join(words) or 'nothing to complain about'}"
+    yield f"{name}: {', '.join(words) or 'no findings'}"
 
 
 def gpu_text(machine: Machine) -> str:

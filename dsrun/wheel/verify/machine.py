@@ -91,7 +91,7 @@ def last_object(answer: Answer, program: str) -> dict[str, Any]:
             if isinstance(found, dict):
                 return found
     said = answer.stderr.strip().splitlines()
-    raise ToolError(f"{program} failed with exit code {answer.exit_code}: {said[-1] if said else 'it said nothing'}")
+    raise ToolError(f"{program} failed with exit code {answer.exit_code}: {said[-1] if said else 'no output'}")
 
 
 def gpus_for(capabilities: Iterable[Capability]) -> tuple[Gpu, ...]:

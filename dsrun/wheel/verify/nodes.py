@@ -231,7 +231,7 @@ def nodes_meant(
     elif nodes or listed:
         names = expand_hosts(nodes or listed or "")
     else:
-        raise UsageError("no nodes: this is no SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]")
+        raise UsageError("no nodes: this is not a SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]")
     there = way or (way_here(environ) if not hostfile else "ssh")
     return tuple(Node(name, there) for name in names)
 

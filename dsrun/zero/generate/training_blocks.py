@@ -81,9 +81,7 @@ def optimizer(case: ConfigContext) -> FlatConfig:
     for key in row["settings"]:
         flat[f"optimizer.params.{key}"] = _setting(case, kind, key)
     if kind == "adam":
-        flat["optimizer.params.adam_w_mode"] = ReasonedValue(
-            False, 'DeepSpeed\'s "Adam" is AdamW unless told otherwise'
-        )
+        flat["optimizer.params.adam_w_mode"] = ReasonedValue(False, 'DeepSpeed\'s "Adam" is AdamW by default')
     if kind in ("adam", "adamw", "muon") and not offloaded:
         flat |= fixed("torch_adam")
     if kind == "muon":

@@ -103,8 +103,8 @@ def _check_text(source: Source, target: Target | None, report: Reporter) -> None
             duplicate.position,
             "error",
             "duplicate_key",
-            f"{duplicate.path[-1]} stands twice, first in line {duplicate.first.line}: DeepSpeed refuses the file, and"
-            " the Trainer takes the last",
+            f"{duplicate.path[-1]} is given twice, first in line {duplicate.first.line}: DeepSpeed rejects the file,"
+            " and the Trainer takes the last",
             "remove one of the two",
             name=name,
         )

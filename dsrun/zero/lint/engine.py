@@ -69,7 +69,7 @@ def _dtypes(view: ConfigView, report: Reporter) -> None:
             continue
         if not isinstance(value, str) or value not in known:
             fix = "write fp32, bf16 or fp16, or leave it out"
-            report.error("breaks_later", path, f"{name} is {shown(value)}, which is no dtype: {LATE}", fix)
+            report.error("breaks_later", path, f"{name} is {shown(value)}, which is not a dtype: {LATE}", fix)
     _param_dtype(view, report)
     accumulated = _family(view.raw("data_types", "grad_accum_dtype"))
     model = "bf16" if view.precision("bf16") else "fp16" if view.precision("fp16") else None
@@ -245,7 +245,7 @@ def _for_some_world_size(sizes: dict[str, Any], report: Reporter) -> None:
         report.error(
             "batch_mismatch",
             (TRAIN,),
-            f"{shown(train)} is no multiple of {words or 1} on any number of GPUs: {FORMULA}",
+            f"{shown(train)} is not a multiple of {words or 1} on any number of GPUs: {FORMULA}",
         )
         return
     ranks = train // unit

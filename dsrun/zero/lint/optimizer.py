@@ -73,7 +73,7 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Reporte
             message = f"{name} has no parameter {key}{then}"
             report.add(level, "optimizer_param", (*PARAMS, key), message, fix)
     if "max_grad_norm" in params:
-        message = f"max_grad_norm is no parameter of an optimizer: {LATE}"
+        message = f"max_grad_norm is not a parameter of an optimizer: {LATE}"
         report.error("optimizer_param", (*PARAMS, "max_grad_norm"), message, 'use "gradient_clipping" at the top level')
     for key in RATES:
         value = params.get(key, MISSING)

@@ -54,7 +54,7 @@ def _both_names(view: ConfigView, report: Reporter) -> None:
         path = view.spelled(ZERO, new)
         filled = view.for_trainer and path in CONSTANTS
         if view.raw(*path) is not MISSING and (view.raw(*path) != AUTO or filled):
-            report.error("given_twice", (ZERO, old), f"{old} and {path[-1]} stand together: {EAGER}", f"remove {old}")
+            report.error("given_twice", (ZERO, old), f"{old} and {path[-1]} are both given: {EAGER}", f"remove {old}")
 
 
 def _zenflow(view: ConfigView, report: Reporter) -> None:

@@ -70,9 +70,9 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
     if not 1 <= per_node <= MOST_GPUS:
         raise UsageError(f"--gpus {text}: {per_node} GPUs in a node", fix=f"give 1 to {MOST_GPUS}")
     if not 1 <= nodes <= MOST_NODES:
-        raise UsageError(f"--nodes {nodes} is no number of nodes", fix=f"give 1 to {MOST_NODES:,}")
+        raise UsageError(f"--nodes {nodes} is not a valid number of nodes", fix=f"give 1 to {MOST_NODES:,}")
     if memory is not None and not 1 <= memory <= 10_000:
-        raise UsageError(f"--gpu-memory {memory:g} GiB is no GPU's memory", fix="give GiB, such as 48")
+        raise UsageError(f"--gpu-memory {memory:g} GiB is not a valid GPU memory", fix="give GiB, such as 48")
     model = lookup(name)
     if model is None:
         if memory is None:

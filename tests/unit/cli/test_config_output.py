@@ -8,13 +8,13 @@ import stat
 
 import pytest
 
-from dsrun.cli import config, config_upgrade
+from dsrun.cli import config, config_lint
 from dsrun.errors import UsageError
 
 OLD = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}}
 WRITERS = {
     "config": lambda out: config.command.main(["-o", out, "--force"], standalone_mode=False),
-    "upgrade": lambda out: config_upgrade.command.main(["old.json", "-o", out, "--force"], standalone_mode=False),
+    "upgrade": lambda out: config_lint.upgrade_command.main(["old.json", "-o", out, "--force"], standalone_mode=False),
 }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_config_upgrade_in_place_symlink_and_read_only_file(tmp_path):
     real.write_text(json.dumps(OLD))
     real.chmod(0o640)
     link.symlink_to(real)
-    assert config_upgrade.command.main([str(link), "--in-place"], standalone_mode=False) == 0
+    assert config_lint.upgrade_command.main([str(link), "--in-place"], standalone_mode=False) == 0
     assert link.is_symlink()
     assert "offload_optimizer" in real.read_text()
     assert mode(real) == 0o640
@@ -112,5 +112,5 @@ def test_config_upgrade_in_place_symlink_and_read_only_file(tmp_path):
     real.write_text(json.dumps(OLD))
     real.chmod(0o440)
     with pytest.raises(UsageError, match="is read-only"):
-        config_upgrade.command.main([str(link), "--in-place"], standalone_mode=False)
+        config_lint.upgrade_command.main([str(link), "--in-place"], standalone_mode=False)
     assert json.loads(real.read_text()) == OLD

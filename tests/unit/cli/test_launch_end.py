@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli import launch_job
+from dsrun.cli import run_node
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.job import Outcome, Topology
 from dsrun.runs.folder import RunFolder
@@ -27,17 +27,18 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
     """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")
     folder.events.write_text(EVENTS)
-    work = launch_job.Work(
+    work = run_node.Work(
         topology=Topology(1, "cpu", 1),
         output=str(folder.path),
         external=external,
         debug=False,
         dry_run=False,
         force=False,
+        require=pytest.fail,
         job=pytest.fail,
     )
     place = LocalLauncher(how="here", nodes=2, node=node)
-    assert launch_job._report(Outcome(0), folder, work, place) == 0
+    assert run_node._report(Outcome(0), folder, work, place) == 0
     assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is told
 
 
@@ -45,14 +46,14 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
 UNHEARD = """
 import os, sys
 from pathlib import Path
-from dsrun.cli.run_job import report, teller
+from dsrun.cli.run_node import notifier, report
 from dsrun.launch.job import Outcome
 from dsrun.runs.folder import RunFolder
 read, write = os.pipe()
 os.close(read)
 os.dup2(write, int(sys.argv[1]))
 folder = RunFolder(Path("run"))
-teller(folder)("once more")
+notifier(folder)("once more")
 sys.exit(report(Outcome(int(sys.argv[2]), "the reason", "the advice", "the log"), folder))
 """
 

@@ -64,7 +64,7 @@ def test_gres_forms(text, found):
 
 @pytest.mark.parametrize("text", ["gpu:a100:x:4", "gpu:a100:h100", "gres/gpu:a100=many", "gpu:a100:" + "9" * 5000])
 def test_gres_malformed_gpu_shows_valid_forms(text):
-    with pytest.raises(UsageError, match=r"is no GRES for GPUs.*gpu:a100:4"):
+    with pytest.raises(UsageError, match=r"is not a GRES for GPUs.*gpu:a100:4"):
         parse_gres(text)
 
 
@@ -88,7 +88,7 @@ def test_gres_malformed_gpu_shows_valid_forms(text):
     ],
 )
 def test_gres_that_slurm_would_not_print_is_refused(text):
-    with pytest.raises(UsageError, match="is no GRES"):
+    with pytest.raises(UsageError, match="is not a GRES"):
         parse_gres(text)
 
 

@@ -38,15 +38,15 @@ def test_hostfile_address_is_name_without_user(hosts):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("gpu1 slots=4\ngpu2 slots=4\ngpu1 slots=2", "hosts:3: gpu1 stands in line 1 already"),
+        ("gpu1 slots=4\ngpu2 slots=4\ngpu1 slots=2", "hosts:3: gpu1 is already in line 1"),
         ("# x\ngpu1", r"hosts:2: gpu1 has no slots.*gpu1 slots=8"),
-        ("gpu1 slots=", "hosts:1: 'gpu1 slots=' is no machine with its slots"),
-        ("gpu1 slots=0", "hosts:1: slots=0 is no number of GPUs"),
+        ("gpu1 slots=", "hosts:1: 'gpu1 slots=' is not a machine with its slots"),
+        ("gpu1 slots=0", "hosts:1: slots=0 is not a number of GPUs"),
         ("gpu1 slots=-1", "slots=-1"),
         ("gpu1 slots=four", "slots=four"),
-        ("gpu1 slots=8 max_slots=8", "no machine with its slots"),
-        ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is no name of a machine"),
-        ("gpu;reboot slots=1", "no name of a machine"),
+        ("gpu1 slots=8 max_slots=8", "not a machine with its slots"),
+        ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a machine name"),
+        ("gpu;reboot slots=1", "not a machine name"),
         ("", "hosts: names no machine"),
         ("# only a remark\n", "hosts: names no machine"),
     ],
@@ -92,7 +92,7 @@ def test_exclude_drops_host_without_slots_left(hosts):
         ("gpu1:7", r"gpu1 has no slot '7' \(it has 0 to 3\)"),
         ("gpu1:", "gpu1 has no slot ''"),
         ("gpu1:a", "no slot 'a'"),
-        ("gpu1:0@gpu1:1", "gpu1 stands there twice"),
+        ("gpu1:0@gpu1:1", "gpu1 is given twice"),
     ],
 )
 def test_include_unknown_host_or_slot_refused(hosts, choice, says):

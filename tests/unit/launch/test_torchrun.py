@@ -89,7 +89,7 @@ def test_torchrun_nproc_per_node_auto_is_default(workers):
         ("--nnodes=1:4 x.py", "--nnodes 1:4 is not a number.*a range of nodes"),
         ("--nproc-per-node=all x.py", "--nproc-per-node all is not a number"),
         ("--rdzv-backend=etcd x.py", "--rdzv-backend etcd"),
-        ("--rdzv-endpoint=gpu1:port x.py", "no host:port"),
+        ("--rdzv-endpoint=gpu1:port x.py", "is not HOST:PORT"),
         ("--frobnicate x.py", "--frobnicate: dsrun launch does not know"),
         ("--nnodes", "--nnodes: its value is missing"),
         ("--nnodes 2", "no program is named"),

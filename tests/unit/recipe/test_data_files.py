@@ -35,7 +35,7 @@ BAD = {
     "broken-head.csv": ("source,tar\u2028get\n".encode(), "a header and no rows"),
     "c.parquet": (b"hello world", "does not begin with PAR1"),
     "short.parquet": (b"PAR1 and then cut", "cut short"),
-    "odd.bin": (b"abc", "no whole number of uint16"),
+    "odd.bin": (b"abc", "not a whole number of uint16"),
     "llmc.bin": ((20240520).to_bytes(4, "little") + bytes(1020), "header of llm.c"),
     "d.jsonl": (gzip.compress(b"{}"), "is a gzip file"),
     "e.jsonl.gz": (b'{"text": 1}', "not a valid gzip"),

@@ -62,7 +62,7 @@ def test_upgrade_run_file_reports_flag_without_equivalent(tmp_path):
 def test_upgrade_run_file_rejects_braces(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("train: {model: m, no_cuda: true}\n")
-    with pytest.raises(UsageError, match="stands in braces"):
+    with pytest.raises(UsageError, match="is in braces"):
         upgrade_run_file(path, "run.yaml")
 
 

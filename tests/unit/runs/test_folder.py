@@ -73,7 +73,7 @@ def test_folder_with_other_files_refused_unless_forced(tmp_path):
     """A folder with other files is refused unless forced."""
     for name in "dbca":
         (tmp_path / name).touch()
-    with pytest.raises(UsageError, match=r"is no run folder and holds a, b, c and 1 more"):
+    with pytest.raises(UsageError, match=r"is not a run folder and contains a, b, c and 1 more"):
         RunFolder.create(tmp_path)
     assert not (tmp_path / "logs").exists()
     RunFolder.create(tmp_path, force=True)

@@ -10,11 +10,11 @@ import pytest
 
 from dsrun.cli.render_slurm import command
 from dsrun.cli.slurm_job import find_job, from_run_file
-from dsrun.cli.slurm_site import missing
 from dsrun.errors import UsageError
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import context, render, template_text
+from dsrun.slurm.render.site import missing
 from dsrun.slurm.render.spec import Given, make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
@@ -211,7 +211,7 @@ def test_dsrun_train_after_dashes_is_training(tmp_path):
 def test_run_file_with_slurm_section_only_names_no_program(tmp_path):
     """A run file with nothing but a slurm section names nothing to run."""
     (tmp_path / "run.yaml").write_text("slurm: {partition: gpu}\n")
-    with pytest.raises(UsageError, match=r"run\.yaml names no model to train"):
+    with pytest.raises(UsageError, match=r"run\.yaml does not name a model to train"):
         find_job((), None, tmp_path)
     assert find_job(["true"], None, tmp_path).config == "run.yaml"
     (tmp_path / "run.yaml").write_text("train: {model_name_or_path: demo-t5}\n")

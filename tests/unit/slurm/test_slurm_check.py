@@ -77,7 +77,7 @@ def test_resource_check_accepts_fitting_job(facts, given):
         ({"nodelist": "node[1-3]"}, "nodelist_size", "names 3 nodes", "--nodes 3"),
         ({"gres": "nvme:1"}, "gres_unknown", "'nvme'", "bandwidth, gpu, mps, shard"),
         ({"reservation": "maintt"}, "reservation_unknown", "'maintt'", "did you mean maint?"),
-        ({"licenses": "matlab:2"}, "license_unknown", "'matlab'", "leave it away"),
+        ({"licenses": "matlab:2"}, "license_unknown", "'matlab'", "remove it"),
         ({"array": "0-1001"}, "array_size", "numbers below 1001", "smaller arrays"),
         # Accounts and QOS.
         ({"account": "mll"}, "account_unknown", "'mll' is none of your accounts", "did you mean ml?"),

@@ -155,7 +155,7 @@ def test_deepspeed_launcher_local_size():
         ({"RANK": "-1"}, "RANK -1"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK 2 is outside LOCAL_WORLD_SIZE 2"),
         ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE 8 exceeds WORLD_SIZE 4"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT 70000 is no port"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT 70000 is not a valid port"),
     ],
 )
 def test_invalid_torchrun_variables_rejected(changes, said):

@@ -92,7 +92,7 @@ def test_claim_a_taken_port(taken):
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_claim_invalid_port_rejected(port):
-    with pytest.raises(UsageError, match="is no port"):
+    with pytest.raises(UsageError, match="is not a valid port"):
         net.claim_port(port, find=True)
 
 

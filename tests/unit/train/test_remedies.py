@@ -63,10 +63,10 @@ def test_invalid_memory_fallback_file_rejected(tmp_path):
 
 def test_memory_fallback_sets_recompute_and_offload_flags():
     """Recomputation and offload become flags."""
-    changed = with_fallback(recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"), stage=2)
+    changed = with_fallback(recipe("--zero", "2"), MemoryFallback(recompute=True, offload="cpu"))
     assert changed.hf["gradient_checkpointing"] is True
     assert changed.spec.offload == "cpu"
-    assert with_fallback(recipe("--zero", "0"), MemoryFallback(offload="cpu"), stage=0).spec.offload == "none"
+    assert with_fallback(recipe("--zero", "0"), MemoryFallback(offload="cpu")).spec.offload == "none"
 
 
 def test_skipped_steps_recorded_and_limited(tmp_path):

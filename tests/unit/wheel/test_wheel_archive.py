@@ -49,8 +49,8 @@ def test_valid_wheel_opens_without_findings(tmp_path):
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"<html>404</html>", "not a wheel: it is no zip archive"),
-        (b"\x7fELF" + bytes(200), "not a wheel: it is no zip archive"),
+        (b"<html>404</html>", "not a wheel: not a zip archive"),
+        (b"\x7fELF" + bytes(200), "not a wheel: not a zip archive"),
         (b"PK\x03\x04" + bytes(500), "is cut short"),
     ],
 )

@@ -225,7 +225,7 @@ def test_truncated_and_foreign_sdists(tmp_path):
 
 def test_sdist_without_valid_version(tmp_path):
     path = archive(tmp_path / "odd.tar.gz", {**GOOD, "deepspeed-1.0.0/version.txt": b"abc"})
-    with pytest.raises(UsageError, match=r"odd\.tar\.gz: version\.txt says 'abc', which is no version of a release"):
+    with pytest.raises(UsageError, match=r"odd\.tar\.gz: version\.txt says 'abc', which is not a release version"):
         identify_source(str(path))
 
 

@@ -49,7 +49,7 @@ def test_source_tree_is_labelled_by_content_digest(tree, tmp_path):
 def test_invalid_tree_version_is_refused(tree, text):
     """With a local part of its own the version would have two."""
     (tree / "version.txt").write_bytes(text)
-    with pytest.raises(UsageError, match=r"version\.txt says .*, which is no version of a release"):
+    with pytest.raises(UsageError, match=r"version\.txt says .*, which is not a release version"):
         identify_source(str(tree))
     (tree / "version.txt").unlink()
     (tree / "version.txt").mkdir()

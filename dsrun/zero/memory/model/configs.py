@@ -107,7 +107,7 @@ def _no_config(message: str) -> UsageError:
 def _found(name: str, folder: Path, file: Path) -> Found:
     try:
         if file.is_file() and file.stat().st_size > LARGEST_CONFIG:
-            raise _no_config(f"{file} is no model config: it has more than {LARGEST_CONFIG // 2**20} MiB")
+            raise _no_config(f"{file} is not a model config: it has more than {LARGEST_CONFIG // 2**20} MiB")
         config = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError:
         raise _no_config(f"{file} cannot be read: nested too deeply") from None
@@ -118,7 +118,7 @@ def _found(name: str, folder: Path, file: Path) -> Found:
     except ValueError as error:  # no UTF-8, no JSON, or a number of more digits than Python reads
         raise _no_config(f"{file} cannot be read: {str(error).partition(';')[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise _no_config(f"{file} is no model config: it has no model_type")
+        raise _no_config(f"{file} is not a model config: it has no model_type")
     return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
 
 
@@ -181,7 +181,7 @@ class Settings:
                 continue
             most = MOST_LAYERS if "layer" in name else LARGEST_SIDE
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise UsageError(f"config.json: {name} {value!r} is no number from {least} to {most:,}")
+                raise UsageError(f"config.json: {name} {value!r} is not a number from {least} to {most:,}")
             return value
         if default is None:
             raise UsageError(f"config.json has no {names[0]}")
@@ -197,7 +197,7 @@ class Settings:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(type(each) is int for each in value):
-            raise UsageError(f"config.json: {name} {value!r} is no list of whole numbers")
+            raise UsageError(f"config.json: {name} {value!r} is not a list of whole numbers")
         return tuple(value)
 
     def switch(self, name: str, default: bool) -> bool:
@@ -216,5 +216,5 @@ class Settings:
         if value is None:
             return default
         if not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise UsageError(f"config.json: {name} {value!r} is no probability")
+            raise UsageError(f"config.json: {name} {value!r} is not a probability")
         return float(value)

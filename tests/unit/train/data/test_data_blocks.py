@@ -127,5 +127,5 @@ def test_largest_token_over_chunks(tmp_path, monkeypatch):
 
 def test_token_file_of_partial_tokens_rejected(tmp_path):
     (tmp_path / "t.bin").write_bytes(b"123456")
-    with pytest.raises(UsageError, match="no whole number of uint32"):
+    with pytest.raises(UsageError, match="not a whole number of uint32"):
         TokenBin(tmp_path / "t.bin", "uint32", 8)

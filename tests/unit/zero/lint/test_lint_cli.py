@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dsrun.cli import config_check, config_upgrade
+from dsrun.cli import config_lint
 from dsrun.errors import UsageError
 
 GOOD = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
@@ -39,22 +39,22 @@ def put(folder, name, content):
 
 
 def test_config_check_good_file_exits_0(here, call):
-    assert call(config_check.command, put(here, "ds.json", GOOD)) == (
+    assert call(config_lint.check_command, put(here, "ds.json", GOOD)) == (
         0,
-        "ds.json: nothing to complain about\n",
+        "ds.json: no findings\n",
         "",
     )
 
 
 def test_config_check_warnings_exit_0(here, call):
-    code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"mine": 1}))
+    code, out, _ = call(config_lint.check_command, put(here, "ds.json", GOOD | {"mine": 1}))
     assert code == 0
     assert out.endswith("ds.json: 1 warning\n")
 
 
 def test_config_check_error_exits_3_with_line_and_fix(here, call):
     """An error is exit code 3, and says where and what to do."""
-    code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"fp16": {"enable": True}}))
+    code, out, _ = call(config_lint.check_command, put(here, "ds.json", GOOD | {"fp16": {"enable": True}}))
     assert code == 3
     assert (
         "error fp16.enable (ds.json:8): DeepSpeed has no key enable in fp16 [unknown_key]\n    did you mean enabled?\n"
@@ -64,7 +64,7 @@ def test_config_check_error_exits_3_with_line_and_fix(here, call):
 
 
 def test_config_check_json_fields(here, call):
-    code, out, _ = call(config_check.command, put(here, "ds.json", GOOD | {"amp": {}}), "--format", "json")
+    code, out, _ = call(config_lint.check_command, put(here, "ds.json", GOOD | {"amp": {}}), "--format", "json")
     answer = json.loads(out)
     assert code == 3
     assert (answer["version"], answer["file"]) == (1, "ds.json")
@@ -87,7 +87,7 @@ def test_config_check_reads_stdin(here):
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_config_check_file_name_not_utf8(here, call, form):
     name = put(here, os.fsdecode(b"\xff.json"), GOOD)
-    code, out, _ = call(config_check.command, name, "--format", form)
+    code, out, _ = call(config_lint.check_command, name, "--format", form)
     assert code == 0
     assert r"\udcff.json" in out.encode().decode()
 
@@ -95,16 +95,16 @@ def test_config_check_file_name_not_utf8(here, call, form):
 def test_config_check_closed_stdin(here, call, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match="<stdin> is closed"):
-        call(config_check.command, "-")
+        call(config_lint.check_command, "-")
 
 
 def test_config_check_world_size_and_target_options(here, call):
     config = put(here, "ds.json", GOOD | {"train_batch_size": 8, "gradient_accumulation_steps": 1})
-    assert call(config_check.command, config, "--world-size", 2)[0] == 0
-    assert call(config_check.command, config, "--world-size", 4)[0] == 3
+    assert call(config_lint.check_command, config, "--world-size", 2)[0] == 0
+    assert call(config_lint.check_command, config, "--world-size", 4)[0] == 3
     commented = put(here, "c.json", json.dumps(GOOD, indent=2) + "// end")
-    assert call(config_check.command, commented)[0] == 3
-    assert call(config_check.command, commented, "--for", "deepspeed")[0] == 0
+    assert call(config_lint.check_command, commented)[0] == 3
+    assert call(config_lint.check_command, commented, "--for", "deepspeed")[0] == 0
 
 
 AUTO = {
@@ -118,20 +118,20 @@ AUTO = {
 
 def test_config_check_against_training_flags(here, call):
     config = put(here, "ds.json", AUTO)
-    code, out, _ = call(config_check.command, config, "--", "--micro-batch-size", "2", "--model", "x")
+    code, out, _ = call(config_lint.check_command, config, "--", "--micro-batch-size", "2", "--model", "x")
     assert code == 3
     assert "train_micro_batch_size_per_gpu is 4, but --micro-batch-size asks for 2" in out
-    assert call(config_check.command, config, "--", "--per_gpu_train_batch_size", "4")[0] == 0
+    assert call(config_lint.check_command, config, "--", "--per_gpu_train_batch_size", "4")[0] == 0
 
 
 def test_config_check_against_run_file(here, call):
     config = put(here, "ds.json", AUTO)
     put(here, "run.yaml", "train:\n  model: m\n  per_device_train_batch_size: 2\n")
-    code, out, _ = call(config_check.command, config, "--against", "run.yaml")
+    code, out, _ = call(config_lint.check_command, config, "--against", "run.yaml")
     assert code == 3
     assert "run.yaml:3: train.per_device_train_batch_size asks for 2" in out
     # The command line wins, as in training.
-    assert call(config_check.command, config, "--against", "run.yaml", "--", "--micro_batch_size", "4")[0] == 0
+    assert call(config_lint.check_command, config, "--against", "run.yaml", "--", "--micro_batch_size", "4")[0] == 0
 
 
 def test_config_check_against_arguments_file(here, call):
@@ -139,47 +139,49 @@ def test_config_check_against_arguments_file(here, call):
     put(here, "args.json", {"per_device_train_batch_size": 8})
     put(here, "run.yaml", "train:\n  per_device_train_batch_size: 8\n")
     for flags in (("args.json",), ("--config", "run.yaml")):
-        code, out, _ = call(config_check.command, config, "--", *flags)
+        code, out, _ = call(config_lint.check_command, config, "--", *flags)
         assert code == 3
         assert f"{flags[-1]}" in out
-    assert call(config_check.command, config, "--", "args.json", "--per_device_train_batch_size", "4")[0] == 0
+    assert call(config_lint.check_command, config, "--", "args.json", "--per_device_train_batch_size", "4")[0] == 0
 
 
 def test_config_check_second_config_is_refused(here, call):
     put(here, "other.json", GOOD)
     with pytest.raises(UsageError, match=r"other\.json: train_micro_batch_size_per_gpu: unknown flag"):
-        call(config_check.command, put(here, "ds.json", GOOD), "other.json")
+        call(config_lint.check_command, put(here, "ds.json", GOOD), "other.json")
 
 
 def test_config_check_ignores_deeply_nested_model_config(here, call):
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"a":' * 100_000)
     config = put(here, "ds.json", GOOD)
-    assert call(config_check.command, config, "--", "--model", "model", "--per_device_train_batch_size", "4")[0] == 0
+    assert (
+        call(config_lint.check_command, config, "--", "--model", "model", "--per_device_train_batch_size", "4")[0] == 0
+    )
 
 
 def test_config_check_against_global_batch_size(here, call):
     config = put(here, "ds.json", AUTO | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32})
-    assert call(config_check.command, config, "--", "--global-batch-size", "64")[0] == 3
-    assert call(config_check.command, config, "--", "--global-batch-size", "32", "--nproc", "2")[0] == 0
+    assert call(config_lint.check_command, config, "--", "--global-batch-size", "64")[0] == 3
+    assert call(config_lint.check_command, config, "--", "--global-batch-size", "32", "--nproc", "2")[0] == 0
     steps = put(here, "s.json", AUTO | {"gradient_accumulation_steps": 2})
     flags = ("--global-batch-size", "64", "--micro-batch-size", "4")
-    assert call(config_check.command, steps, "--world-size", 8, "--", *flags)[0] == 0
-    assert call(config_check.command, steps, "--world-size", 4, "--", *flags)[0] == 3
+    assert call(config_lint.check_command, steps, "--world-size", 8, "--", *flags)[0] == 0
+    assert call(config_lint.check_command, steps, "--world-size", 4, "--", *flags)[0] == 3
 
 
 @pytest.mark.parametrize(
     ("model", "warned"), [("google/flan-t5-xl", True), ("google/mt5-small", True), ("llama-7b", False)]
 )
 def test_t5_fp16_warning_by_model_name(here, call, model, warned):
-    _, out, _ = call(config_check.command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", model)
+    _, out, _ = call(config_lint.check_command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", model)
     assert ("t5_fp16" in out) is warned
 
 
 def test_t5_fp16_warning_by_local_model_config(here, call):
     (here / "model").mkdir()
     put(here / "model", "config.json", {"model_type": "t5"})
-    _, out, _ = call(config_check.command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", "model")
+    _, out, _ = call(config_lint.check_command, put(here, "ds.json", AUTO), "--", "--fp16", "--model", "model")
     assert "t5_fp16" in out
 
 
@@ -187,7 +189,7 @@ def test_t5_fp16_warning_by_local_model_config(here, call):
     ("args", "message"),
     [
         (("nowhere.json",), "nowhere.json: cannot be read"),
-        (("ds.json", "--gpu", "abacus"), "--gpu abacus: no such GPU is known"),
+        (("ds.json", "--gpu", "abacus"), "--gpu abacus: unknown or ambiguous GPU"),
         (("ds.json", "--", "--learning_rat", "1"), "unknown flag --learning_rat"),
         (("ds.json", "--for", "deepspeed", "--", "--bf16"), "does not go with training flags"),
         (("binary",), "binary: not text in UTF-8"),
@@ -197,13 +199,14 @@ def test_config_check_bad_input_is_usage_error(here, call, args, message):
     put(here, "ds.json", GOOD)
     (here / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=message):
-        call(config_check.command, *args)
+        call(config_lint.check_command, *args)
 
 
 def test_config_check_imports_no_heavy_library(here):
     put(here, "ds.json", GOOD)
     code = (
-        "import sys; from dsrun.cli.config_check import command; command.main(['ds.json'], standalone_mode=False);"
+        "import sys; from dsrun.cli.config_lint import check_command as check;"
+        "check.main(['ds.json'], standalone_mode=False);"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -216,7 +219,7 @@ OLD = GOOD | {"nebula": {}}
 
 
 def test_config_upgrade_text_to_stdout_changes_to_stderr(here, call):
-    code, out, err = call(config_upgrade.command, put(here, "old.json", OLD))
+    code, out, err = call(config_lint.upgrade_command, put(here, "old.json", OLD))
     assert (code, json.loads(out)) == (0, GOOD)
     assert err == "note: nebula: left out (Nebula checkpointing was removed)\n"
     assert json.loads((here / "old.json").read_text()) == OLD
@@ -224,16 +227,16 @@ def test_config_upgrade_text_to_stdout_changes_to_stderr(here, call):
 
 def test_config_upgrade_to_file_and_in_place(here, call):
     old = put(here, "old.json", OLD)
-    assert call(config_upgrade.command, old, "-o", "new.json")[:2] == (0, "")
+    assert call(config_lint.upgrade_command, old, "-o", "new.json")[:2] == (0, "")
     assert json.loads((here / "new.json").read_text()) == GOOD
-    assert call(config_upgrade.command, old, "--in-place")[:2] == (0, "")
+    assert call(config_lint.upgrade_command, old, "--in-place")[:2] == (0, "")
     assert json.loads((here / "old.json").read_text()) == GOOD
     assert sorted(path.name for path in here.iterdir()) == ["new.json", "old.json"]
 
 
 def test_config_upgrade_nothing_to_upgrade(here, call):
     text = put(here, "ds.json", GOOD)
-    assert call(config_upgrade.command, text) == (
+    assert call(config_lint.upgrade_command, text) == (
         0,
         (here / text).read_text(),
         "note: ds.json: nothing to upgrade\n",
@@ -241,7 +244,7 @@ def test_config_upgrade_nothing_to_upgrade(here, call):
 
 
 def test_config_upgrade_remaining_error_exits_3(here, call):
-    code, out, err = call(config_upgrade.command, put(here, "old.json", OLD | {"fp16": {"enable": True}}))
+    code, out, err = call(config_lint.upgrade_command, put(here, "old.json", OLD | {"fp16": {"enable": True}}))
     assert code == 3
     assert json.loads(out)["fp16"] == {"enable": True}
     assert "error: fp16.enable (old.json:8): DeepSpeed has no key enable in fp16\n" in err
@@ -249,7 +252,7 @@ def test_config_upgrade_remaining_error_exits_3(here, call):
 
 def test_config_upgrade_in_place_needs_a_file(here, call):
     with pytest.raises(UsageError, match="--in-place"):
-        call(config_upgrade.command, "-", "--in-place")
+        call(config_lint.upgrade_command, "-", "--in-place")
 
 
 def test_config_upgrade_of_run_file(here, call):
@@ -258,7 +261,7 @@ def test_config_upgrade_of_run_file(here, call):
         "run.yaml",
         "train:\n  model: m\n  warmup_ratio: 0.1  # ten percent\n  no_cuda: true\nzero:\n  stage: 2\n",
     )
-    code, out, err = call(config_upgrade.command, run)
+    code, out, err = call(config_lint.upgrade_command, run)
     assert code == 0
     assert out == "train:\n  model: m\n  warmup_steps: 0.1  # ten percent\n  use_cpu: true\nzero:\n  stage: 2\n"
     assert "run.yaml:3: train.warmup_ratio is no longer a flag: taken as --warmup_steps 0.1" in err

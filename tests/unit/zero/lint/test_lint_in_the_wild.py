@@ -85,4 +85,4 @@ def test_infinite_batch_size_message():
     """A batch size beyond all numbers is described in words."""
     message = next(each.message for each in check('{"train_batch_size": 1e400}') if each.code == "batch_mismatch")
 
-    assert "no multiple of 1 on any" in message
+    assert "not a multiple of 1 on any" in message

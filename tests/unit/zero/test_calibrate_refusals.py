@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.cli.calibrate import calibrate, compare, is_another, training_argv
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.system.gpus import Gpu
+from dsrun.zero.memory.calibrate import calibrate, compare, is_another, training_argv
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
@@ -44,7 +44,7 @@ def test_calibrate_plan_where_nothing_fits_refused(found):
     nothing = made("rtx-4090", host_memory=8.0)
     assert nothing.choice is None
     with pytest.raises(UsageError, match="nothing fits, so there is nothing to calibrate"):
-        calibrate(nothing, found)
+        calibrate(nothing, found, notify=pytest.fail)
 
 
 @pytest.mark.usefixtures("no_steps")
@@ -59,7 +59,7 @@ def test_calibrate_plan_where_nothing_fits_refused(found):
 def test_calibrate_plan_for_other_gpu_count_refused(here, planned, words, found, monkeypatch):
     monkeypatch.setattr("dsrun.system.gpus.visible_gpus", lambda: [object()] * here)
     with pytest.raises(UsageError, match=words) as caught:
-        calibrate(planned, found)
+        calibrate(planned, found, notify=pytest.fail)
     assert caught.value.fix == "plan for the GPUs here"
 
 
@@ -82,7 +82,7 @@ def test_calibrate_plan_for_other_gpu_model_refused(planned, name, memory, capab
     here = gpu(name, memory, capability)
     monkeypatch.setattr("dsrun.system.gpus.visible_gpus", lambda: [here])
     with pytest.raises(UsageError, match=f"which has {name}, and the plan is for a100-80"):
-        calibrate(made(planned), found)
+        calibrate(made(planned), found, notify=pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_calibrate_nvme_offload_names_folder(found, tmp_path):
     assert (spec.offload, spec.nvme_path) == ("nvme", "/nvme")
 
 
-def test_calibrate_shows_measurement_with_unwritable_cache(found, tmp_path, monkeypatch, capsys):
+def test_calibrate_shows_measurement_with_unwritable_cache(found, tmp_path, monkeypatch):
     """A measurement is shown even if it cannot be kept."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file" / "cache"))
@@ -116,6 +116,7 @@ def test_calibrate_shows_measurement_with_unwritable_cache(found, tmp_path, monk
     measured = planned.choice.gpu.total
     context = planned.choice.gpu.buffers.context
     records = [{"gpu_memory_peak": measured - context}]
-    calibration = compare(planned, planned.choice, found, records, on_gpu=True)
+    notes = []
+    calibration = compare(planned, planned.choice, found, records, on_gpu=True, notify=notes.append)
     assert (calibration.measured, calibration.saved) == (measured, None)
-    assert "cannot be kept" in capsys.readouterr().err
+    assert "cannot be kept" in notes[0]

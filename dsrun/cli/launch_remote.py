@@ -1,4 +1,4 @@
-"""The other machines' part of `dsrun launch`: supervisors started over ssh, or by srun."""
+"""`dsrun launch` on other machines: supervisors started over ssh, or by srun."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.launch_options import LaunchOptions
 from dsrun.cli.output import print_error, print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.system import variables
 
 if TYPE_CHECKING:
-    from dsrun.cli.launch import Options
     from dsrun.launch.compat import Host
     from dsrun.launch.signals import StartupSignals
     from dsrun.launch.ssh import RemoteSupervisor
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
-def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) -> int:
-    """One supervisor on each machine of the hostfile; the first node's exit code."""
+def over_ssh(options: LaunchOptions, program: tuple[str, ...], early: StartupSignals) -> int:
+    """Run one supervisor on each machine of the hostfile; the exit code of node 0."""
     from dsrun.launch.ssh import run_on_hosts
     from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
 
     hosts = _hosts(options)
-    remotes = _crews(options, hosts, program)
+    remotes = _remote_supervisors(options, hosts, program)
     if options.dry_run:
-        return _show(options, hosts, remotes)
+        return _dry_run(options, hosts, remotes)
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
-        raise MissingError("there is no ssh here", fix="install it, or start each node by hand with --nodes")
+        raise MissingError("ssh is not installed", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
     with AsyncLineWriter(print_error, timeout_s=STUCK_S) as say:
         code = run_on_hosts(remotes, max_restarts=restarts, say=say)
@@ -44,7 +45,7 @@ def over_ssh(options: Options, program: tuple[str, ...], early: StartupSignals) 
     return code
 
 
-def _hosts(options: Options) -> tuple[Host, ...]:
+def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
     from dsrun.launch.compat import excluded, included, parse_hostfile
 
     file = options.hostfile or Path()
@@ -58,8 +59,10 @@ def _hosts(options: Options) -> tuple[Host, ...]:
     return excluded(hosts, options.exclude) if options.exclude else hosts
 
 
-def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) -> list[RemoteSupervisor]:
-    """The command of each machine's supervisor, and what it is told: the environment, and the run's secret."""
+def _remote_supervisors(
+    options: LaunchOptions, hosts: tuple[Host, ...], program: tuple[str, ...]
+) -> list[RemoteSupervisor]:
+    """The command of each machine's supervisor, and what it reads from stdin: the environment and the run's secret."""
     from dsrun.launch.context import DEFAULT_PORT
     from dsrun.launch.environment import forwarded_variables
     from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv
@@ -70,28 +73,24 @@ def _crews(options: Options, hosts: tuple[Host, ...], program: tuple[str, ...]) 
     here = [is_this_machine(host.address) for host in hosts]
     if len(hosts) > 1 and not options.master_addr and _is_loopback(address) and not all(here):
         raise UsageError(
-            f"{options.hostfile}: {hosts[0].name} means another machine on each of them",
-            fix="write the name by which the others reach it, or --master-addr",
+            f"{options.hostfile}: {hosts[0].name} is a different machine for each of them",
+            fix="write the name by which the others reach it, or add --master-addr",
         )
     secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16)}
     environ = forwarded_variables(os.environ, _environment_files()) | secret
+    port = options.master_port or DEFAULT_PORT
+    names = ("nodes", "node_rank", "master_addr", "master_port", "nproc") if len(hosts) > 1 else ("nproc",)
     remotes = []
     for node, host in enumerate(hosts):
         nproc = len(host.slots) if options.nproc is None else min(options.nproc, len(host.slots))
-        where = _where(len(hosts), node, address, options.master_port or DEFAULT_PORT)
-        command = [*SELF, FLAG, *where, "--nproc", f"{nproc}", *options.words(), "--", *program]
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.slots))} if host.chosen else {}
+        own = replace(options, nodes=len(hosts), node_rank=node, master_addr=address, master_port=port, nproc=nproc)
+        command = [*SELF, FLAG, *own.argv(*names), "--", *program]
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.slots))} if host.chosen else {}
         argv = (
             tuple(command) if here[node] else remote_argv(host.name, command, folder=str(Path.cwd()), environ=environ)
         )
-        remotes.append(RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**environ, **own})))
+        remotes.append(RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**environ, **gpus})))
     return remotes
-
-
-def _where(nodes: int, node: int, address: str, port: int) -> list[str]:
-    if nodes == 1:
-        return []
-    return [f"--nodes={nodes}", f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
 
 
 def _is_loopback(address: str) -> bool:
@@ -99,7 +98,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _environment_files() -> dict[str, str]:
-    """DeepSpeed's .deepspeed_env of the home folder, and that of this folder, which wins."""
+    """DeepSpeed's .deepspeed_env of the home folder and of this folder, which takes precedence."""
     from dsrun.launch.environment import ENVIRONMENT_FILE, parse_environment_file
 
     found: dict[str, str] = {}
@@ -110,8 +109,8 @@ def _environment_files() -> dict[str, str]:
     return found
 
 
-def _show(options: Options, hosts: tuple[Host, ...], remotes: list[RemoteSupervisor]) -> int:
-    """--dry-run: each machine's command, and by name what it is given over stdin."""
+def _dry_run(options: LaunchOptions, hosts: tuple[Host, ...], remotes: list[RemoteSupervisor]) -> int:
+    """Print each machine's command, and the names of the variables that it gets over stdin."""
     import json
 
     print_note(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
@@ -119,36 +118,26 @@ def _show(options: Options, hosts: tuple[Host, ...], remotes: list[RemoteSupervi
     for remote in remotes:
         names |= set(json.loads(remote.first_line)["env"])
         click.echo(shlex.join(remote.argv))
-    print_note(f"passed on over stdin: {', '.join(sorted(names))}")
+    print_note(f"sent over stdin: {', '.join(sorted(names))}")
     return 0
 
 
-def through_srun(options: Options, nodes: int, program: tuple[str, ...]) -> int:
-    """Become an srun that starts one supervisor on each of the allocation's nodes."""
-
-    master = {
-        "--master-addr": options.master_addr,
-        "--master-port": options.master_port,
-        "--nproc": options.nproc,
-    }
-    words = [word for flag, value in master.items() if value is not None for word in (flag, f"{value}")]
-    argv = [*_srun(nodes, os.environ), *SELF, *words, *options.words(), "--", *program]
+def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -> int:
+    """Replace this process by an srun that starts one supervisor on each of the allocation's nodes."""
+    own = options.argv("master_addr", "master_port", "nproc")
+    argv = [*_srun(nodes, os.environ), *SELF, *own, "--", *program]
     if not options.dry_run:
+        if shutil.which("srun") is None:
+            raise MissingError("inside a SLURM job, but srun is not installed", fix="--nodes 1 for this machine alone")
         secret = os.environ.get(variables.SECRET) or secrets.token_hex(16)
-        _become(argv, {**os.environ, variables.SECRET: secret})
+        os.execvpe("srun", argv, {**os.environ, variables.SECRET: secret})
     print_note(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
     click.echo(shlex.join(argv))
     return 0
 
 
-def _become(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
-    if shutil.which(argv[0]) is None:
-        raise MissingError(f"inside a SLURM job, but there is no {argv[0]}", fix="--nodes 1 for this machine alone")
-    os.execvpe(argv[0], argv, environ)
-
-
 def _srun(nodes: int, environ: Mapping[str, str]) -> list[str]:
-    """srun once per node, with all processors that the job has there; one task would have one of them."""
+    """srun of one task per node, with all CPUs that the job has there; by default a task gets one."""
     from dsrun.system.env import expand_counts
 
     argv = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]

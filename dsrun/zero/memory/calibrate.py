@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.output import print_note
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.zero.generate.presets import GIB
 
@@ -32,7 +32,7 @@ WORD = "four "
 """Repeated to the length asked for; every tokenizer makes at least one token of it."""
 
 
-def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibration:
+def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH, *, notify: Callable[[str], None]) -> Calibration:
     """Train STEPS steps of random weights and compare the peak with the plan's figure.
 
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
@@ -63,7 +63,7 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH) -> Calibrati
     with tempfile.TemporaryDirectory(prefix="dsrun-calibrate-") as scratch:
         argv = training_argv(made, row, found, Path(scratch), nvme_path=nvme_path, on_gpu=bool(gpus))
         records = _train(argv, Path(scratch))
-    return compare(made, row, found, records, on_gpu=bool(gpus))
+    return compare(made, row, found, records, on_gpu=bool(gpus), notify=notify)
 
 
 def is_another(gpu: Gpu, planned: Cluster) -> bool:
@@ -121,7 +121,15 @@ def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     return [record for record in read_records(scratch / RUN / "metrics.jsonl") if "host_memory" in record]
 
 
-def compare(made: Plan, row: Candidate, found: Found, records: list[dict[str, Any]], *, on_gpu: bool) -> Calibration:
+def compare(
+    made: Plan,
+    row: Candidate,
+    found: Found,
+    records: list[dict[str, Any]],
+    *,
+    on_gpu: bool,
+    notify: Callable[[str], None],
+) -> Calibration:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
     from dsrun.zero.memory.calibration import Calibration, resident, save
@@ -139,5 +147,5 @@ def compare(made: Plan, row: Candidate, found: Found, records: list[dict[str, An
     try:
         saved = save(found.config, plain, gpu.total, measured)
     except OSError as error:  # the figures took minutes, and are worth knowing without it
-        print_note(f"the correction cannot be kept for later plans: {error}")
+        notify(f"the correction cannot be kept for later plans: {error}")
     return Calibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)

@@ -1,13 +1,12 @@
-"""What `dsrun render-slurm` knows of the cluster and of earlier runs, and what it has to say about the job."""
+"""What the cluster and earlier runs provide for a script, and the notes on what was chosen or is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.output import print_error, print_note
 from dsrun.slurm.render.program import Site
 
 if TYPE_CHECKING:
@@ -16,12 +15,14 @@ if TYPE_CHECKING:
     from dsrun.slurm.render.program import Program
 
 
-def find_site(spec: SlurmSpec, program: Program, cwd: Path) -> tuple[Site, ClusterFacts | None]:
-    """The site, and the facts of the cluster it comes from; None for these where there is no SLURM."""
+def find_site(
+    spec: SlurmSpec, program: Program, cwd: Path, notify: Callable[[str], None]
+) -> tuple[Site, ClusterFacts | None]:
+    """The site, and the facts of its cluster; None for these if there is no SLURM."""
     from dsrun.slurm.cluster.discover import discover_if_any
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = discover_if_any(notify=print_note)
+    facts = discover_if_any(notify=notify)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
@@ -46,26 +47,26 @@ def checkpoint_seconds(folder: Path) -> float | None:
 
 
 def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> Iterator[str]:
-    """What was chosen for the user: `spec` is the completed one of what was `given`."""
+    """What was chosen for the user: `spec` is `given`, completed."""
     from dsrun.slurm.render.environment import gpus_of, workers
 
     gpus, count = gpus_of(spec), workers(spec)
     if not cluster:
-        yield "no SLURM answers here: nothing is checked against a cluster"
+        yield "no SLURM here: nothing is checked against a cluster"
     if given.gpus_per_node != spec.gpus_per_node and gpus:
-        source = "as this cluster's nodes have" if cluster else "as nothing says how many the nodes have"
+        source = "as this cluster's nodes have" if cluster else "as the number per node is not known"
         yield f"{gpus} GPU{'s' * (gpus > 1)} a node, {source} (--gpus-per-node)"
     if gpus == 0:
         yield f"no GPUs: {count} worker{'s' * (count > 1)} a node, on CPUs"
     if spec.signal_lead is None:
-        yield f"--time {spec.time} is too short for a signal: nothing is saved before its end"
+        yield f"--time {spec.time} is too short for a signal: the job does not save before its end"
     elif given.signal_lead is None and site.checkpoint_s is not None:
         took = f"as a checkpoint took {site.checkpoint_s:.0f} s"
         yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
 
 
 def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
-    """What the job will look for and this machine does not have; a compute node may."""
+    """What the job needs and this machine does not have; a compute node may."""
     files = [("--setup-file", each) for each in spec.setup_file]
     files += [("--stage", spec.stage)] if spec.stage else []
     files += [("--venv", f"{spec.venv}/bin/activate")] if spec.venv else []
@@ -76,24 +77,12 @@ def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
     for flag, name in files:
         if not (cwd / name).exists():
             shown = name if name.isprintable() else repr(name)
-            where = f"behind --: {shown}" if flag == "--" else f"{flag}: {shown}"
+            where = f"program: {shown}" if flag == "--" else f"{flag}: {shown}"
             yield f"{where} is not on this machine; the job needs it on the compute nodes"
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
-        yield f"--log: SLURM makes no folders, and without {folder} the job has no log: mkdir -p {folder}"
+        yield f"--log: SLURM does not create {folder}, and without it the job has no log (mkdir -p {folder})"
 
 
 def _images(spec: SlurmSpec) -> tuple[tuple[str, str | None], ...]:
     return ("--apptainer", spec.apptainer), ("--container-image", spec.container_image)
-
-
-def print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
-    """Print what is wrong with a completed spec on this cluster; whether something is an error."""
-    from dsrun.slurm.check import check
-
-    findings = check(spec, facts)
-    for each in findings:
-        line = f"{each.where}: {each.message}" if each.where else each.message
-        line += f" ({each.fix})" if each.fix else ""
-        (print_error if each.level == "error" else print_note)(line)
-    return any(each.level == "error" for each in findings)

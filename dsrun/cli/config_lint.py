@@ -1,4 +1,4 @@
-"""`dsrun config check`: everything that is wrong with a DeepSpeed JSON, at once, without DeepSpeed."""
+"""`dsrun config check` and `dsrun config upgrade`: find and replace what is wrong or outdated in a DeepSpeed JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
-from dsrun.cli.config import find_gpu
+from dsrun.cli.options import FORMAT
+from dsrun.cli.output import print_error, print_json, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.model_families import model_type_from_name
 
@@ -21,26 +22,26 @@ if TYPE_CHECKING:
     from dsrun.zero.view import Flags
 
 STDIN = "-"
+YAML = (".yaml", ".yml")
 LARGEST_FILE = 8 * 2**20
-FORMAT_VERSION = 1
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("remark", "remarks")}
 
 
-@click.command(name="check", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="check")
 @click.argument("file")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINING FLAGS…]")
-@click.option("--against", metavar="RUN.YAML", help="Compare with the training flags of this run.yaml.")
-@click.option("--world-size", type=click.IntRange(min=1), metavar="N", help="Number of GPUs, for the batch sizes.")
+@click.option("--against", metavar="RUN.YAML", help="compare with the training flags of this run.yaml")
+@click.option("--world-size", type=click.IntRange(min=1), metavar="N", help="number of GPUs, for the batch sizes")
 @click.option(
     "--for",
     "target",
     type=click.Choice(["trainer", "deepspeed"]),
-    help='Who reads the file. Default: the HF Trainer if it has an "auto" that the Trainer fills, else either.',
+    help='who reads the file; default: the HF Trainer if it has an "auto" that the Trainer fills, else either',
 )
-@click.option("--gpu", metavar="NAME", help="The GPU it will run on: a100-80, V100, …")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(
+@click.option("--gpu", metavar="NAME", help="GPU that it will run on: a100-80, V100, …")
+@FORMAT
+def check_command(
     *,
     file: str,
     flags: tuple[str, ...],
@@ -50,10 +51,11 @@ def command(
     gpu: str | None,
     form: str,
 ) -> int:
-    """Find what is wrong with a DeepSpeed JSON (FILE, or - for standard input).
+    """Find errors in a DeepSpeed JSON (FILE, or - for standard input).
 
-    Exit code 0 without errors (warnings and remarks are fine), 3 with one.
+    The exit code is 3 if there are errors, else 0, also with warnings and remarks.
     """
+    from dsrun.hardware.gpus import require_gpu
     from dsrun.zero.lint.check import check
     from dsrun.zero.lint.codes import printable
 
@@ -69,10 +71,10 @@ def command(
         world_size=world_size or _workers(known),
         against=known,
         model_type=_model_type(known),
-        gpu=find_gpu(gpu) if gpu else None,
+        gpu=require_gpu(gpu) if gpu else None,
     )
     if form == "json":
-        click.echo(json.dumps(as_json(shown, findings), indent=2, ensure_ascii=False))
+        print_json({"file": shown, "findings": [each.as_dict() for each in findings]})
     else:
         _print(shown, findings)
     return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0
@@ -94,19 +96,14 @@ def read_text(file: str) -> tuple[str, str]:
 
 
 def _decoded(opened: BinaryIO, file: str) -> str:
-    """The text in it. A file of weights, or a device without an end, is refused before memory is full of it."""
+    """The text in it. A file of weights, or an endless device, is rejected before it fills the memory."""
     content = opened.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise UsageError(
-            f"{file}: larger than {LARGEST_FILE // 2**20} MiB, so no configuration",
+            f"{file}: larger than {LARGEST_FILE // 2**20} MiB, so not a configuration",
             fix="name a DeepSpeed JSON file",
         )
     return content.decode("utf-8")
-
-
-def as_json(file: str, findings: list[Finding]) -> dict[str, Any]:
-    """The content of `--format json`; docs/config-check.md describes it."""
-    return {"version": FORMAT_VERSION, "file": file, "findings": [each.as_dict() for each in findings]}
 
 
 def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:
@@ -154,4 +151,50 @@ def _print(file: str, findings: list[Finding]) -> None:
             click.echo(f"    {each.fix}")
     counts = Counter[str](each.level for each in findings)
     words = [f"{counts[level]} {WORDS[level][counts[level] > 1]}" for level in WORDS if counts[level]]
-    click.echo(f"{file}: {', '.join(words) or 'nothing to complain about'}")
+    click.echo(f"{file}: {', '.join(words) or 'no findings'}")
+
+
+@click.command(name="upgrade")
+@click.argument("file")
+@click.option("-o", "--output", metavar="OUT", help="write to this file instead of stdout")
+@click.option("--in-place", is_flag=True, help="write to FILE itself")
+@click.option("--force", is_flag=True, help="replace OUT if it exists")
+def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) -> int:
+    """Replace the old keys of a DeepSpeed JSON (FILE, or -), or the Transformers 4 flags of a run.yaml.
+
+    The new text goes to standard output, the changes and their reasons to standard error. The exit code is 3 if errors
+    remain.
+    """
+    if in_place and (output or file == STDIN):
+        raise UsageError("--in-place needs a file, and does not go with --output", fix="remove one of them")
+    upgraded, changes, left = _run_file(file) if file.endswith(YAML) else _deepspeed_config(file, output)
+    target = file if in_place else output
+    if target is None:
+        click.echo(upgraded, nl=False)
+    elif changes or not in_place:
+        write_file(Path(target), upgraded.encode("utf-8"), force=force or in_place)
+    for change in changes:
+        print_note(change)
+    for each in left:
+        print_error(each)
+    if not changes and not left:
+        print_note(f"{file}: nothing to upgrade")
+    return EXIT_FINDINGS if left else 0
+
+
+def _run_file(file: str) -> tuple[str, list[str], list[str]]:
+    from dsrun.recipe.runfile import upgrade_run_file
+
+    found = upgrade_run_file(Path(file), file)
+    return found.text, list(found.changes), list(found.left)
+
+
+def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], list[str]]:
+    from dsrun.zero.lint.check import check
+    from dsrun.zero.lint.upgrade import upgrade
+
+    text, shown = read_text(file)
+    found = upgrade(text, file=shown)
+    findings = check(found.text, file=output or shown)  # in the new text, lines are others
+    left = [f"{each.where}: {each.message}" for each in findings if each.level == "error"]
+    return found.text, [str(each) for each in found.changes], left

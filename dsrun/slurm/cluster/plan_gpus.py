@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     Kinds = dict[str, list[tuple[Node, GpuGroup]]]
 
 
-def with_cluster(given: dict[str, Any]) -> dict[str, Any]:
+def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[str, Any]:
     """What was given, with --gpus, --gpu-memory and --host-memory filled in from the cluster's nodes.
 
     Raises UsageError where the cluster has several kinds of GPUs and none is named, for GPUs that it does not have,
@@ -35,11 +34,11 @@ def with_cluster(given: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"there is no partition {given['partition']!r}", fix=fix)
         nodes, where = facts.nodes_of(partition), f"partition {partition.name}"
     found = _chosen(kinds(nodes), given["gpus"], where)
-    return {**given, **_filled(found, given, where)}
+    return {**given, **_filled(found, given, where, notify)}
 
 
 def kinds(nodes: Sequence[Node]) -> Kinds:
-    """The nodes by what their GPUs are called; a node with two kinds is under both."""
+    """The nodes by the names of their GPUs; a node with two kinds is listed under both."""
     found: Kinds = {}
     for node in nodes:
         for group in node.gpus:
@@ -49,7 +48,7 @@ def kinds(nodes: Sequence[Node]) -> Kinds:
 
 def _chosen(found: Kinds, gpus: str | None, where: str) -> list[tuple[Node, GpuGroup]]:
     if not found:
-        raise UsageError(f"{where} has no GPUs", fix="name those to plan for: --gpus a100-80:8")
+        raise UsageError(f"{where} has no GPUs", fix="name GPUs: --gpus a100-80:8")
     listed = ", ".join(f"{name} ({_nodes(pairs)})" for name, pairs in found.items())
     if gpus is not None:
         for name, pairs in found.items():
@@ -68,7 +67,9 @@ def _nodes(pairs: list[tuple[Node, GpuGroup]]) -> str:
     return ", ".join(f"{number} node{'s' if number > 1 else ''} with {count}" for count, number in counts.items())
 
 
-def _filled(pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: str) -> dict[str, Any]:
+def _filled(
+    pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: str, notify: Callable[[str], None]
+) -> dict[str, Any]:
     """Flags for the number of GPUs that most nodes have (of equals the larger), among those that enough nodes have."""
     from dsrun.hardware.gpus import lookup
 
@@ -79,15 +80,15 @@ def _filled(pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: st
             break
     else:
         has = f"{where} has {_nodes(pairs)} {pairs[0][1].name}"
-        raise UsageError(f"{has}, and --nodes says {given['nodes']}", fix=f"--nodes {len(pairs)}")
+        raise UsageError(f"{has}, but --nodes is {given['nodes']}", fix=f"--nodes {len(pairs)}")
     group = alike[0][1]
     name = next((each for each in (group.type, group.model) if each and lookup(each)), group.name)
     memory = given["gpu_memory"] or (float(group.memory[0]) if len(group.memory) == 1 else None)
     if lookup(name) is None and memory is None:
         raise UsageError(
-            f"SLURM does not say which GPUs {alike[0][0].name} has ({group.name})",
+            f"SLURM does not name the GPU model of {alike[0][0].name} ({group.name})",
             fix="name them: --gpus a100-80:8",
         )
     host = given["host_memory"] or min(node.memory for node, _ in alike) / 1024
-    print_note(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")
+    notify(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")
     return {"gpus": f"{name}:{per_node}", "gpu_memory": memory, "host_memory": host}

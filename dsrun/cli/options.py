@@ -1,0 +1,88 @@
+"""What several commands declare: --format, --debug, options made of dataclass fields, groups that load lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field
+from importlib import import_module
+from typing import Any
+
+import click
+
+from dsrun.errors import nearest
+from dsrun.options import flag_of, value_kind
+
+FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+# Shown by no command: main() reads it from argv.
+DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
+# For options that may be written with underscores too.
+HYPHENS = {"token_normalize_func": lambda word: word.replace("_", "-")}
+_METAVARS = {"int": "N", "float": "X"}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands as name -> ("module:attribute", summary), and imports only the one that runs."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return None
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.lazy and not args[0].startswith("-"):
+            near = nearest(args[0], self.lazy)
+            hint = f"did you mean `{ctx.command_path} {near}`?" if near else f"commands: {', '.join(self.lazy)}"
+            raise click.UsageError(f"there is no command {args[0]!r} ({hint})")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+
+
+def field_option(each: Field[Any], types: Mapping[str, Any]) -> click.Option:
+    """The command-line option of a field declared with `dsrun.options.option`. `types` maps kinds of values to click's
+    types; other values stay strings."""
+    meta, kind, flag = each.metadata, value_kind(each), flag_of(each)
+    if kind == "bool":
+        return click.Option([f"{flag}/--no-{flag[2:]}", each.name], default=each.default, help=meta["help"])
+    several = kind == "tuple[str, ...]"
+    shown = each.default not in (None, (), "none")
+    return click.Option(
+        [
+            *([f"-{meta['short']}"] if "short" in meta else []),
+            *(f"--{name.replace('_', '-')}" for name in (flag[2:], *meta["aliases"])),
+            each.name,
+        ],
+        type=click.Choice(meta["choices"]) if meta["choices"] else types.get(kind, click.STRING),
+        default=each.default if shown else None,
+        show_default=shown,
+        metavar=meta["metavar"] or _METAVARS.get(kind),
+        multiple=several,
+        nargs=2 if kind == "tuple[float, ...]" else 1,
+        help=meta["help"] + ("; may be repeated" if several else ""),
+    )
+
+
+def write_grouped_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter, titles: Mapping[str, str]
+) -> None:
+    """Write the options under the headings that `titles` gives to their names, then the others under "Output"."""
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*titles.values(), "Output")}
+    for each in command.get_params(ctx):
+        if record := each.get_help_record(ctx):
+            groups[titles.get(each.name or "", "Output")].append(record)
+    for title, records in groups.items():
+        with formatter.section(title):
+            formatter.write_dl(records)
