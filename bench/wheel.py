@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from dsrun.system.variables import cache_root
-from dsrun.wheel.build.environment import FLAGS
+from dsrun.wheel.compile.environment import FLAGS
 from dsrun.wheel.sdist import fetch_sdist, read_lock
 from dsrun.wheel.target.cxx import compiler_cache
 from dsrun.wheel.target.toolchain import torch_facts

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from dsrun.cli.output import ignore_closed_stream, print_detail
-from dsrun.wheel.build.output import duration
+from dsrun.wheel.compile.output import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from dsrun.wheel.build.output import Event, Tracker
+    from dsrun.wheel.compile.output import Event, Tracker
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build.run import Job
     from dsrun.wheel.cache import Entry, WheelCache
+    from dsrun.wheel.compile.run import Job
 
 
 @click.command(
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     from dsrun.system.variables import cache_root
-    from dsrun.wheel.build.context import Flags
-    from dsrun.wheel.build.plan import resolve
     from dsrun.wheel.cache import WheelCache
+    from dsrun.wheel.compile.context import Flags
+    from dsrun.wheel.compile.plan import resolve
 
     _refuse_empty({**given, "output": place})
     output = None if place is None else Path(place)
@@ -148,7 +148,7 @@ def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
     if found:
         return found
     from dsrun.cli.build_display import progress_display
-    from dsrun.wheel.build.cached import cached_build
+    from dsrun.wheel.compile.cached import cached_build
 
     print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with progress_display() as watch:
@@ -166,9 +166,9 @@ def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: b
 
 def _show(job: Job, store: WheelCache) -> None:
     """Print the commands of a build and how their environment differs from this one, ready for a shell."""
-    from dsrun.wheel.build.cached import preferred_folder
-    from dsrun.wheel.build.environment import difference
-    from dsrun.wheel.build.run import plan_builds
+    from dsrun.wheel.compile.cached import preferred_folder
+    from dsrun.wheel.compile.environment import difference
+    from dsrun.wheel.compile.run import plan_builds
 
     place = str(preferred_folder(job.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:

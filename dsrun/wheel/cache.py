@@ -23,7 +23,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.system.files import replacing
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build.environment import Request
+    from dsrun.wheel.compile.environment import Request
     from dsrun.wheel.verify.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"

@@ -8,7 +8,7 @@ import re
 from rich.console import Console
 
 from dsrun.cli.build_display import Bars
-from dsrun.wheel.build.output import Tracker, parse_line
+from dsrun.wheel.compile.output import Tracker, parse_line
 
 
 def test_build_progress_bars_show_file_and_time_left():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.wheel.build.plan import jobs
+from dsrun.wheel.compile.plan import jobs
 from dsrun.wheel.target import cxx as compilers
 from dsrun.wheel.target.cxx import (
     all_cxx,

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.build.cached import build_folder, preferred_folder
+from dsrun.wheel.compile.cached import build_folder, preferred_folder
 
 KEY = "0123456789abcdef0123"
 
 HOLD = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from dsrun.wheel.build.cached import build_folder
+from dsrun.wheel.compile.cached import build_folder
 with build_folder(sys.argv[2]) as folder:
     print(folder, flush=True)
     sys.stdin.read()

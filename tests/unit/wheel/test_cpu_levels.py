@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel.build.context import cluster_level, node_level
+from dsrun.wheel.compile.context import cluster_level, node_level
 from dsrun.wheel.target import cpu
 from dsrun.wheel.target.cpu import (
     common_level,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import ToolError
-from dsrun.wheel.build.assemble import INSTALLED, assemble
 from dsrun.wheel.cache import sha256_of
+from dsrun.wheel.compile.assemble import INSTALLED, assemble
 
 NAME = "deepspeed-0.19.8+cpu-cp311-cp311-linux_x86_64.whl"
 INFO = "deepspeed-0.19.8+cpu.dist-info"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.wheel.build.environment import (
+from dsrun.wheel.compile.environment import (
     build_environment,
     difference,
     search_paths,

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from dsrun.wheel.build.output import Tracker, follow
+from dsrun.wheel.compile.output import Tracker, follow
 
 COMPILED = "a\t[1/2] c++ -c one.cpp -o one.o\n"
 BEGIN, END = "a\t!begin\n", "a\t!end 0\n"

@@ -8,7 +8,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from dsrun.wheel.build.environment import Request
+from dsrun.wheel.compile.environment import Request
 
 CPU = Request(
     deepspeed="0.19.8",

@@ -15,7 +15,7 @@ from dsrun.errors import ToolError
 from dsrun.wheel.verify.archive import record_hash
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build.environment import Request
+    from dsrun.wheel.compile.environment import Request
     from dsrun.wheel.target.ops import Op
     from dsrun.wheel.verify.contents import Library, WheelReport
 

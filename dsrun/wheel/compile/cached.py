@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.wheel.build.output import FULL, Watch
-from dsrun.wheel.build.run import Job, build_wheel
+from dsrun.wheel.compile.output import FULL, Watch
+from dsrun.wheel.compile.run import Job, build_wheel
 
 if TYPE_CHECKING:
     from dsrun.wheel.cache import Entry, WheelCache

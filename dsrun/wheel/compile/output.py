@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import IO, Literal
 
-from dsrun.wheel.build.parallel import BEGIN, END
+from dsrun.wheel.compile.parallel import BEGIN, END
 
 # ninja's default status: finished and all edges of one operation.
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")

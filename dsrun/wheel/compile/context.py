@@ -16,7 +16,7 @@ from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.hardware.gres import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import ask
-from dsrun.wheel.build.environment import without_flags
+from dsrun.wheel.compile.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.gpus import check_archs, decide_target

@@ -13,10 +13,10 @@ from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.system import host
 from dsrun.system.variables import cache_root
-from dsrun.wheel.build.assemble import expected_code
-from dsrun.wheel.build.context import BuildContext, Diagnostics, Flags, detect_build_context
-from dsrun.wheel.build.environment import Request, search_paths, unused_flags, without_flags
-from dsrun.wheel.build.run import Job
+from dsrun.wheel.compile.assemble import expected_code
+from dsrun.wheel.compile.context import BuildContext, Diagnostics, Flags, detect_build_context
+from dsrun.wheel.compile.environment import Request, search_paths, unused_flags, without_flags
+from dsrun.wheel.compile.run import Job
 from dsrun.wheel.select_source import Identity, identify_source, resolve_source
 from dsrun.wheel.target.arch import Archs, env_value, split_archs
 from dsrun.wheel.target.cpu import NATIVE, identity

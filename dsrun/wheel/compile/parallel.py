@@ -1,4 +1,4 @@
-"""Several builds side by side: `python -m dsrun.wheel.build.parallel PLAN.json`.
+"""Several builds side by side: `python -m dsrun.wheel.compile.parallel PLAN.json`.
 
 PLAN: {"width": N, "builds": [{"label", "argv", "cwd", "env"}, …]}. Every line a build prints goes to stdout as
 `LABEL<TAB>line`; `LABEL<TAB>!begin` and `LABEL<TAB>!end CODE` stand around it. After the first build that fails no

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
 from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
-from dsrun.wheel.build import parallel
-from dsrun.wheel.build.assemble import assemble, wrong_with_wheel
-from dsrun.wheel.build.environment import build_environment
-from dsrun.wheel.build.output import FULL, Tracker, Watch, first_failure, follow, split_line
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
+from dsrun.wheel.compile import parallel
+from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
+from dsrun.wheel.compile.environment import build_environment
+from dsrun.wheel.compile.output import FULL, Tracker, Watch, first_failure, follow, split_line
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
 from dsrun.wheel.target.nvcc import prepare_home
@@ -30,7 +30,7 @@ from dsrun.wheel.target.ops import links
 from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
-    from dsrun.wheel.build.environment import Request
+    from dsrun.wheel.compile.environment import Request
     from dsrun.wheel.target.cxx import Cxx
     from dsrun.wheel.target.nvcc import Nvcc
     from dsrun.wheel.target.ops import Op
