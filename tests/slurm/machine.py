@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import reaper
+
 BOOT = Path(__file__).with_name("machine.sh")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 # Opens the host's network namespace as file handle 3 before leaving it.
@@ -72,6 +74,8 @@ class Machine:
             ["bash", "-c", UNSHARE, "machine", "bash", str(BOOT)],
             cwd="/",
             env={
+                # By its session's mark the reaper finds it, should the session be killed.
+                **{name: os.environ[name] for name in (reaper.VARIABLE,) if name in os.environ},
                 "PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", mark: value, "ROOT": str(self.root),
                 "SLURM_CONF": f"{self.root}/etc/slurm.conf", "NAME": self.name, "ROLE": self.role,
                 "ADDRESS": self.address, "GATEWAY": self.gateway, "SWITCH": self.switch, "CABLE": self.cable,

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
-from tests.slurm.cluster import CHECKOUT
+from tests.slurm.cluster import CHECKOUT, Cluster
 from tests.slurm.jobs import Person
+
+KILLED_SESSION = """
+import os, signal, sys
+from tests.reaper import Reaper
+from tests.slurm.cluster import Cluster, Options
+Reaper()
+Cluster(sys.argv[1]).up(Options(nodes=1))
+print("up", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_cluster_nodes_are_isolated_and_jobs_unprivileged(ada, place):
@@ -41,6 +52,22 @@ def test_cluster_ready_until_a_node_is_off(cluster):
     assert not cluster.ready()
     cluster.machines["node4"].power_on()
     cluster.wait_until_ready()
+
+
+def test_cluster_ends_with_killed_session():
+    """No machine outlives a test session that was killed."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as root:
+        words = [sys.executable, "-c", KILLED_SESSION, root]
+        done = subprocess.run(words, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=False)
+        assert done.stdout == "up\n"
+        cluster = Cluster(root)
+        end = time.monotonic() + 60
+        try:
+            while any(machine.process for machine in cluster.machines.values()):
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        finally:
+            cluster.down()
 
 
 def test_accounting_has_finished_jobs(accounting):
