@@ -17,8 +17,7 @@ def data_folder(name: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise MissingError(
-        f"dsrun was installed without its folder {name!r}",
-        fix="reinstall: pip install --force-reinstall dsrun",
+        f"dsrun was installed without its folder {name!r}", fix="reinstall: pip install --force-reinstall dsrun"
     )
 
 

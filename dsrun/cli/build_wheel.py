@@ -38,15 +38,9 @@ if TYPE_CHECKING:
     "--ops", metavar="NAMES",
     help="default, all, or names; -NAME removes one  [default: what fine-tuning with ZeRO uses]",
 )  # fmt: skip
+@click.option("--deepspeed", metavar="VERSION|PATH|GIT", help="DeepSpeed release, source tree or git URL")
 @click.option(
-    "--deepspeed",
-    metavar="VERSION|PATH|GIT",
-    help="DeepSpeed release, source tree or git URL",
-)
-@click.option(
-    "--cpu",
-    metavar="LEVEL",
-    help="CPUs that the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name",
+    "--cpu", metavar="LEVEL", help="CPUs that the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name"
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="parallel compilers  [default: from cores and memory]")
 @click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler")

@@ -66,8 +66,7 @@ class ConfigGroup(LazyGroup):
         if given:
             name = next(each for each in self.params if each.name == given[0]).opts[0]
             raise UsageError(
-                f"{name} does not go with `dsrun config {args[0]}`",
-                fix=f"write flags of {args[0]} after its name",
+                f"{name} does not go with `dsrun config {args[0]}`", fix=f"write flags of {args[0]} after its name"
             )
         return found
 
@@ -161,10 +160,7 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
         default_micro=1,
     )
     return replace(
-        spec,
-        global_batch_size=plan.global_batch,
-        micro_batch_size=plan.micro_batch,
-        accumulation=plan.accumulation,
+        spec, global_batch_size=plan.global_batch, micro_batch_size=plan.micro_batch, accumulation=plan.accumulation
     )
 
 

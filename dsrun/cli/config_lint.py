@@ -100,8 +100,7 @@ def _decoded(opened: BinaryIO, file: str) -> str:
     content = opened.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise UsageError(
-            f"{file}: larger than {LARGEST_FILE // 2**20} MiB, so not a configuration",
-            fix="name a DeepSpeed JSON file",
+            f"{file}: larger than {LARGEST_FILE // 2**20} MiB, so not a configuration", fix="name a DeepSpeed JSON file"
         )
     return content.decode("utf-8")
 

@@ -33,24 +33,12 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 @click.command(name="export")
 @click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 @click.option("--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="folder to write")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bf16", "fp16", "fp32"]),
-    help="dtype of the weights  [default: as saved]",
-)
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="dtype of the weights  [default: as saved]")
 @click.option("--merge-lora", is_flag=True, help="merge a LoRA adapter into its base model")
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="largest size of one file")
 @click.option("--force", is_flag=True, help="replace the content of --to")
 @DEBUG
-def command(
-    *,
-    source: Path,
-    to: Path,
-    dtype: str | None,
-    merge_lora: bool,
-    max_shard_size: str,
-    force: bool,
-) -> int:
+def command(*, source: Path, to: Path, dtype: str | None, merge_lora: bool, max_shard_size: str, force: bool) -> int:
     """Write the weights of a run or a checkpoint as a Hugging Face folder, and verify that it computes the same.
 
     Of a finished RUN this is the final model, else its newest valid checkpoint. It needs no GPU, and memory for one

@@ -44,10 +44,7 @@ def work_of(options: LaunchOptions, program: Program) -> Work:
     recipe = checked_recipe(list(program.words))
     named = recipe.spec.output
     if options.output and named and options.output != named:
-        raise UsageError(
-            f"--output {options.output} for dsrun launch, but {named} for dsrun train",
-            fix="give it once",
-        )
+        raise UsageError(f"--output {options.output} for dsrun launch, but {named} for dsrun train", fix="give it once")
     return training_work(recipe, replace(options, output=options.output or named or environment_output))
 
 

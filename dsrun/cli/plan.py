@@ -72,9 +72,7 @@ def command(**given: Any) -> int:
         given = with_cluster(given, notify=print_note)
     found = find(_model_folder(given["model"]))
     counted = count(
-        found,
-        meta={"auto": None, "meta": True, "shapes": False}[given["counting"]],
-        from_scratch=given["from_scratch"],
+        found, meta={"auto": None, "meta": True, "shapes": False}[given["counting"]], from_scratch=given["from_scratch"]
     )
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
@@ -180,10 +178,7 @@ def _wording(given: dict[str, Any]) -> Wording:
     # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)
     return Wording(
-        model=given["model"],
-        data=data,
-        nvme_path=given["nvme_path"],
-        from_scratch=given["from_scratch"] or bare,
+        model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"] or bare
     )
 
 

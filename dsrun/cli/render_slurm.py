@@ -129,9 +129,7 @@ def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
                 yield Given(name=name, words=(str(value).lower(),), where=flag_of(name))
             else:
                 yield Given(
-                    name=name,
-                    words=tuple(value) if isinstance(value, tuple) else (value,),
-                    where=flag_of(name),
+                    name=name, words=tuple(value) if isinstance(value, tuple) else (value,), where=flag_of(name)
                 )
 
 

@@ -67,14 +67,7 @@ def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
 
 
 def training_job(
-    recipe: Recipe,
-    *,
-    topology: Topology,
-    run: Path,
-    env: Mapping[str, str],
-    nnodes: int = 1,
-    named: bool,
-    **more: Any,
+    recipe: Recipe, *, topology: Topology, run: Path, env: Mapping[str, str], nnodes: int = 1, named: bool, **more: Any
 ) -> Job:
     """The job of dsrun's own workers; `more` are fields of Job that take precedence over the recipe's. `named`: the
     same command would have the same run folder.

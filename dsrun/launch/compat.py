@@ -186,8 +186,7 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
             continue
         if name not in _VALUED | _PASSED_OVER:
             raise UsageError(
-                f"torchrun {word}: dsrun launch does not know this option",
-                fix="-- before the program, or remove it",
+                f"torchrun {word}: dsrun launch does not know this option", fix="-- before the program, or remove it"
             )
         if not equals:
             if position == len(words):

@@ -129,8 +129,7 @@ def _with_hostfile(request: LaunchRequest, environ: Mapping[str, str]) -> SshLau
             )
     if _slurm_step(environ):
         raise UsageError(
-            "--hostfile in a step of SLURM, which has started a process on each node already",
-            fix="remove --hostfile",
+            "--hostfile in a step of SLURM, which has started a process on each node already", fix="remove --hostfile"
         )
     return SshLauncher()
 

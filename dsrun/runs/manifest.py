@@ -103,10 +103,7 @@ CORRUPT = "checkpoint_corrupt"
 
 
 def write_manifest(
-    checkpoint: Path,
-    extra: Mapping[str, Any],
-    *,
-    sealed: Mapping[str, ManifestFile] | None = None,
+    checkpoint: Path, extra: Mapping[str, Any], *, sealed: Mapping[str, ManifestFile] | None = None
 ) -> Path:
     """List every file of `checkpoint` with size and CRC-32 in its manifest, and return the manifest's path.
 

@@ -52,8 +52,7 @@ def release_version(text: str, where: object) -> str:
         if version.local is None:
             return str(version)
     raise UsageError(
-        f"{where} says {text.strip()!r}, which is not a release version",
-        fix="write one like 0.19.8 into it",
+        f"{where} says {text.strip()!r}, which is not a release version", fix="write one like 0.19.8 into it"
     )
 
 

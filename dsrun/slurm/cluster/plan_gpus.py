@@ -86,8 +86,7 @@ def _filled(
     memory = given["gpu_memory"] or (float(group.memory[0]) if len(group.memory) == 1 else None)
     if lookup(name) is None and memory is None:
         raise UsageError(
-            f"SLURM does not name the GPU model of {alike[0][0].name} ({group.name})",
-            fix="name them: --gpus a100-80:8",
+            f"SLURM does not name the GPU model of {alike[0][0].name} ({group.name})", fix="name them: --gpus a100-80:8"
         )
     host = given["host_memory"] or min(node.memory for node, _ in alike) / 1024
     notify(f"{where}: {_nodes(pairs)} {group.name}; planned for {given['nodes']} with {per_node} each")

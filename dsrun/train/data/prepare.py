@@ -30,13 +30,7 @@ from dsrun.train.data.sources import SPLITS, FileSource, Source, Sources, TableS
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, divide, is_bin, open_tokens
 from dsrun.train.data.tokenise import check_vocabulary
-from dsrun.train.data.tokenizer import (
-    library_versions,
-    pad_with_end,
-    prefix_notice,
-    set_languages,
-    tokenizer_identity,
-)
+from dsrun.train.data.tokenizer import library_versions, pad_with_end, prefix_notice, set_languages, tokenizer_identity
 
 Notify = Callable[[str], None]
 SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}

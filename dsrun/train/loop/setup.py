@@ -15,11 +15,7 @@ from dsrun.train.console import Console
 from dsrun.train.loop.callbacks import EngineCheck, LogLastStep, LossSpikeDetector, Profiler, Recorder, StopEarly
 from dsrun.train.loop.loaders import SampleLedger
 from dsrun.train.loop.nan import NanGuard
-from dsrun.train.loop.preemption import (
-    HeartbeatCallback,
-    PendingEvaluationCallback,
-    PreemptionCallback,
-)
+from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.plan import Plan, rollback_recorder, steps_to_skip
 from dsrun.train.rank_context import RankContext
