@@ -90,17 +90,16 @@ def command(program: tuple[str, ...], **given: Any) -> int:
         follow_control_stdin()
     _restore_signals()
     try:
-        with startup_signals() as early:
-            return _launch(options, program, early)
+        with startup_signals() as signals:
+            return _launch(options, program, signals)
     except Stopped as stopped:
         print_note(str(stopped))
         return stopped.exit_code
 
 
-def _launch(options: LaunchOptions, program: tuple[str, ...], early: StartupSignals) -> int:
+def _launch(options: LaunchOptions, program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run this machine's part, or start all machines' parts from here."""
-    from dsrun.cli.launch_options import merge_torchrun
-    from dsrun.cli.launch_program import parse_program, work_of
+    from dsrun.cli.launch_options import merge_torchrun, parse_program, work_of
     from dsrun.cli.launch_remote import over_ssh, through_srun
     from dsrun.cli.run_node import run_node
     from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher, detect
@@ -119,14 +118,13 @@ def _launch(options: LaunchOptions, program: tuple[str, ...], early: StartupSign
     )
     parsed = parse_program(argv)
     if isinstance(place, SshLauncher):
-        return over_ssh(options, program, early)
+        return over_ssh(options, program, signals)
     if isinstance(place, SrunLauncher):
         return through_srun(options, place.nodes, program)
     place = replace(place, run=f"{place.run} {name}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
-    work = work_of(options, parsed)
-    return run_node(work, place, early, rendezvous_timeout_s=options.rendezvous_timeout)
+    return run_node(work_of(options, parsed), place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
 def _restore_signals() -> None:

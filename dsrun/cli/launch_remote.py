@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
-def over_ssh(options: LaunchOptions, program: tuple[str, ...], early: StartupSignals) -> int:
+def over_ssh(options: LaunchOptions, program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run one supervisor on each machine of the hostfile; the exit code of node 0."""
     from dsrun.launch.ssh import run_on_hosts
     from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
@@ -41,7 +41,7 @@ def over_ssh(options: LaunchOptions, program: tuple[str, ...], early: StartupSig
     restarts = 3 if options.max_restarts is None else options.max_restarts
     with AsyncLineWriter(print_error, timeout_s=STUCK_S) as say:
         code = run_on_hosts(remotes, max_restarts=restarts, say=say)
-    early.is_over = True
+    signals.is_over = True
     return code
 
 

@@ -1,25 +1,46 @@
-"""The checked recipe of a training run, and the supervisor's job of it: for `dsrun train` and `dsrun launch`."""
+"""What one machine of a run does: dsrun's own training by its checked recipe, for `dsrun train` and `dsrun launch`."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.cli.output import print_note
 
 if TYPE_CHECKING:
+    from dsrun.cli.launch_options import LaunchOptions
     from dsrun.launch.job import Job, Topology
     from dsrun.recipe.batch import BatchPlan
     from dsrun.recipe.recipe import Recipe
 
 WORKER = "dsrun.train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What runs on this machine.
+
+    `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
+    Job from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
+    program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
+    """
+
+    topology: Topology
+    output: str
+    debug: bool
+    dry_run: bool
+    force: bool
+    require: Callable[[], None]
+    job: Callable[..., Job]
+    recipe: Recipe | None = None
+    find_port: bool | None = None
 
 
 def checked_recipe(args: list[str]) -> Recipe:
@@ -39,18 +60,13 @@ def checked_recipe(args: list[str]) -> Recipe:
     return recipe
 
 
-def topology_of(recipe: Recipe, *, nproc: int | None = None) -> Topology:
-    """The workers of this machine; `nproc` takes precedence over the recipe's."""
+def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
+    """The workers of this machine: `nproc`, else one per visible GPU."""
     from dsrun.launch.job import decide
     from dsrun.system.gpus import gpu_count
     from dsrun.system.host import cores
 
-    return decide(
-        nproc=nproc or recipe.spec.nproc,
-        visible_gpus=gpu_count(),
-        cores=cores(),
-        use_cpu=bool(recipe.hf.get("use_cpu")),
-    )
+    return decide(nproc=nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=use_cpu)
 
 
 def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
@@ -66,11 +82,36 @@ def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
     )
 
 
+def training_work(recipe: Recipe, options: LaunchOptions) -> Work:
+    """dsrun's own training. `options` take precedence over the recipe; their `output` is the run folder, if named."""
+    from dsrun.runs.folder import default_name
+    from dsrun.system.host import require_training_packages
+
+    spec = recipe.spec
+    topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
+    return Work(
+        topology=topology,
+        output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
+        debug=options.debug or spec.debug,
+        dry_run=options.dry_run or spec.dry_run,
+        force=options.force or spec.force,
+        require=require_training_packages,
+        job=partial(training_job, options, topology),
+        recipe=recipe,
+    )
+
+
 def training_job(
-    recipe: Recipe, *, topology: Topology, run: Path, env: Mapping[str, str], nnodes: int = 1, named: bool, **more: Any
+    options: LaunchOptions,
+    topology: Topology,
+    *,
+    recipe: Recipe,
+    run: Path,
+    env: Mapping[str, str],
+    nnodes: int = 1,
+    **place: Any,
 ) -> Job:
-    """The job of dsrun's own workers; `more` are fields of Job that take precedence over the recipe's. `named`: the
-    same command would have the same run folder.
+    """The job of dsrun's own workers; `place` are further fields of Job.
 
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
@@ -80,24 +121,28 @@ def training_job(
 
     spec = recipe.spec
     batch = batch_of(recipe, nnodes * topology.workers)
-    fields: dict[str, Any] = {
-        "program": ["--module", WORKER],
-        "recipe": json.dumps(to_json(recipe)),
-        "limits": Limits(max_restarts=spec.max_restarts, remedy=spec.remedy),
-        "hang_timeout": spec.hang_timeout,
-        "warm": spec.warm,
-        "terminal_width": shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
-        "echo": spec.debug,
-        "micro_batch": batch.micro_batch,
-        "accumulation": batch.accumulation,
-        "imports": late_imports(recipe),
-        "again": "the same command" + ("" if named else f" with --output {shlex.quote(str(run))}"),
-        "resume": spec.resume,
-    }
-    return Job(topology=topology, run=run, env=env, nnodes=nnodes, **{**fields, **more})
+    restarts = spec.max_restarts if options.max_restarts is None else options.max_restarts
+    return Job(
+        topology=topology,
+        run=run,
+        env=env,
+        nnodes=nnodes,
+        program=["--module", WORKER],
+        recipe=json.dumps(to_json(recipe)),
+        limits=Limits(max_restarts=restarts, remedy=spec.remedy and options.remedy),
+        hang_timeout=spec.hang_timeout if options.hang_timeout is None else options.hang_timeout,
+        warm=spec.warm and options.warm,
+        echo=spec.debug or options.debug,
+        micro_batch=batch.micro_batch,
+        accumulation=batch.accumulation,
+        imports=_late_imports(recipe),
+        again="the same command" + ("" if options.output else f" with --output {shlex.quote(str(run))}"),
+        resume=spec.resume,
+        **place,
+    )
 
 
-def late_imports(recipe: Recipe) -> list[str]:
+def _late_imports(recipe: Recipe) -> list[str]:
     """Modules that a worker of this recipe imports only when it needs them."""
     spec = recipe.spec
     # original_muon loads torch's compiler, whatever the optimizer: a second and a half.
@@ -107,14 +152,8 @@ def late_imports(recipe: Recipe) -> list[str]:
 
 
 def _model_type(model: str | None) -> str | None:
-    """As the config.json of a local model says."""
+    """The model type in the config.json of a local model."""
     with suppress(OSError, ValueError, AttributeError):
         found = json.loads(Path(model or "", "config.json").read_text()).get("model_type")
         return str(found).replace("-", "_") if found else None
     return None
-
-
-def with_flags(job: Job, recipe: Recipe) -> Job:
-    """The job with the flags as arguments of the worker, for --dry-run: a command that runs without a supervisor."""
-    flags = [word for word in recipe.argv if word.replace("_", "-") != "--dry-run"]
-    return replace(job, program=[*job.program, *flags])

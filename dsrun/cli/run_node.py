@@ -5,83 +5,29 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.launch_options import LaunchOptions
 from dsrun.cli.output import ignore_closed_stream, print_detail, print_error, print_note
-from dsrun.cli.run_job import topology_of, training_job, with_flags
+from dsrun.cli.run_job import Work
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.system import variables
 
 if TYPE_CHECKING:
     from dsrun.launch.context import LocalLauncher
-    from dsrun.launch.job import Job, Outcome, Topology
+    from dsrun.launch.job import Job, Outcome
     from dsrun.launch.signals import StartupSignals
-    from dsrun.recipe.recipe import Recipe
     from dsrun.runs.folder import RunFolder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What runs on this machine.
-
-    `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
-    Job from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
-    program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
-    """
-
-    topology: Topology
-    output: str
-    external: bool
-    debug: bool
-    dry_run: bool
-    force: bool
-    require: Callable[[], None]
-    job: Callable[..., Job]
-    recipe: Recipe | None = None
-    find_port: bool | None = None
-
-
-def training_work(recipe: Recipe, options: LaunchOptions) -> Work:
-    """dsrun's own training. `options` take precedence over the recipe; their `output` is the run folder, if named."""
-    from dsrun.runs.folder import default_name
-    from dsrun.system.host import require_training_packages
-
-    spec = recipe.spec
-    topology = topology_of(recipe, nproc=options.nproc)
-
-    def job(recipe: Recipe, **fields: Any) -> Job:
-        made = training_job(recipe, topology=topology, named=bool(options.output), **fields)
-        restarts = made.limits.max_restarts if options.max_restarts is None else options.max_restarts
-        return replace(
-            made,
-            limits=replace(made.limits, max_restarts=restarts, remedy=made.limits.remedy and options.remedy),
-            hang_timeout=made.hang_timeout if options.hang_timeout is None else options.hang_timeout,
-            warm=made.warm and options.warm,
-            echo=made.echo or options.debug,
-        )
-
-    return Work(
-        topology=topology,
-        output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
-        external=False,
-        debug=options.debug or spec.debug,
-        dry_run=options.dry_run or spec.dry_run,
-        force=options.force or spec.force,
-        require=require_training_packages,
-        job=job,
-        recipe=recipe,
-    )
-
-
-def run_node(work: Work, place: LocalLauncher, early: StartupSignals, *, rendezvous_timeout_s: float) -> int:
+def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped if a signal came before."""
     from dsrun.launch.coordinator.messages import RendezvousError
     from dsrun.launch.coordinator.rendezvous import rendezvous
@@ -100,7 +46,7 @@ def run_node(work: Work, place: LocalLauncher, early: StartupSignals, *, rendezv
         print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
     joining = rendezvous(
         place,
-        early,
+        signals,
         run_info=_run_info(work, place) if place.node == 0 else {},
         secret=os.environ.get(variables.SECRET),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
@@ -111,13 +57,11 @@ def run_node(work: Work, place: LocalLauncher, early: StartupSignals, *, rendezv
             folder = RunFolder(Path(run_info["output"]))
             if place.node != 0:
                 work = _with_recipe_of_node_0(work, run_info, place)
-            job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
-            if run_info.get("saved_batch"):
-                job = replace(job, saved_batch=int(run_info["saved_batch"]))
+            job, _ = _job(work, place, folder.path, met_from, saved_batch=run_info.get("saved_batch"))
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
-            outcome = supervise(job, coordinator, notifier(folder) if place.node == 0 else _silent)
-            early.is_over = True
+            outcome = supervise(job, coordinator, notifier(folder) if place.node == 0 else lambda _line: None)
+            signals.is_over = True
     except RendezvousError as error:
         if place.node == 0:
             folder = RunFolder.create(Path(work.output), force=work.force)
@@ -169,32 +113,29 @@ def _with_recipe_of_node_0(work: Work, run_info: Mapping[str, str], place: Local
     return replace(work, recipe=with_secrets_of(recipe, work.recipe))
 
 
-def _changes(work: Work, place: LocalLauncher, run: Path, met_from: str | None) -> dict[str, str | None]:
-    """What the environment of the workers has that this process's does not; None for what it has not."""
+def _job(
+    work: Work, place: LocalLauncher, run: Path, met_from: str | None, *, saved_batch: str | None = None
+) -> tuple[Job, dict[str, str | None]]:
+    """This machine's job, and what the environment of the workers has that this process's does not; None for what it
+    has not."""
     from dsrun.launch.environment import has_libuv, launch_environment, network_variables
-    from dsrun.system.net import addresses, own_name_addresses
+    from dsrun.system.net import addresses, claim_port, own_name_addresses
 
-    network = network_variables(met_from, addresses(), own_name_addresses()) if place.nodes > 1 else {}
-    return launch_environment(
+    changes = launch_environment(
         work.topology,
         os.environ,
         run=run,
-        external=work.external,
+        external=work.recipe is None,
         debug=work.debug,
         nodes=place.nodes,
         node=place.node,
-        network=network,
+        network=network_variables(met_from, addresses(), own_name_addresses()) if place.nodes > 1 else {},
         libuv=has_libuv(),
     )
-
-
-def _job(work: Work, place: LocalLauncher, run: Path, changes: Mapping[str, str | None]) -> Job:
-    from dsrun.system.net import claim_port
-
     port = place.port
     if place.nodes == 1 and port is not None:
         port = claim_port(port, find=work.find_port)
-    return work.job(
+    job = work.job(
         **({} if work.recipe is None else {"recipe": work.recipe}),
         run=run,
         env={name: value for name, value in {**os.environ, **changes}.items() if value is not None},
@@ -202,7 +143,10 @@ def _job(work: Work, place: LocalLauncher, run: Path, changes: Mapping[str, str 
         node_rank=place.node,
         host=place.host,
         port=port,
+        saved_batch=int(saved_batch) if saved_batch else None,
+        terminal_width=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
     )
+    return job, changes
 
 
 def _dry_run(work: Work, place: LocalLauncher) -> int:
@@ -212,13 +156,16 @@ def _dry_run(work: Work, place: LocalLauncher) -> int:
 
     if place.how:
         print_note(place.how)
-    run = Path(work.output)
-    changes = _changes(work, place, run, address_towards(place.host) if place.nodes > 1 else None)
-    job = _job(work, place, run, changes)
-    if work.recipe is not None:
-        job = with_flags(job, work.recipe)
+    job, changes = _job(work, place, Path(work.output), address_towards(place.host) if place.nodes > 1 else None)
+    if work.recipe is not None:  # A command that runs without a supervisor, which would send the recipe.
+        job = replace(job, program=[*job.program, *without_dry_run(work.recipe.argv)])
     print_command(run_command(run_arguments(job, attempt=0, port=job.port or free_port())), changes)
     return 0
+
+
+def without_dry_run(argv: Sequence[str]) -> list[str]:
+    """`argv` without --dry-run, however it is spelled."""
+    return [word for word in argv if word.replace("_", "-") != "--dry-run"]
 
 
 def print_command(argv: Sequence[str], changes: Mapping[str, str | None]) -> None:
@@ -238,10 +185,6 @@ def notifier(folder: RunFolder) -> Callable[[str], None]:
     return notify
 
 
-def _silent(line: str) -> None:
-    """Only node 0 reports on the run."""
-
-
 def _append_to_console(line: str, folder: RunFolder) -> None:
     with suppress(OSError), folder.console.open("a", encoding="utf-8") as log:
         log.write(line + "\n")
@@ -250,9 +193,9 @@ def _append_to_console(line: str, folder: RunFolder) -> None:
 def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLauncher) -> int:
     """Print how the run ended: node 0 in full, the others if each has a terminal of its own. Returns the exit code."""
     if place.node == 0:
-        if not work.external:
+        if work.recipe is not None:
             _print_goodput(folder)
-        return report(outcome, folder, external=work.external)
+        return report(outcome, folder, external=work.recipe is None)
     if outcome.message and place.own_terminal:
         (print_note if outcome.exit_code == EXIT_RESUME else print_error)(outcome.message)
     return outcome.exit_code

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dsrun.cli.output import print_note, print_table
-from dsrun.cli.run_job import WORKER, checked_recipe
+from dsrun.cli.run_job import WORKER, checked_recipe, training_work
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
     from dsrun.recipe.recipe import Recipe
-
 
 PREPARER = "dsrun.train.prepare"
 
@@ -49,26 +48,26 @@ def command(args: list[str]) -> int:
         require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     try:
-        with startup_signals() as early:
+        with startup_signals() as signals:
             recipe = checked_recipe(args)
             if recipe.spec.explain:
                 show_values(recipe)
                 return 0
-            return _run(recipe, early)
+            return _run(recipe, signals)
     except Stopped as stopped:
         print_note(str(stopped))
         return stopped.exit_code
 
 
-def _run(recipe: Recipe, early: StartupSignals) -> int:
+def _run(recipe: Recipe, signals: StartupSignals) -> int:
     from dsrun.cli.launch_options import LaunchOptions
-    from dsrun.cli.run_node import run_node, training_work
+    from dsrun.cli.run_node import run_node
     from dsrun.launch.context import LocalLauncher
 
     spec, options = recipe.spec, LaunchOptions(output=recipe.spec.output)
     work = replace(training_work(recipe, options), find_port=spec.find_port)
     place = LocalLauncher(how="", port=spec.master_port)
-    return run_node(work, place, early, rendezvous_timeout_s=options.rendezvous_timeout)
+    return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
 def show_values(recipe: Recipe) -> None:
@@ -90,9 +89,9 @@ def prepare_command(args: list[str]) -> int:
     if recipe.spec.explain:
         show_values(recipe)
     elif recipe.spec.dry_run:
-        from dsrun.cli.run_node import print_command
+        from dsrun.cli.run_node import print_command, without_dry_run
 
-        print_command([word for word in argv if word.replace("_", "-") != "--dry-run"], {})
+        print_command(without_dry_run(argv), {})
     else:
         require_training_packages()
         os.execv(sys.executable, argv)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.cli.launch_options import LaunchOptions
 from dsrun.cli.run_job import training_job
 from dsrun.launch.job import Topology
 from dsrun.recipe.resolve import resolve
@@ -22,11 +23,7 @@ from dsrun.recipe.resolve import resolve
 def test_resume_command_told_to_supervisor(flags, named, again, resumes, tmp_path):
     """The supervisor is told the command, unless the same one resumes by itself."""
     args = ["--model", "demo-t5", *flags]
-    job = training_job(
-        resolve(args, tmp_path),
-        topology=Topology(1, "cpu", 1),
-        run=Path("runs/a b"),
-        env={},
-        named=named,
-    )
+    options = LaunchOptions(output="runs/a b" if named else None)
+    recipe = resolve(args, tmp_path)
+    job = training_job(options, Topology(1, "cpu", 1), recipe=recipe, run=Path("runs/a b"), env={})
     assert (job.again, job.resumes) == (again, resumes)

@@ -12,6 +12,7 @@ import pytest
 from dsrun.cli import run_node
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.job import Outcome, Topology
+from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[3]
@@ -30,12 +31,12 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
     work = run_node.Work(
         topology=Topology(1, "cpu", 1),
         output=str(folder.path),
-        external=external,
         debug=False,
         dry_run=False,
         force=False,
         require=pytest.fail,
         job=pytest.fail,
+        recipe=None if external else resolve(["--model", "demo-t5"], tmp_path),
     )
     place = LocalLauncher(how="here", nodes=2, node=node)
     assert run_node._report(Outcome(0), folder, work, place) == 0
