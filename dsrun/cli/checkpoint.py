@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.options import format_option
 from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dsrun.findings import Finding
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
+_HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
 
 
 @click.group(name="checkpoint")
@@ -27,8 +28,7 @@ def command() -> None:
 
 @command.command(name="list")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@FORMAT
-@DEBUG
+@format_option
 def list_(*, run: Path, form: str) -> int:
     """List steps, sizes and ages, and mark the best checkpoint, damaged ones and one that is being saved.
 
@@ -40,7 +40,7 @@ def list_(*, run: Path, form: str) -> int:
     place = find(run)
     found = entries(place if isinstance(place, RunFolder) else RunFolder(place.absolute().parent))
     if form == "json":
-        print_json({"checkpoints": [_plain(entry) for entry in found]})
+        print_json({"checkpoints": found})
     elif found:
         print_table([_HEAD, *(_row(entry) for entry in found)])
     else:
@@ -50,8 +50,7 @@ def list_(*, run: Path, form: str) -> int:
 
 @command.command()
 @_WHERE
-@FORMAT
-@DEBUG
+@format_option
 def verify(*, where: Path, form: str) -> int:
     """Read every file and compare it with its manifest. Exit code 3 when anything is damaged."""
     from dsrun.checkpoints import find
@@ -69,28 +68,23 @@ def verify(*, where: Path, form: str) -> int:
             continue  # Training has deleted it meanwhile, as older than those it keeps.
         results.append((path, findings))
         if form == "text":
-            _verdict(path, findings)
+            _print_findings(path, findings)
     if form == "json":
-        checked = [
-            {"path": str(path), "damaged": bool(findings), "findings": [each.as_dict() for each in findings]}
-            for path, findings in results
-        ]
+        checked = [{"path": path, "damaged": bool(found), "findings": found} for path, found in results]
         print_json({"checkpoints": checked})
     return EXIT_FINDINGS if any(findings for _, findings in results) else 0
 
 
 @command.command()
 @_WHERE
-@FORMAT
-@DEBUG
+@format_option
 def inspect(*, where: Path, form: str) -> int:
     """Show what a checkpoint contains; of a run, its newest complete one."""
     from dsrun.checkpoints import contents
 
     found = contents(_one(where))
     if form == "json":
-        facts = {**asdict(found), "entry": _plain(found.entry)}
-        print_json({"checkpoint": facts})
+        print_json({"checkpoint": found})
     else:
         print_fields(_lines(found), width=18)
     return 0
@@ -110,9 +104,6 @@ def _one(where: Path) -> Path:
     return complete[0][1]
 
 
-_HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
-
-
 def _state(entry: Entry) -> str:
     return entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
 
@@ -128,7 +119,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _verdict(path: Path, findings: Sequence[Finding]) -> None:
+def _print_findings(path: Path, findings: Sequence[Finding]) -> None:
     if not findings:
         click.echo(f"{path}: whole")
     for finding in findings:
@@ -167,17 +158,12 @@ def _weights(found: Contents) -> str:
     held = found.weights
     if held is None:
         return ""
-    dtypes = ", ".join(sorted(held.by_dtype))
     empty = f"; {len(held.empty)} tensors are EMPTY, {held.empty[0]} first" if held.empty else ""
-    return f"{held.parameters:,} parameters in {held.tensors} tensors, {dtypes}{empty}"
+    return f"{held.parameters:,} parameters in {held.tensors} tensors, {', '.join(sorted(held.by_dtype))}{empty}"
 
 
 def _short(digest: Any) -> str:
     return f"sha256 {str(digest)[:16]}" if digest else ""
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    return {**asdict(entry), "path": str(entry.path)}
 
 
 def _size(count: int) -> str:
@@ -190,12 +176,7 @@ def _size(count: int) -> str:
 
 
 def _age(time: str) -> str:
-    from datetime import UTC, datetime
-
-    try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-    except ValueError:
-        return "?"
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"

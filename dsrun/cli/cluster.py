@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ INFINITE = float("inf")
 
 @click.command(name="cluster")
 @click.option("--partition", metavar="NAME", help="only this partition and its nodes")
-@FORMAT
-@DEBUG
+@format_option
 def command(*, partition: str | None, form: str) -> int:
     """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
     from dsrun.slurm.cluster.discover import discover

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
-from dsrun.cli.options import FORMAT
+from dsrun.cli.options import format_option
 from dsrun.cli.output import print_error, print_json, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.model_families import model_type_from_name
@@ -40,7 +40,7 @@ WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info
     help='who reads the file; default: the HF Trainer if it has an "auto" that the Trainer fills, else either',
 )
 @click.option("--gpu", metavar="NAME", help="GPU that it will run on: a100-80, V100, …")
-@FORMAT
+@format_option
 def check_command(
     *,
     file: str,
@@ -74,7 +74,7 @@ def check_command(
         gpu=require_gpu(gpu) if gpu else None,
     )
     if form == "json":
-        print_json({"file": shown, "findings": [each.as_dict() for each in findings]})
+        print_json({"file": shown, "findings": findings})
     else:
         _print(shown, findings)
     return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0

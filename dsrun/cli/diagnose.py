@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
@@ -20,8 +20,7 @@ STDIN = "-"
 
 @click.command(name="diagnose")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...|RUN|-")
-@FORMAT
-@DEBUG
+@format_option
 def command(*, logs: tuple[str, ...], form: str) -> int:
     """Why a run stopped: the cause, the rank that failed first, the line that shows it, and the fix.
 

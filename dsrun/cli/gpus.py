@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,6 @@ from dsrun.cli.output import print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
-    from dsrun.hardware.gres import Gres
     from dsrun.system.gpus import Gpu
 
 Row = dict[str, Any]
@@ -28,11 +28,6 @@ COLUMNS = {
     "last CUDA": "last_cuda",
 }
 GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capability"}
-# Keys of a row that are those of the table.
-KEPT = (
-    "segment", "architecture", "chip", "memory_gib", "memory_bandwidth_gbs", "bf16_tflops", "first_cuda", "last_cuda",
-    "pypi_torch_first", "pypi_torch_last", "release_year", "confidence", "note",
-)  # fmt: skip
 
 
 @click.command(name="gpus")
@@ -47,17 +42,20 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
     the GPUs of this machine, or the whole table on a machine without GPUs. What is not known for certain is null in
     JSON and "unknown" in the table.
     """
-    answer: dict[str, list[Row]] = {}
+    found_rows: dict[str, list[Row]] = {}
     if names or gres is None:
-        answer["gpus"] = [_named(name) for name in names] if names else _default_rows()
+        found_rows["gpus"] = [_named(name) for name in names] if names else _default_rows()
     if gres is not None:
         from dsrun.hardware.gres import parse_gres
 
-        answer["gres"] = [_gres_row(gpus) for gpus in parse_gres(gres)]
+        found_rows["gres"] = [
+            {"type": each.type, "count": each.count, "compute_capability": _version(each.capability)}
+            for each in parse_gres(gres)
+        ]
     if form == "json":
-        print_json(answer)
-        return
-    _print(answer, gres)
+        print_json(found_rows)
+    else:
+        _print(found_rows, gres)
 
 
 def _named(name: str) -> Row:
@@ -72,9 +70,15 @@ def _named(name: str) -> Row:
 
 
 def _row(name: str, found: GpuModel | None) -> Row:
-    capability = f"{found.capability[0]}.{found.capability[1]}" if found else None
-    about = {key: getattr(found, key) if found else None for key in KEPT}
-    return {"name": name, "compute_capability": capability, "product": found.name if found else None, **about}
+    from dsrun.hardware.gpus import GpuModel
+
+    about = asdict(found) if found else dict.fromkeys(each.name for each in fields(GpuModel))
+    product, capability, _ = about.pop("name"), about.pop("capability"), about.pop("aliases")
+    return {"name": name, "compute_capability": _version(capability), "product": product, **about}
+
+
+def _version(capability: tuple[int, int] | None) -> str | None:
+    return f"{capability[0]}.{capability[1]}" if capability else None
 
 
 def _default_rows() -> list[Row]:
@@ -90,27 +94,18 @@ def _here(gpu: Gpu) -> Row:
     """A GPU of this machine; its driver takes precedence over the table."""
     row = _named(gpu.name)
     if gpu.capability:
-        row["compute_capability"] = f"{gpu.capability[0]}.{gpu.capability[1]}"
+        row["compute_capability"] = _version(gpu.capability)
     return row
 
 
-def _gres_row(gpus: Gres) -> Row:
-    capability = gpus.capability
-    return {
-        "type": gpus.type,
-        "count": gpus.count,
-        "compute_capability": f"{capability[0]}.{capability[1]}" if capability else None,
-    }
-
-
-def _print(answer: dict[str, list[Row]], gres: str | None) -> None:
-    if "gpus" in answer:
-        _print_table(COLUMNS, answer["gpus"])
-    if answer.get("gres"):
-        _print_table(GRES_COLUMNS, answer["gres"])
-    elif "gres" in answer:
+def _print(found_rows: dict[str, list[Row]], gres: str | None) -> None:
+    if "gpus" in found_rows:
+        _print_table(COLUMNS, found_rows["gpus"])
+    if found_rows.get("gres"):
+        _print_table(GRES_COLUMNS, found_rows["gres"])
+    elif "gres" in found_rows:
         print_note(f"{gres!r} contains no GPUs")
-    for row in answer.get("gpus", []):
+    for row in found_rows.get("gpus", []):
         if row["compute_capability"] is None:
             print_note(_unknown(row["name"], row["may_be"]))
 

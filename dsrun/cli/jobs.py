@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.options import format_option
 from dsrun.cli.output import print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 
@@ -23,8 +23,7 @@ MOST_HOURS = 1_000_000
 @click.argument("job_id", required=False, metavar="[ID]")
 @click.option("--follow", is_flag=True, help="show the job's log to its end and exit with its exit code")
 @click.option("--hours", type=float, default=24, show_default=True, help="how long ended jobs are listed")
-@FORMAT
-@DEBUG
+@format_option
 def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int:
     """Your SLURM jobs: state, nodes, run folder, last step and loss.
 

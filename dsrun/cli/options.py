@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field
 from importlib import import_module
 from typing import Any
@@ -12,12 +12,17 @@ import click
 from dsrun.errors import nearest
 from dsrun.options import flag_of, value_kind
 
-FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+_FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
 HYPHENS = {"token_normalize_func": lambda word: word.replace("_", "-")}
 _METAVARS = {"int": "N", "float": "X"}
+
+
+def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --format, passed as `form`, and --debug."""
+    return _FORMAT(DEBUG(function))
 
 
 class LazyGroup(click.Group):

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def write_file(path: Path, content: bytes, *, force: bool, executable: bool = False) -> None:
-    """Write `content` into `path`. A link stays a link, a file keeps its permissions, and what is no file, such
-    as /dev/null or a named pipe, is written to and never replaced.
+    """Write `content` into `path`. A link stays a link, a file keeps its permissions, and a device or a named pipe is
+    written to and never replaced.
 
     Raises UsageError for a folder, for a file without `force`, for a read-only one, and for what cannot be written.
     """
@@ -65,8 +66,15 @@ def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """Print what `--format json` gives: `content`, led by the version of its format."""
-    click.echo(json.dumps({"version": FORMAT_VERSION, **content}, indent=2))
+    """Print what `--format json` gives: `content`, in which findings and other dataclasses may be, after the version of
+    its format."""
+    click.echo(json.dumps({"version": FORMAT_VERSION, **content}, indent=2, default=_as_json))
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return value.as_dict() if hasattr(value, "as_dict") else asdict(value)
+    return os.fspath(value)
 
 
 def print_error(message: str) -> None:

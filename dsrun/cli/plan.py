@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import DEBUG, FORMAT
+from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.errors import EXIT_FINDINGS
 
@@ -56,9 +56,8 @@ if TYPE_CHECKING:
     "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
     help="count parameters with transformers on the meta device, or from the config's shapes",
 )  # fmt: skip
-@FORMAT
+@format_option
 @click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
-@DEBUG
 def command(**given: Any) -> int:
     """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
     from dsrun.zero.memory.calibration import remembered

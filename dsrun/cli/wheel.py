@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from dsrun.cli.options import DEBUG, FORMAT
-from dsrun.cli.output import print_json
+from dsrun.cli.options import format_option
+from dsrun.cli.output import print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 @click.option("--for", "target", metavar="LIST", help="compare with these GPUs, or slurm: a100,h100 or 8.0;9.0")
 @click.option("--python", metavar="PATH", help="interpreter of the environment to check  [default: this one]")
 @click.option("--prove/--no-prove", default=True, show_default=True, help="load its operations and run each once")
-@FORMAT
-@DEBUG
+@format_option
 def verify_command(
     *, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str
 ) -> int:
@@ -78,16 +78,13 @@ def target_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
-    from functools import partial
-
     from dsrun.wheel.verify.check import Verification, examine
     from dsrun.wheel.verify.nodes import map_nodes, nodes_meant, run_temporary, temporary_task
 
     report, findings = examine(file)
     nodes = nodes_meant(text, None, os.environ)
     reports = map_nodes(nodes, partial(run_temporary, task=temporary_task(report, python)))
-    every = (*findings, *(each for node in reports for each in node.findings))
-    done = Verification(report=report, findings=every)
+    done = Verification(report=report, findings=(*findings, *(each for node in reports for each in node.findings)))
     _print_verification(done, reports, form)
     return EXIT_FINDINGS if done.failed else 0
 
@@ -96,23 +93,11 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
     from dsrun.wheel.verify.check import report_lines
 
     if form == "json":
-        print_json(verification_json(done, reports))
+        facts = {"wheel": done.report, "machine": done.machine, "operations": done.op_results}
+        print_json({**facts, "nodes": reports, "findings": done.findings})
         return
     for line in report_lines(done, reports):
         click.echo(line)
-
-
-def verification_json(done: Verification, reports: list[NodeReport]) -> dict[str, Any]:
-    """The content of `dsrun verify-wheel --format json`; docs/wheels.md describes it."""
-    from dsrun.wheel.verify.check import report_dict
-
-    return {
-        "wheel": report_dict(done.report),
-        "machine": done.machine.as_dict() if done.machine else None,
-        "operations": [op_result.as_dict() for op_result in done.op_results],
-        "nodes": [each.as_dict() for each in reports],
-        "findings": [each.as_dict() for each in done.findings],
-    }
 
 
 @click.group(name="wheel", invoke_without_command=True)  # Otherwise click prints the help as an error of ten lines.
@@ -131,8 +116,7 @@ def command(context: click.Context) -> None:
 @click.option("--to", "folder", metavar="DIR", help="folder for the wheel  [default: /tmp/dsrun-wheels-USER]")
 @click.option("--via", type=click.Choice(["srun", "ssh"]), help="how to reach the nodes  [default: srun in SLURM]")
 @click.option("--at-once", type=click.IntRange(min=1), default=16, show_default=True, help="nodes at a time")
-@FORMAT
-@DEBUG
+@format_option
 def push_command(
     *,
     file: Path,
@@ -166,14 +150,12 @@ def push_command(
 
 def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, name: str) -> None:
     if form == "json":
-        nodes = [each.as_dict() for each in reports]
-        print_json({"nodes": nodes, "findings": [each.as_dict() for each in findings]})
+        print_json({"nodes": reports, "findings": findings})
         return
-    from dsrun.wheel.verify.check import finding_lines, rows, table
+    from dsrun.wheel.verify.check import finding_lines, rows
 
     if reports:
-        for line in table(rows(reports)):
-            click.echo(line)
+        print_table(rows(reports))
         click.echo()
     for line in finding_lines([*(each for report in reports for each in report.findings), *findings], name):
         click.echo(line)
