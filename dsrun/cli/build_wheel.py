@@ -10,17 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from dsrun.cli.build_display import progress_display
 from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
-
-if TYPE_CHECKING:
-    from dsrun.wheel.cache import Entry, WheelCache
-    from dsrun.wheel.compile.run import Job
+from dsrun.system.variables import cache_root
+from dsrun.wheel.cache import Entry, WheelCache, copy_out
+from dsrun.wheel.compile.cached import cached_build, preferred_folder
+from dsrun.wheel.compile.context import Flags
+from dsrun.wheel.compile.environment import difference
+from dsrun.wheel.compile.plan import resolve
+from dsrun.wheel.compile.run import Job, plan_builds
 
 
 @click.command(
@@ -55,11 +59,6 @@ if TYPE_CHECKING:
 @DEBUG
 def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
-    from dsrun.system.variables import cache_root
-    from dsrun.wheel.cache import WheelCache
-    from dsrun.wheel.compile.context import Flags
-    from dsrun.wheel.compile.plan import resolve
-
     _refuse_empty({**given, "output": place})
     output = None if place is None else Path(place)
     if output is not None:
@@ -141,9 +140,6 @@ def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
     found = None if force else store.find(job.request.key)
     if found:
         return found
-    from dsrun.cli.build_display import progress_display
-    from dsrun.wheel.compile.cached import cached_build
-
     print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with progress_display() as watch:
         return cached_build(job, store, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
@@ -153,17 +149,11 @@ def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: b
     """The wheel, copied to `output` if given. Each of two gets its own folder: both have a WHEEL.json."""
     if output is None:
         return entry.wheel
-    from dsrun.wheel.cache import copy_out
-
     return copy_out(entry, output / job.request.local_version if several else output, force=force)
 
 
 def _show(job: Job, store: WheelCache) -> None:
     """Print the commands of a build and how their environment differs from this one, ready for a shell."""
-    from dsrun.wheel.compile.cached import preferred_folder
-    from dsrun.wheel.compile.environment import difference
-    from dsrun.wheel.compile.run import plan_builds
-
     place = str(preferred_folder(job.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
         folder = Path(scratch)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from dsrun.checkpoints import Contents, Entry, contents, entries, find
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
-
-if TYPE_CHECKING:
-    from dsrun.checkpoints import Contents, Entry
-    from dsrun.findings import Finding
+from dsrun.findings import Finding
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import complete_checkpoints
+from dsrun.runs.manifest import verify as read_through
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
@@ -34,9 +35,6 @@ def list_(*, run: Path, form: str) -> int:
 
     Sizes are compared with the manifest; `dsrun checkpoint verify` reads the contents too.
     """
-    from dsrun.checkpoints import entries, find
-    from dsrun.runs.folder import RunFolder
-
     place = find(run)
     found = entries(place if isinstance(place, RunFolder) else RunFolder(place.absolute().parent))
     if form == "json":
@@ -53,10 +51,6 @@ def list_(*, run: Path, form: str) -> int:
 @format_option
 def verify(*, where: Path, form: str) -> int:
     """Read every file and compare it with its manifest. Exit code 3 when anything is damaged."""
-    from dsrun.checkpoints import find
-    from dsrun.runs.folder import RunFolder
-    from dsrun.runs.manifest import verify as read_through
-
     place = find(where)
     paths = [path for _, path in place.checkpoints()] if isinstance(place, RunFolder) else [place]
     if not paths:
@@ -80,8 +74,6 @@ def verify(*, where: Path, form: str) -> int:
 @format_option
 def inspect(*, where: Path, form: str) -> int:
     """Show what a checkpoint contains; of a run, its newest complete one."""
-    from dsrun.checkpoints import contents
-
     found = contents(_one(where))
     if form == "json":
         print_json({"checkpoint": found})
@@ -91,10 +83,6 @@ def inspect(*, where: Path, form: str) -> int:
 
 
 def _one(where: Path) -> Path:
-    from dsrun.checkpoints import find
-    from dsrun.runs.folder import RunFolder
-    from dsrun.runs.manifest import complete_checkpoints
-
     place = find(where)
     if not isinstance(place, RunFolder):
         return place

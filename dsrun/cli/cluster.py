@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
+from dsrun.errors import UsageError
+from dsrun.findings import nearest
+from dsrun.slurm.cluster.discover import discover
+from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
+from dsrun.slurm.render import notation
+from dsrun.system.hostlist import compressed
 
 INFINITE = float("inf")
 
@@ -21,8 +24,6 @@ INFINITE = float("inf")
 @format_option
 def command(*, partition: str | None, form: str) -> int:
     """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
-    from dsrun.slurm.cluster.discover import discover
-
     facts = discover(with_accounting=False)
     partitions = _chosen(facts, partition)
     wanted = {name for each in partitions for name in each.nodes}
@@ -44,9 +45,6 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
         return [each for each in facts.partitions if not each.hidden]
     found = facts.partition(name)
     if found is None:
-        from dsrun.errors import UsageError
-        from dsrun.findings import nearest
-
         raise UsageError(f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions)))
     return [found]
 
@@ -61,9 +59,6 @@ def _gpus_free(nodes: Sequence[Node]) -> str:
 
 def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     """Nodes that are alike in one row, for every kind of GPU."""
-    from dsrun.slurm.render import notation
-    from dsrun.system.hostlist import compressed
-
     alike: dict[tuple[Any, ...], list[str]] = {}
     for node in nodes:
         for group in node.gpus or (None,):
@@ -93,8 +88,6 @@ def _gpu_cells(node: Node, group: GpuGroup | None) -> tuple[str, str, str, str]:
 
 
 def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> list[tuple[str, ...]]:
-    from dsrun.slurm.render import notation
-
     rows: list[tuple[str, ...]] = [("PARTITION", "STATE", "TIME LIMIT", "NODES", "GPUS FREE", "LIMITS")]
     for each in partitions:
         nodes = facts.nodes_of(each)
@@ -109,8 +102,6 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
 
 
 def _limits(each: Partition) -> str:
-    from dsrun.slurm.render import notation
-
     limits = {
         "default time": notation.clock(each.time_default) if each.time_default else "",
         "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != INFINITE else "",

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_options
 from dsrun.cli.output import print_note, write_file
-from dsrun.errors import UsageError
+from dsrun.demo import DEMO_NAMES, models
+from dsrun.errors import DsrunError, MissingError, UsageError
+from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
+from dsrun.recipe.batch import batch_plan
+from dsrun.zero.generate.blocks import HardwareFacts
+from dsrun.zero.generate.config import generate, nearest_key, render
+from dsrun.zero.generate.explain import as_json, as_text, explain, notices
 from dsrun.zero.generate.spec import ZeroSpec, options
-
-if TYPE_CHECKING:
-    from dsrun.zero.generate.blocks import HardwareFacts
+from dsrun.zero.memory.model.configs import Settings, find
+from dsrun.zero.memory.model.count import describe
+from dsrun.zero.reference import LINES, listing
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
@@ -51,8 +58,6 @@ class ConfigGroup(LazyGroup):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from dsrun.zero.generate.config import nearest_key
-
             key = nearest_key(error.option_name.lstrip("-").replace("-", "_"))
             if key is None or error.possibilities:
                 raise
@@ -107,8 +112,6 @@ def run(**values: Any) -> int:
     spec = _with_batch(ZeroSpec(**{name: _plain(name, value) for name, value in values.items()}))
     facts = find_facts(spec)
     text = _explanation(spec, facts, own["output_format"]) if own["explain"] else _json(spec, facts)
-    from dsrun.zero.generate.explain import notices
-
     for line in notices(spec, facts):
         print_note(line)
     _deliver(text, own)
@@ -121,25 +124,17 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _json(spec: ZeroSpec, facts: HardwareFacts) -> str:
-    from dsrun.zero.generate.config import generate, render
-
     return render(generate(spec, facts=facts))
 
 
 def _explanation(spec: ZeroSpec, facts: HardwareFacts, form: str) -> str:
-    from dsrun.zero.generate.explain import as_json, as_text, explain
-
     rows = explain(spec, facts)
     return (as_json(rows) if form == "json" else as_text(rows)) + "\n"
 
 
 def _listing(form: str) -> str:
-    from dsrun.zero.reference import LINES, listing
-
     if form == "text":
         return listing() + "\n"
-    import json
-
     files = [{"file": name, "does": line} for name, line in LINES.items()]
     return json.dumps({"version": 1, "files": files}, indent=2, ensure_ascii=False) + "\n"
 
@@ -150,8 +145,6 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
     ranks = (spec.gpus or 0) // shared if shared > 0 else 0
     if spec.target != "deepspeed" or ranks == 0:
         return spec
-    from dsrun.recipe.batch import batch_plan
-
     plan = batch_plan(
         global_batch_size=spec.global_batch_size,
         micro_batch_size=spec.micro_batch_size,
@@ -166,10 +159,6 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
     """What is known about the spec's model and GPU. Raises UsageError for an unknown GPU."""
-    from dsrun.hardware.gpus import require_gpu
-    from dsrun.zero.generate.blocks import HardwareFacts
-    from dsrun.zero.memory.model.configs import Settings
-
     gpu = require_gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
     text = config.get("text_config")
@@ -188,9 +177,6 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
 
 def _largest(config: dict[str, Any]) -> int | None:
     """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
-    from dsrun.errors import DsrunError
-    from dsrun.zero.memory.model.count import describe
-
     if not config:
         return None
     try:
@@ -201,10 +187,6 @@ def _largest(config: dict[str, Any]) -> int | None:
 
 def _model_config(model: str) -> dict[str, Any]:
     """The model's config.json; empty, with a note, if it is not on this machine."""
-    from dsrun.demo import DEMO_NAMES, models
-    from dsrun.errors import MissingError
-    from dsrun.zero.memory.model.configs import find
-
     if model in DEMO_NAMES:
         return dict(models.t5_config(1) if model == "demo-t5" else models.llama_config(1))
     try:

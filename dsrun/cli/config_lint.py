@@ -7,19 +7,24 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_error, print_json, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.findings import Finding
+from dsrun.hardware.gpus import require_gpu
 from dsrun.model_families import model_type_from_name
-
-if TYPE_CHECKING:
-    from dsrun.findings import Finding
-    from dsrun.recipe.parsed_value import ParsedValue
-    from dsrun.zero.view import Flags
+from dsrun.recipe.batch import trainer_values
+from dsrun.recipe.parsed_value import ParsedValue
+from dsrun.recipe.resolve import given_values
+from dsrun.recipe.runfile import upgrade_run_file
+from dsrun.zero.lint.check import check
+from dsrun.zero.lint.codes import printable
+from dsrun.zero.lint.upgrade import upgrade
+from dsrun.zero.view import Flags
 
 STDIN = "-"
 YAML = (".yaml", ".yml")
@@ -55,10 +60,6 @@ def check_command(
 
     The exit code is 3 if there are errors, else 0, also with warnings and remarks.
     """
-    from dsrun.hardware.gpus import require_gpu
-    from dsrun.zero.lint.check import check
-    from dsrun.zero.lint.codes import printable
-
     if target == "deepspeed" and (flags or against):
         raise UsageError("--for deepspeed does not go with training flags", fix="only the Trainer compares them")
     text, name = read_text(file)
@@ -108,10 +109,6 @@ def _decoded(opened: BinaryIO, file: str) -> str:
 def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:
     if not argv and run_file is None:
         return None
-    from dsrun.recipe.batch import trainer_values
-    from dsrun.recipe.resolve import given_values
-    from dsrun.zero.view import Flags
-
     given = given_values(argv, Path.cwd(), [], run_file)
     workers = world_size or _value(given, "nproc")
     own = {name: each.value for name, each in given.items()}
@@ -182,16 +179,11 @@ def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) 
 
 
 def _run_file(file: str) -> tuple[str, list[str], list[str]]:
-    from dsrun.recipe.runfile import upgrade_run_file
-
     found = upgrade_run_file(Path(file), file)
     return found.text, list(found.changes), list(found.left)
 
 
 def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], list[str]]:
-    from dsrun.zero.lint.check import check
-    from dsrun.zero.lint.upgrade import upgrade
-
     text, shown = read_text(file)
     found = upgrade(text, file=shown)
     findings = check(found.text, file=output or shown)  # in the new text, lines are others

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json
+from dsrun.diagnosis.diagnose import Verdict, of_logs, of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
-
-if TYPE_CHECKING:
-    from dsrun.diagnosis.diagnose import Verdict
 
 STDIN = "-"
 
@@ -39,8 +36,6 @@ def command(*, logs: tuple[str, ...], form: str) -> int:
 
 
 def _verdict(logs: tuple[str, ...]) -> Verdict:
-    from dsrun.diagnosis.diagnose import of_logs, of_run
-
     folders = [name for name in logs if name != STDIN and Path(name).is_dir()]
     if folders and len(logs) > 1:
         raise UsageError(f"{folders[0]} is a folder, and other logs are given", fix="name one run, or only files")

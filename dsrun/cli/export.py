@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from dsrun.checkpoints import export_source
 from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
@@ -44,8 +45,6 @@ def command(*, source: Path, to: Path, dtype: str | None, merge_lora: bool, max_
     Of a finished RUN this is the final model, else its newest valid checkpoint. It needs no GPU, and memory for one
     tensor.
     """
-    from dsrun.checkpoints import export_source
-
     require_training_packages()
     limit = shard_bytes(max_shard_size)
     refuse_target(to, source, force=force)

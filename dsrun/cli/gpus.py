@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_json, print_note, print_table
-
-if TYPE_CHECKING:
-    from dsrun.hardware.gpus import GpuModel
-    from dsrun.system.gpus import Gpu
+from dsrun.hardware.gpus import GpuModel, gpu_table, lookup, meanings, near_names
+from dsrun.hardware.gres import parse_gres
+from dsrun.system.gpus import Gpu, visible_gpus
 
 Row = dict[str, Any]
 # Column of the table -> key of the JSON.
@@ -46,8 +45,6 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
     if names or gres is None:
         found_rows["gpus"] = [_named(name) for name in names] if names else _default_rows()
     if gres is not None:
-        from dsrun.hardware.gres import parse_gres
-
         found_rows["gres"] = [
             {"type": each.type, "count": each.count, "compute_capability": _version(each.capability)}
             for each in parse_gres(gres)
@@ -60,8 +57,6 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
 
 def _named(name: str) -> Row:
     """What is known of `name`; `may_be` lists what it could mean, or resembles, where it is not known."""
-    from dsrun.hardware.gpus import lookup, meanings, near_names
-
     found = lookup(name)
     if found:
         return _row(name, found)
@@ -70,8 +65,6 @@ def _named(name: str) -> Row:
 
 
 def _row(name: str, found: GpuModel | None) -> Row:
-    from dsrun.hardware.gpus import GpuModel
-
     about = asdict(found) if found else dict.fromkeys(each.name for each in fields(GpuModel))
     product, capability, _ = about.pop("name"), about.pop("capability"), about.pop("aliases")
     return {"name": name, "compute_capability": _version(capability), "product": product, **about}
@@ -83,9 +76,6 @@ def _version(capability: tuple[int, int] | None) -> str | None:
 
 def _default_rows() -> list[Row]:
     """The GPUs of this machine, else every row of the table."""
-    from dsrun.hardware.gpus import gpu_table
-    from dsrun.system.gpus import visible_gpus
-
     here = visible_gpus()
     return [_here(gpu) for gpu in here] or [_row(row.name, row) for row in gpu_table()]
 
@@ -111,8 +101,6 @@ def _print(found_rows: dict[str, list[Row]], gres: str | None) -> None:
 
 
 def _unknown(name: str, may_be: Sequence[str]) -> str:
-    from dsrun.hardware.gpus import meanings
-
     if meanings(name):
         return f"{name!r} may be {' or '.join(may_be)}, which differ; write the full name"
     hint = f"; did you mean {' or '.join(may_be)}?" if may_be else ""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
-
-if TYPE_CHECKING:
-    from dsrun.slurm.jobs.queue import Job
+from dsrun.runs.records import plain
+from dsrun.slurm.cluster import query
+from dsrun.slurm.jobs.queue import Job, my_jobs
+from dsrun.slurm.jobs.status import explain_reason, read_jobs
+from dsrun.slurm.jobs.submit import follow
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
@@ -34,8 +39,6 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int
         raise UsageError("--follow does not go with --format json", fix="remove one of them")
     if follow and job_id:
         return follow_job(job_id)
-    from dsrun.slurm.jobs.queue import my_jobs
-
     jobs = my_jobs(hours=hours, job_id=job_id)
     if form == "json":
         print_json({"jobs": list(map(as_json, jobs))})
@@ -47,8 +50,6 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int
 
 
 def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:
-    import re
-
     if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
         raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
     if not 0 <= hours <= MOST_HOURS:  # rejects nan too
@@ -62,9 +63,6 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
 
     Ctrl-C leaves the job running.
     """
-    from datetime import datetime
-
-    from dsrun.slurm.jobs.submit import follow
 
     def print_state(line: str) -> None:
         click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True)
@@ -80,8 +78,6 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
 
 def as_json(job: Job) -> dict[str, Any]:
     """A job as docs/slurm.md describes it; what is not known is null, and a loss that is not finite in "nonfinite"."""
-    from dsrun.runs.records import plain
-
     return plain({name: value if value != "" else None for name, value in asdict(job).items()})
 
 
@@ -116,24 +112,17 @@ def _loss(job: Job) -> str:
 
 def _here(run: str | None) -> str:
     """A path below the current folder in short."""
-    from pathlib import Path
-
     here = Path.cwd()
     return str(Path(run).relative_to(here)) if run and Path(run).is_relative_to(here) else run or ""
 
 
 def explained_reason(job: Job) -> str:
     """SLURM's reason and what it means; of a cancelled job it is only what that last waited for."""
-    from dsrun.slurm.jobs.status import explain_reason
-
     meaning = None if job.state == "CANCELLED" else explain_reason(job.reason)
     return job.reason + (f": {meaning}" if meaning else "")
 
 
 def _print_one(job: Job) -> None:
-    from dsrun.slurm.cluster import query
-    from dsrun.slurm.jobs.status import read_jobs
-
     text = query.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
     ended = f", exit code {view.result}" if view and view.is_final else ""

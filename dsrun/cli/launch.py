@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.output import print_note
+from dsrun.errors import UsageError
+
 if TYPE_CHECKING:
-    from dsrun.cli.launch_options import LaunchOptions
+    from dsrun.cli.run_job import LaunchOptions
     from dsrun.launch.signals import StartupSignals
 
 
@@ -79,31 +82,31 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     runs once per GPU with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, and restarts from its last
     checkpoint when a rank or a machine is lost. Under SLURM and mpirun the machines are detected.
     """
-    from dsrun.cli.launch_options import LaunchOptions
-    from dsrun.cli.output import print_note
     from dsrun.launch.coordinator.messages import Stopped
     from dsrun.launch.signals import startup_signals
     from dsrun.launch.ssh import follow_control_stdin
 
-    options = LaunchOptions(**given)
-    if options.tied:
+    if given["tied"]:
         follow_control_stdin()
     _restore_signals()
     try:
         with startup_signals() as signals:
-            return _launch(options, program, signals)
+            return _launch(given, program, signals)
     except Stopped as stopped:
         print_note(str(stopped))
         return stopped.exit_code
 
 
-def _launch(options: LaunchOptions, program: tuple[str, ...], signals: StartupSignals) -> int:
+def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run this machine's part, or start all machines' parts from here."""
+    # Imported when signals are handled, as this takes a while.
     from dsrun.cli.launch_options import merge_torchrun, parse_program, work_of
     from dsrun.cli.launch_remote import over_ssh, through_srun
+    from dsrun.cli.run_job import LaunchOptions
     from dsrun.cli.run_node import run_node
     from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher, detect
 
+    options = LaunchOptions(**given)
     _check(options)
     options, argv, name = merge_torchrun(options, program)
     place = detect(
@@ -135,8 +138,6 @@ def _restore_signals() -> None:
 
 
 def _check(options: LaunchOptions) -> None:
-    from dsrun.errors import UsageError
-
     for flag, value in (("--include", options.include), ("--exclude", options.exclude)):
         if value is not None and options.hostfile is None:
             raise UsageError(f"{flag} needs a hostfile", fix="add --hostfile FILE")

@@ -5,54 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.run_job import Work, checked_recipe, local_topology, training_work
+from dsrun.cli.run_job import LaunchOptions, Work, checked_recipe, local_topology, training_work
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import parse_torchrun, torchrun_words
+from dsrun.launch.job import Job
+from dsrun.launch.supervisor.policy import Limits
+from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 from dsrun.system import variables
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """The command line up to the program. `dsrun train` runs with the defaults."""
-
-    nodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    hostfile: Path | None = None
-    include: str | None = None
-    exclude: str | None = None
-    nproc: int | None = None
-    output: str | None = None
-    max_restarts: int | None = None
-    hang_timeout: float | None = None
-    remedy: bool = True
-    warm: bool = True
-    rendezvous_timeout: float = 600
-    force: bool = False
-    dry_run: bool = False
-    debug: bool = False
-    tied: bool = False
-
-    def argv(self, *names: str) -> list[str]:
-        """The options `names`, and those that every node's supervisor needs, as command-line arguments."""
-        names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
-        found = []
-        for name in names:
-            value = getattr(self, name)
-            flag = f"--{name.replace('_', '-')}"
-            if value is True:
-                found.append(flag)
-            elif value is not None and value is not False:
-                found += [flag, f"{value}"]
-        return found + [f"--no-{name}" for name in ("remedy", "warm") if not getattr(self, name)]
 
 
 def merge_torchrun(options: LaunchOptions, argv: tuple[str, ...]) -> tuple[LaunchOptions, tuple[str, ...], str]:
@@ -105,10 +72,6 @@ def work_of(options: LaunchOptions, program: Program) -> Work:
 
 def _external_work(options: LaunchOptions, program: Program) -> Work:
     """Any program but dsrun's own training."""
-    from dsrun.launch.job import Job
-    from dsrun.launch.supervisor.policy import Limits
-    from dsrun.runs.folder import default_name
-
     topology = local_topology(options.nproc, use_cpu=False)
     restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
     return Work(
@@ -146,8 +109,6 @@ def _worker_argv(program: Program) -> tuple[str, ...]:
 
 def _require(program: Program) -> None:
     """Raise MissingError here, where the rank would only end with a traceback, and be restarted."""
-    from importlib.util import find_spec
-
     if find_spec("torch") is None:
         raise MissingError(f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch")
     if "--no-python" in program.mode and shutil.which(program.entry) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
@@ -10,28 +11,27 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.launch_options import LaunchOptions
 from dsrun.cli.output import print_error, print_note
+from dsrun.cli.run_job import LaunchOptions
 from dsrun.errors import MissingError, UsageError
+from dsrun.launch.compat import Host, excluded, included, parse_hostfile
+from dsrun.launch.context import DEFAULT_PORT
+from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
+from dsrun.launch.signals import StartupSignals
+from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
+from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
 from dsrun.system import variables
-
-if TYPE_CHECKING:
-    from dsrun.launch.compat import Host
-    from dsrun.launch.signals import StartupSignals
-    from dsrun.launch.ssh import RemoteSupervisor
+from dsrun.system.env import expand_counts
+from dsrun.system.net import behind_alias, is_this_machine
 
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
 def over_ssh(options: LaunchOptions, program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run one supervisor on each machine of the hostfile; the exit code of node 0."""
-    from dsrun.launch.ssh import run_on_hosts
-    from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
-
     hosts = _hosts(options)
     remotes = _remote_supervisors(options, hosts, program)
     if options.dry_run:
@@ -46,8 +46,6 @@ def over_ssh(options: LaunchOptions, program: tuple[str, ...], signals: StartupS
 
 
 def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
-    from dsrun.launch.compat import excluded, included, parse_hostfile
-
     file = options.hostfile or Path()
     try:
         text = file.read_text(encoding="utf-8")
@@ -63,11 +61,6 @@ def _remote_supervisors(
     options: LaunchOptions, hosts: tuple[Host, ...], program: tuple[str, ...]
 ) -> list[RemoteSupervisor]:
     """The command of each machine's supervisor, and what it reads from stdin: the environment and the run's secret."""
-    from dsrun.launch.context import DEFAULT_PORT
-    from dsrun.launch.environment import forwarded_variables
-    from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv
-    from dsrun.system.net import behind_alias, is_this_machine
-
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
     address = options.master_addr or behind_alias(hosts[0].address)
     here = [is_this_machine(host.address) for host in hosts]
@@ -99,8 +92,6 @@ def _is_loopback(address: str) -> bool:
 
 def _environment_files() -> dict[str, str]:
     """DeepSpeed's .deepspeed_env of the home folder and of this folder, which takes precedence."""
-    from dsrun.launch.environment import ENVIRONMENT_FILE, parse_environment_file
-
     found: dict[str, str] = {}
     for folder in (Path.home(), Path.cwd()):
         file = folder / ENVIRONMENT_FILE
@@ -111,8 +102,6 @@ def _environment_files() -> dict[str, str]:
 
 def _dry_run(options: LaunchOptions, hosts: tuple[Host, ...], remotes: list[RemoteSupervisor]) -> int:
     """Print each machine's command, and the names of the variables that it gets over stdin."""
-    import json
-
     print_note(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
     names: set[str] = set()
     for remote in remotes:
@@ -138,8 +127,6 @@ def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -
 
 def _srun(nodes: int, environ: Mapping[str, str]) -> list[str]:
     """srun of one task per node, with all CPUs that the job has there; by default a task gets one."""
-    from dsrun.system.env import expand_counts
-
     argv = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
     counts = expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     return [*argv, f"--cpus-per-task={min(counts)}"] if counts else argv

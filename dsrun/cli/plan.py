@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_note, print_table
-from dsrun.errors import EXIT_FINDINGS
-
-if TYPE_CHECKING:
-    from dsrun.zero.memory.model.count import Counted
-    from dsrun.zero.memory.plan import Plan
-    from dsrun.zero.memory.report import Wording
-    from dsrun.zero.memory.request import PlanRequest
+from dsrun.demo import DEMO_NAMES, materialise
+from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.recipe.files import has_weights
+from dsrun.slurm.cluster.plan_gpus import with_cluster
+from dsrun.system.gpus import visible_gpus
+from dsrun.system.variables import cache_root
+from dsrun.zero.generate.presets import GIB
+from dsrun.zero.memory import report
+from dsrun.zero.memory.calibrate import calibrate
+from dsrun.zero.memory.calibration import remembered
+from dsrun.zero.memory.model.configs import find
+from dsrun.zero.memory.model.count import Counted, check_length, count
+from dsrun.zero.memory.plan import Plan, plan
+from dsrun.zero.memory.report import Wording, as_json
+from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
 
 
 @click.command(name="plan")
@@ -60,14 +68,7 @@ if TYPE_CHECKING:
 @click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
 def command(**given: Any) -> int:
     """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
-    from dsrun.zero.memory.calibration import remembered
-    from dsrun.zero.memory.model.configs import find
-    from dsrun.zero.memory.model.count import count
-    from dsrun.zero.memory.plan import plan
-
     if given["cluster"] or given["partition"] is not None:
-        from dsrun.slurm.cluster.plan_gpus import with_cluster
-
         given = with_cluster(given, notify=print_note)
     found = find(_model_folder(given["model"]))
     counted = count(
@@ -83,14 +84,10 @@ def command(**given: Any) -> int:
     if request.cluster.note:
         print_note(request.cluster.note)
     if given["form"] == "json":
-        from dsrun.zero.memory.report import as_json
-
         print_json(as_json(made, counted, words))
     else:
         _print(made, counted, words)
     if given["calibrate"] and made.choice is not None:
-        from dsrun.zero.memory.calibrate import calibrate
-
         click.echo(calibrate(made, found, given["nvme_path"], notify=print_note).sentence, err=True)
         return 0
     return 0 if made.choice is not None else EXIT_FINDINGS
@@ -100,16 +97,10 @@ def _model_folder(name: str) -> str:
     """A demo's folder, made where `dsrun train` makes it too; everything else is a path or a Hub name."""
     if not name.startswith("demo-"):
         return name
-    from dsrun.demo import DEMO_NAMES, materialise
-    from dsrun.system.variables import cache_root
-
     return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
 
 
 def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
-    from dsrun.zero.memory.model.count import check_length
-    from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, default_precision
-
     cluster = _cluster(given)
     model = counted.architecture
     both = given["max_length"]
@@ -147,13 +138,8 @@ def _first(*values: int | None) -> int:
 
 
 def _cluster(given: dict[str, Any]) -> Any:
-    from dsrun.errors import UsageError
-    from dsrun.zero.memory.request import cluster
-
     gpus = given["gpus"]
     if gpus is None:
-        from dsrun.system.gpus import visible_gpus
-
         here = visible_gpus()
         if not here:
             raise UsageError("this machine has no GPU to plan for", fix="name GPUs: --gpus a100-80:8")
@@ -164,9 +150,6 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 
 def _wording(given: dict[str, Any]) -> Wording:
-    from dsrun.recipe.files import has_weights
-    from dsrun.zero.memory.report import Wording
-
     data = tuple(
         word
         for name in ("train_file", "dataset")
@@ -182,9 +165,6 @@ def _wording(given: dict[str, Any]) -> Wording:
 
 
 def _print(made: Plan, counted: Counted, words: Wording) -> None:
-    from dsrun.zero.generate.presets import GIB
-    from dsrun.zero.memory import report
-
     for line in report.header(made, counted, words):
         click.echo(line)
     click.echo()

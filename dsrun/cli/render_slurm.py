@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from dsrun.cli.jobs import follow_job
 from dsrun.cli.options import HYPHENS, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
+from dsrun.cli.slurm_job import check_training, find_job, from_run_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.slurm.render.options import GROUPS, flag_of, options
+from dsrun.slurm.check import check
+from dsrun.slurm.cluster.facts import ClusterFacts
+from dsrun.slurm.jobs.submit import submit, test_only
+from dsrun.slurm.render.options import GROUPS, SlurmSpec, flag_of, options
+from dsrun.slurm.render.script import completed, render, template_text
+from dsrun.slurm.render.site import find_site, missing, notices
 from dsrun.slurm.render.spec import Given, make_spec
-
-if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import ClusterFacts
-    from dsrun.slurm.render.options import SlurmSpec
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -67,8 +70,6 @@ def run(**values: Any) -> int:
     The command after `--` runs on every GPU: `-- train --model …`, `-- python my_train.py …`, `-- ./program …`.
     The default is run.yaml of this folder, or else the demo.
     """
-    from dsrun.slurm.render.script import template_text
-
     if values["show_template"]:
         click.echo(template_text(), nl=False)
         return 0
@@ -90,10 +91,6 @@ def _check_flags(values: dict[str, Any]) -> None:
 
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     """The script, and whether the cluster, if there is one, could run it."""
-    from dsrun.cli.slurm_job import check_training, find_job, from_run_file
-    from dsrun.slurm.render.script import completed, render
-    from dsrun.slurm.render.site import find_site, missing, notices
-
     job = find_job(click.get_current_context().obj, values["config"], cwd)
     given = make_spec(_from_flags(values), from_run_file(job.config, cwd))
     site, facts = find_site(given, job.program, cwd, print_note)
@@ -109,8 +106,6 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
 
 def _print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
     """Print what is wrong with a completed spec on this cluster; returns whether there are errors."""
-    from dsrun.slurm.check import check
-
     findings = check(spec, facts)
     for each in findings:
         line = f"{each.where}: {each.message}" if each.where else each.message
@@ -150,8 +145,6 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
             raise UsageError(f"-o {path} names the script's own file", fix="the pattern of the job's log is --log")
         write_file(path, content, force=values["force"], executable=True)
     if values["test_only"]:
-        from dsrun.slurm.jobs.submit import test_only
-
         click.echo(test_only(script))
         return 0
     if values["submit"] or values["follow"]:
@@ -163,14 +156,10 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
 
 
 def _submit(script: str, *, follow: bool) -> int:
-    from dsrun.slurm.jobs.submit import submit
-
     number = submit(script, notify=print_note)
     click.echo(number)
     if not follow:
         return 0
-    from dsrun.cli.jobs import follow_job
-
     return follow_job(number, log_to_stderr=True)
 
 

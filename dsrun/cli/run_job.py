@@ -10,17 +10,58 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsrun.cli.output import print_note
+from dsrun.launch.job import Job, Topology, decide
+from dsrun.launch.supervisor.policy import Limits
+from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.files import check_files
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.resolved import to_json, with_deepspeed_read
+from dsrun.recipe.trackers import check_packages
+from dsrun.runs.folder import default_name
+from dsrun.slurm.render.program import WORKER
+from dsrun.system.gpus import gpu_count
+from dsrun.system.host import cores, require_training_packages
 
-if TYPE_CHECKING:
-    from dsrun.cli.launch_options import LaunchOptions
-    from dsrun.launch.job import Job, Topology
-    from dsrun.recipe.batch import BatchPlan
-    from dsrun.recipe.recipe import Recipe
 
-WORKER = "dsrun.train"
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """The command line up to the program. `dsrun train` runs with the defaults."""
+
+    nodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    hostfile: Path | None = None
+    include: str | None = None
+    exclude: str | None = None
+    nproc: int | None = None
+    output: str | None = None
+    max_restarts: int | None = None
+    hang_timeout: float | None = None
+    remedy: bool = True
+    warm: bool = True
+    rendezvous_timeout: float = 600
+    force: bool = False
+    dry_run: bool = False
+    debug: bool = False
+    tied: bool = False
+
+    def argv(self, *names: str) -> list[str]:
+        """The options `names`, and those that every node's supervisor needs, as command-line arguments."""
+        names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
+        found = []
+        for name in names:
+            value = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            if value is True:
+                found.append(flag)
+            elif value is not None and value is not False:
+                found += [flag, f"{value}"]
+        return found + [f"--no-{name}" for name in ("remedy", "warm") if not getattr(self, name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +86,6 @@ class Work:
 
 def checked_recipe(args: list[str]) -> Recipe:
     """The resolved flags. Raises UsageError for invalid settings and for files that do not exist or cannot be read."""
-    from dsrun.recipe.files import check_files
-    from dsrun.recipe.resolve import resolve
-    from dsrun.recipe.resolved import with_deepspeed_read
-    from dsrun.recipe.trackers import check_packages
-
     recipe = resolve(args, Path.cwd())
     if not recipe.spec.explain:
         for notice in recipe.notices:
@@ -62,17 +98,11 @@ def checked_recipe(args: list[str]) -> Recipe:
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
     """The workers of this machine: `nproc`, else one per visible GPU."""
-    from dsrun.launch.job import decide
-    from dsrun.system.gpus import gpu_count
-    from dsrun.system.host import cores
-
     return decide(nproc=nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=use_cpu)
 
 
 def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
     """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
-    from dsrun.recipe.batch import batch_plan
-
     return batch_plan(
         global_batch_size=recipe.spec.global_batch_size,
         micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
@@ -84,9 +114,6 @@ def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
 
 def training_work(recipe: Recipe, options: LaunchOptions) -> Work:
     """dsrun's own training. `options` take precedence over the recipe; their `output` is the run folder, if named."""
-    from dsrun.runs.folder import default_name
-    from dsrun.system.host import require_training_packages
-
     spec = recipe.spec
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
     return Work(
@@ -115,10 +142,6 @@ def training_job(
 
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
-    from dsrun.launch.job import Job
-    from dsrun.launch.supervisor.policy import Limits
-    from dsrun.recipe.resolved import to_json
-
     spec = recipe.spec
     batch = batch_of(recipe, nnodes * topology.workers)
     restarts = spec.max_restarts if options.max_restarts is None else options.max_restarts

@@ -11,31 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from dsrun.cli.output import ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.cli.run_job import Work
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
+from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator.messages import RendezvousError
+from dsrun.launch.coordinator.rendezvous import rendezvous
+from dsrun.launch.environment import has_libuv, launch_environment, network_variables, run_arguments, run_command
+from dsrun.launch.job import Job, Outcome
+from dsrun.launch.signals import StartupSignals
+from dsrun.launch.supervisor.events import RunEventWriter
+from dsrun.launch.supervisor.run import supervise
+from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets
+from dsrun.runs.attempts import earlier_signatures, saved_global_batch
+from dsrun.runs.folder import RunFolder, refuse_unfit
+from dsrun.runs.goodput import goodput, words
+from dsrun.runs.records import iter_records
 from dsrun.system import variables
-
-if TYPE_CHECKING:
-    from dsrun.launch.context import LocalLauncher
-    from dsrun.launch.job import Job, Outcome
-    from dsrun.launch.signals import StartupSignals
-    from dsrun.runs.folder import RunFolder
+from dsrun.system.host import hostname
+from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 
 
 def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped if a signal came before."""
-    from dsrun.launch.coordinator.messages import RendezvousError
-    from dsrun.launch.coordinator.rendezvous import rendezvous
-    from dsrun.launch.supervisor.events import RunEventWriter
-    from dsrun.launch.supervisor.run import supervise
-    from dsrun.runs.folder import RunFolder, refuse_unfit
-    from dsrun.system.host import hostname
-
     if place.node == 0:
         refuse_unfit(Path(work.output), force=work.force)
         work = _with_recipe_in_force(work)
@@ -76,9 +77,6 @@ def _with_recipe_in_force(work: Work) -> Work:
     """On node 0: a requeued job keeps the recipe that it started with."""
     if work.recipe is None:
         return work
-    from dsrun.recipe.resolved import recipe_in_force
-    from dsrun.runs.folder import RunFolder
-
     recipe, notice = recipe_in_force(work.recipe, RunFolder(Path(work.output)), os.environ)
     if notice:
         print_note(notice)
@@ -90,10 +88,6 @@ def _run_info(work: Work, place: LocalLauncher) -> dict[str, str]:
     found = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     if work.recipe is None:
         return found
-    from dsrun.recipe.resolved import to_json, without_secrets
-    from dsrun.runs.attempts import earlier_signatures, saved_global_batch
-    from dsrun.runs.folder import RunFolder
-
     if place.nodes > 1:
         found["recipe"] = json.dumps(to_json(without_secrets(work.recipe)))
     folder = RunFolder(Path(work.output))
@@ -105,8 +99,6 @@ def _with_recipe_of_node_0(work: Work, run_info: Mapping[str, str], place: Local
     """On the other nodes: all ranks of a run train by one recipe."""
     if work.recipe is None or "recipe" not in run_info:
         return work
-    from dsrun.recipe.resolved import differences, from_json, with_secrets_of
-
     recipe = from_json(json.loads(run_info["recipe"]), "the recipe of node 0")
     if place.own_terminal and (changed := differences(work.recipe, recipe)):
         print_note(f"the settings of node 0 differ and take precedence: {'; '.join(changed)}")
@@ -118,9 +110,6 @@ def _job(
 ) -> tuple[Job, dict[str, str | None]]:
     """This machine's job, and what the environment of the workers has that this process's does not; None for what it
     has not."""
-    from dsrun.launch.environment import has_libuv, launch_environment, network_variables
-    from dsrun.system.net import addresses, claim_port, own_name_addresses
-
     changes = launch_environment(
         work.topology,
         os.environ,
@@ -151,9 +140,6 @@ def _job(
 
 def _dry_run(work: Work, place: LocalLauncher) -> int:
     """Print what would be set here, and the command that would start the agent."""
-    from dsrun.launch.environment import run_arguments, run_command
-    from dsrun.system.net import address_towards, free_port
-
     if place.how:
         print_note(place.how)
     job, changes = _job(work, place, Path(work.output), address_towards(place.host) if place.nodes > 1 else None)
@@ -203,9 +189,6 @@ def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLaunche
 
 def _print_goodput(folder: RunFolder) -> None:
     """Print where the time of the run went, over all its attempts and earlier starts."""
-    from dsrun.runs.goodput import goodput, words
-    from dsrun.runs.records import iter_records
-
     ledger = goodput(iter_records(folder.events))
     if ledger.productive:
         line = f"  {words(ledger)}"

@@ -6,17 +6,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.cli.output import print_note
 from dsrun.cli.run_job import batch_of
 from dsrun.errors import UsageError
+from dsrun.recipe.files import check_files
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.runfile import read_run_file, read_section
+from dsrun.recipe.trackers import check_packages
+from dsrun.slurm.render.environment import uses_own_python, workers
+from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, any_program, train_program
-from dsrun.slurm.render.spec import Given
-
-if TYPE_CHECKING:
-    from dsrun.recipe.recipe import Recipe
-    from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.spec import Given, read
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
@@ -57,8 +59,6 @@ def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
 
 def _refuse_no_training(name: str, cwd: Path) -> None:
     """A run file may hold only the options that a site uses for every job."""
-    from dsrun.recipe.runfile import read_run_file
-
     if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
         raise UsageError(
             f"no command after --, and {name} does not name a model to train",
@@ -67,8 +67,6 @@ def _refuse_no_training(name: str, cwd: Path) -> None:
 
 
 def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
-    from dsrun.recipe.resolve import resolve
-
     recipe = resolve(words, cwd)
     for name in ("token", "hub_token"):
         if recipe.given(name) and recipe.sources[name] == "command line":
@@ -95,10 +93,6 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
 
     Checks files unless an image provides them, and packages if the workers use the Python that renders.
     """
-    from dsrun.recipe.files import check_files
-    from dsrun.recipe.trackers import check_packages
-    from dsrun.slurm.render.environment import uses_own_python, workers
-
     if not (spec.container_image or spec.apptainer):
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
     if uses_own_python(spec):
@@ -119,9 +113,6 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
     """The options of the run file's `slurm:` section, and max_restarts of its `launch:` section."""
     if config is None:
         return ()
-    from dsrun.recipe.runfile import read_section
-    from dsrun.slurm.render.spec import read
-
     path = cwd / config
     given = [read(key, words, where) for key, words, where in read_section(path, config, "slurm")]
     restarts = [

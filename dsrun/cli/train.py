@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from dsrun.cli.output import print_note, print_table
-from dsrun.cli.run_job import WORKER, checked_recipe, training_work
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
@@ -45,10 +44,14 @@ def command(args: list[str]) -> int:
     from dsrun.system.host import require_training_packages
 
     if worker_from_env(os.environ) is not None:
+        from dsrun.slurm.render.program import WORKER
+
         require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     try:
         with startup_signals() as signals:
+            from dsrun.cli.run_job import checked_recipe
+
             recipe = checked_recipe(args)
             if recipe.spec.explain:
                 show_values(recipe)
@@ -60,7 +63,7 @@ def command(args: list[str]) -> int:
 
 
 def _run(recipe: Recipe, signals: StartupSignals) -> int:
-    from dsrun.cli.launch_options import LaunchOptions
+    from dsrun.cli.run_job import LaunchOptions, training_work
     from dsrun.cli.run_node import run_node
     from dsrun.launch.context import LocalLauncher
 

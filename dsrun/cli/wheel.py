@@ -7,19 +7,37 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
-
-if TYPE_CHECKING:
-    from dsrun.findings import Finding
-    from dsrun.wheel.verify.check import Verification
-    from dsrun.wheel.verify.machine import Gpu
-    from dsrun.wheel.verify.nodes import NodeReport
+from dsrun.findings import Finding
+from dsrun.hardware.gres import cluster_gpus
+from dsrun.wheel.target.arch import parse_archs
+from dsrun.wheel.verify.check import (
+    Verification,
+    differences,
+    examine,
+    finding_lines,
+    report_lines,
+    rows,
+    verify_for,
+    verify_here,
+)
+from dsrun.wheel.verify.machine import Gpu, gpus_for
+from dsrun.wheel.verify.nodes import (
+    NodeReport,
+    NodeTask,
+    default_folder,
+    map_nodes,
+    nodes_meant,
+    push,
+    run_temporary,
+    temporary_task,
+)
 
 
 @click.command(name="verify-wheel")
@@ -37,8 +55,6 @@ def verify_command(
     Reading needs neither CUDA nor torch. If torch is installed, the wheel is installed into a temporary folder and
     every operation runs once. The exit code is 3 if there are errors.
     """
-    from dsrun.wheel.verify.check import verify_for, verify_here
-
     if on == "" or target == "":
         raise UsageError(f"{'--on' if on == '' else '--for'} is empty", fix="name nodes or GPUs, or remove it")
     if on and target:
@@ -58,16 +74,11 @@ def verify_command(
 
 def target_gpus(text: str) -> tuple[Gpu, ...]:
     """The GPUs of `--for`: those of the SLURM cluster for "slurm", else a list as `build-wheel --arch` takes it."""
-    from dsrun.wheel.target.arch import parse_archs
-    from dsrun.wheel.verify.machine import gpus_for
-
     word = text.strip().lower()
     if word in ("auto", "cpu", "native"):
         raise UsageError(f"--for {text} names no GPU", fix="name GPUs: --for a100,h100, or remove it for this machine")
     if word != "slurm":
         return gpus_for(arch.capability for arch in parse_archs(text, "--for"))
-    from dsrun.hardware.gres import cluster_gpus
-
     found = cluster_gpus()
     if not found:
         raise UsageError("--for slurm: SLURM shows no GPUs here", fix="name them: --for a100,h100")
@@ -78,9 +89,6 @@ def target_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
-    from dsrun.wheel.verify.check import Verification, examine
-    from dsrun.wheel.verify.nodes import map_nodes, nodes_meant, run_temporary, temporary_task
-
     report, findings = examine(file)
     nodes = nodes_meant(text, None, os.environ)
     reports = map_nodes(nodes, partial(run_temporary, task=temporary_task(report, python)))
@@ -90,8 +98,6 @@ def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
 
 
 def _print_verification(done: Verification, reports: list[NodeReport], form: str) -> None:
-    from dsrun.wheel.verify.check import report_lines
-
     if form == "json":
         facts = {"wheel": done.report, "machine": done.machine, "operations": done.op_results}
         print_json({**facts, "nodes": reports, "findings": done.findings})
@@ -132,9 +138,6 @@ def push_command(
 
     Exit code 3 when a node fails, or two nodes differ in Python, torch, driver or GPU.
     """
-    from dsrun.wheel.verify.check import differences, examine
-    from dsrun.wheel.verify.nodes import NodeTask, default_folder, nodes_meant, push
-
     report, findings = examine(file)
     meant = nodes_meant(nodes, hostfile, os.environ, via)
     if any(each.level == "error" for each in findings):
@@ -152,8 +155,6 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
     if form == "json":
         print_json({"nodes": reports, "findings": findings})
         return
-    from dsrun.wheel.verify.check import finding_lines, rows
-
     if reports:
         print_table(rows(reports))
         click.echo()

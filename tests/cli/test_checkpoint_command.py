@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from dsrun.cli.checkpoint import command
-from dsrun.runs import manifest
+from dsrun.cli import checkpoint as checkpoint_command
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import verify, write_manifest
@@ -111,8 +110,8 @@ def test_checkpoint_rotated_during_verify_is_not_damaged(run, monkeypatch, capsy
             shutil.rmtree(run.checkpoint(10))
         return verify(path)
 
-    monkeypatch.setattr(manifest, "verify", read_while_training_rotates)
-    assert command.main(["verify", str(run.path)], standalone_mode=False) == 0
+    monkeypatch.setattr(checkpoint_command, "read_through", read_while_training_rotates)
+    assert checkpoint_command.command.main(["verify", str(run.path)], standalone_mode=False) == 0
     assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["whole", "whole"]
 
 
