@@ -5,8 +5,11 @@ Facts that a model's own config states are read there; this table has those that
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,12 @@ def overflow_in_fp16(model_type: str) -> str:
     return f"{model_type} models overflow in fp16 and their loss becomes NaN"
 
 
-def model_type_from_name(name: str) -> str | None:
-    """The family that the name of a model names ("google/umt5-small"); None where it names none of the table."""
-    last = name.rpartition("/")[2].lower()
+def model_type_of(model: str | None) -> str | None:
+    """The model type in config.json of a local folder, else that of the family that the name of a model names
+    ("google/umt5-small"); None where it names none of the table."""
+    if not model:
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["model_type"])
+    last = model.rpartition("/")[2].lower()
     return next((kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_options
-from dsrun.cli.output import print_note, write_file
+from dsrun.cli.output import json_text, print_note, write_output
 from dsrun.demo import DEMO_NAMES, models
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.hardware.gpus import require_gpu
@@ -31,7 +28,7 @@ COMMANDS = {
     "upgrade": ("dsrun.cli.config_lint:upgrade_command", "Replace keys of older releases."),
 }
 LARGEST = 2**63
-BY_ITSELF = ("list_shipped", "explain", "output_format", "output", "force")
+BY_ITSELF = ("list_shipped", "explain", "form", "output", "force")
 
 
 def whole(value: str) -> int:
@@ -48,6 +45,7 @@ def whole(value: str) -> int:
     return int(number)
 
 
+_DEFAULT = click.core.ParameterSource.DEFAULT
 TYPES = {"int": whole, "float": click.FLOAT, "tuple[float, ...]": click.FLOAT}
 
 
@@ -82,24 +80,6 @@ class ConfigGroup(LazyGroup):
         self.format_commands(ctx, formatter)
 
 
-_DEFAULT = click.core.ParameterSource.DEFAULT
-
-
-def _own_options() -> Sequence[click.Option]:
-    return (
-        click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
-        click.Option(["--force"], is_flag=True, help="replace the file"),
-        click.Option(["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"),
-        click.Option(["--explain"], is_flag=True, help="explain each key and why it has its value"),
-        click.Option(
-            ["--format", "output_format"],
-            type=click.Choice(("text", "json")),
-            default="text",
-            help="format of --explain and --list",
-        ),
-    )
-
-
 def run(**values: Any) -> int:
     """Write a DeepSpeed configuration as JSON: for the Hugging Face Trainer, or for DeepSpeed alone."""
     ctx = click.get_current_context()
@@ -107,36 +87,25 @@ def run(**values: Any) -> int:
         return 0
     own = {name: values.pop(name) for name in BY_ITSELF}
     if own["list_shipped"]:
-        _deliver(_listing(own["output_format"]), own)
-        return 0
-    spec = _with_batch(ZeroSpec(**{name: _plain(name, value) for name, value in values.items()}))
-    facts = find_facts(spec)
-    text = _explanation(spec, facts, own["output_format"]) if own["explain"] else _json(spec, facts)
-    for line in notices(spec, facts):
-        print_note(line)
-    _deliver(text, own)
+        files = [{"file": name, "does": line} for name, line in LINES.items()]
+        text = json_text({"files": files}) if own["form"] == "json" else listing() + "\n"
+    else:
+        # click gives None for what was not given, also where the default is empty.
+        given: dict[str, Any] = {
+            name: options()[name].default if value is None else value for name, value in values.items()
+        }
+        spec = _with_batch(ZeroSpec(**given))
+        facts = find_facts(spec)
+        text = _explanation(spec, facts, own["form"]) if own["explain"] else render(generate(spec, facts=facts))
+        for line in notices(spec, facts):
+            print_note(line)
+    write_output(text, own["output"], force=own["force"])
     return 0
-
-
-def _plain(name: str, value: Any) -> Any:
-    """click gives None for what was not given, also where the default is empty."""
-    return options()[name].default if value is None else value
-
-
-def _json(spec: ZeroSpec, facts: HardwareFacts) -> str:
-    return render(generate(spec, facts=facts))
 
 
 def _explanation(spec: ZeroSpec, facts: HardwareFacts, form: str) -> str:
     rows = explain(spec, facts)
     return (as_json(rows) if form == "json" else as_text(rows)) + "\n"
-
-
-def _listing(form: str) -> str:
-    if form == "text":
-        return listing() + "\n"
-    files = [{"file": name, "does": line} for name, line in LINES.items()]
-    return json.dumps({"version": 1, "files": files}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _with_batch(spec: ZeroSpec) -> ZeroSpec:
@@ -159,26 +128,22 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
     """What is known about the spec's model and GPU. Raises UsageError for an unknown GPU."""
-    gpu = require_gpu(spec.gpu) if spec.gpu is not None else None
     config = _model_config(spec.model) if spec.model else {}
-    text = config.get("text_config")
-    inner = text if isinstance(text, dict) else {}
+    inner = config.get("text_config")
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
-    width = Settings(config).optional(*names) or Settings(inner).optional(*names)
+    width = Settings(config).optional(*names) or Settings(inner if isinstance(inner, dict) else {}).optional(*names)
     if spec.model and config and not width:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
     return HardwareFacts(
         hidden_size=width,
-        largest=_largest(config) if spec.offload_param == "nvme" else None,
+        largest=_largest(config) if config and spec.offload_param == "nvme" else None,
         model_type=config.get("model_type"),
-        gpu=gpu,
+        gpu=require_gpu(spec.gpu) if spec.gpu is not None else None,
     )
 
 
 def _largest(config: dict[str, Any]) -> int | None:
     """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
-    if not config:
-        return None
     try:
         return describe(config).largest
     except DsrunError:
@@ -196,18 +161,17 @@ def _model_config(model: str) -> dict[str, Any]:
         return {}
 
 
-def _deliver(text: str, own: dict[str, Any]) -> None:
-    """Write to stdout, or atomically to a file, which replaces another only with --force."""
-    if own["output"] is None:
-        click.echo(text, nl=False)
-        return
-    write_file(Path(own["output"]), text.encode("utf-8"), force=own["force"])
-
-
 command = ConfigGroup(
     name="config",
     callback=run,
-    params=[*(field_option(each, TYPES) for each in options().values()), *_own_options()],
+    params=[
+        *(field_option(each, TYPES) for each in options().values()),
+        click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
+        click.Option(["--force"], is_flag=True, help="replace the file"),
+        click.Option(["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"),
+        click.Option(["--explain"], is_flag=True, help="explain each key and why it has its value"),
+        click.Option(["--format", "form"], type=click.Choice(("text", "json")), help="format of --explain and --list"),
+    ],
     lazy=COMMANDS,
     invoke_without_command=True,
     no_args_is_help=False,

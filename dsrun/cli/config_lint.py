@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import click
 
 from dsrun.cli.options import format_option
-from dsrun.cli.output import print_error, print_json, print_note, write_file
+from dsrun.cli.output import print_error, print_json, print_note, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gpus import require_gpu
-from dsrun.model_families import model_type_from_name
+from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import trainer_values
-from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.resolve import given_values
 from dsrun.recipe.runfile import upgrade_run_file
 from dsrun.zero.lint.check import check
@@ -30,7 +28,7 @@ STDIN = "-"
 YAML = (".yaml", ".yml")
 LARGEST_FILE = 8 * 2**20
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
-WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("remark", "remarks")}
+NOUNS = {"error": "error", "warning": "warning", "info": "remark"}
 
 
 @click.command(name="check")
@@ -65,13 +63,14 @@ def check_command(
     text, name = read_text(file)
     shown = printable(name)
     known = _training_flags(flags, against, world_size)
+    values = known.values if known else {}
     findings = check(
         text,
         file=shown,
         target=target,
-        world_size=world_size or _workers(known),
+        world_size=world_size or values.get("nproc"),
         against=known,
-        model_type=_model_type(known),
+        model_type=model_type_of(values.get("model")),
         gpu=require_gpu(gpu) if gpu else None,
     )
     if form == "json":
@@ -110,32 +109,10 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     if not argv and run_file is None:
         return None
     given = given_values(argv, Path.cwd(), [], run_file)
-    workers = world_size or _value(given, "nproc")
     own = {name: each.value for name, each in given.items()}
     names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
     places = {names.get(name, name): each.where for name, each in given.items()}
-    return Flags(own | trainer_values(given, workers), frozenset(places), places)
-
-
-def _value(given: dict[str, ParsedValue], name: str) -> Any:
-    return given[name].value if name in given else None
-
-
-def _workers(flags: Flags | None) -> int | None:
-    workers = flags.values.get("nproc") if flags else None
-    return int(workers) if workers else None
-
-
-def _model_type(flags: Flags | None) -> str | None:
-    """The model's type: from config.json of a local folder, else T5's family by its name."""
-    model = flags.values.get("model") if flags else None
-    if not isinstance(model, str):
-        return None
-    try:
-        kind = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return model_type_from_name(model)
-    return str(kind)
+    return Flags(own | trainer_values(given, world_size or own.get("nproc")), frozenset(places), places)
 
 
 def _print(file: str, findings: list[Finding]) -> None:
@@ -146,8 +123,8 @@ def _print(file: str, findings: list[Finding]) -> None:
         if each.fix:
             click.echo(f"    {each.fix}")
     counts = Counter[str](each.level for each in findings)
-    words = [f"{counts[level]} {WORDS[level][counts[level] > 1]}" for level in WORDS if counts[level]]
-    click.echo(f"{file}: {', '.join(words) or 'no findings'}")
+    parts = [f"{counts[level]} {noun}{'s' * (counts[level] > 1)}" for level, noun in NOUNS.items() if counts[level]]
+    click.echo(f"{file}: {', '.join(parts) or 'no findings'}")
 
 
 @click.command(name="upgrade")
@@ -163,12 +140,13 @@ def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) 
     """
     if in_place and (output or file == STDIN):
         raise UsageError("--in-place needs a file, and does not go with --output", fix="remove one of them")
-    upgraded, changes, left = _run_file(file) if file.endswith(YAML) else _deepspeed_config(file, output)
-    target = file if in_place else output
-    if target is None:
-        click.echo(upgraded, nl=False)
-    elif changes or not in_place:
-        write_file(Path(target), upgraded.encode("utf-8"), force=force or in_place)
+    if file.endswith(YAML):
+        run_file = upgrade_run_file(Path(file), file)
+        upgraded, changes, left = run_file.text, list(run_file.changes), list(run_file.left)
+    else:
+        upgraded, changes, left = _deepspeed_config(file, output)
+    if changes or not in_place:
+        write_output(upgraded, file if in_place else output, force=force or in_place)
     for change in changes:
         print_note(change)
     for each in left:
@@ -176,11 +154,6 @@ def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) 
     if not changes and not left:
         print_note(f"{file}: nothing to upgrade")
     return EXIT_FINDINGS if left else 0
-
-
-def _run_file(file: str) -> tuple[str, list[str], list[str]]:
-    found = upgrade_run_file(Path(file), file)
-    return found.text, list(found.changes), list(found.left)
 
 
 def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], list[str]]:

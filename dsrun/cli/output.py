@@ -50,6 +50,14 @@ def write_file(path: Path, content: bytes, *, force: bool, executable: bool = Fa
         raise UsageError(f"{path}: cannot be written: {why}", fix="name a file in a folder that exists") from error
 
 
+def write_output(text: str, name: str | None, *, force: bool) -> None:
+    """Write `text` to stdout, or into the file that --output names, as `write_file` does."""
+    if name is None:
+        click.echo(text, nl=False)
+    else:
+        write_file(Path(name), text.encode("utf-8"), force=force)
+
+
 def print_table(rows: Iterable[Sequence[str]]) -> None:
     """Print rows of cells with aligned columns."""
     rows = list(rows)
@@ -68,7 +76,12 @@ def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:
 def print_json(content: dict[str, Any]) -> None:
     """Print what `--format json` gives: `content`, in which findings and other dataclasses may be, after the version of
     its format."""
-    click.echo(json.dumps({"version": FORMAT_VERSION, **content}, indent=2, default=_as_json))
+    click.echo(json_text(content), nl=False)
+
+
+def json_text(content: dict[str, Any]) -> str:
+    """As `print_json` prints it."""
+    return json.dumps({"version": FORMAT_VERSION, **content}, indent=2, default=_as_json) + "\n"
 
 
 def _as_json(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 from dsrun.cli.output import print_note
 from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
+from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.files import check_files
 from dsrun.recipe.recipe import Recipe
@@ -167,16 +167,7 @@ def training_job(
 
 def _late_imports(recipe: Recipe) -> list[str]:
     """Modules that a worker of this recipe imports only when it needs them."""
-    spec = recipe.spec
     # original_muon loads torch's compiler, whatever the optimizer: a second and a half.
-    names = ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if spec.zero != "0" else []
-    kind = spec.model_type or _model_type(spec.model)
-    return [*names, f"transformers.models.{kind}.modeling_{kind}"] if kind else names
-
-
-def _model_type(model: str | None) -> str | None:
-    """The model type in the config.json of a local model."""
-    with suppress(OSError, ValueError, AttributeError):
-        found = json.loads(Path(model or "", "config.json").read_text()).get("model_type")
-        return str(found).replace("-", "_") if found else None
-    return None
+    zero = ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if recipe.spec.zero != "0" else []
+    kind = (recipe.spec.model_type or model_type_of(recipe.spec.model) or "").replace("-", "_")
+    return [*zero, f"transformers.models.{kind}.modeling_{kind}"] if kind else zero

@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
-from dsrun.model_families import FAMILIES, family_of, model_type_from_name
+from dsrun.model_families import FAMILIES, family_of, model_type_of
 from dsrun.train.loop.engine import decide_precision
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.explain import notices
@@ -65,7 +65,7 @@ def test_other_families_may_train_in_fp16(kind):
     ],
 )
 def test_family_from_model_name(name, kind):
-    assert model_type_from_name(name) == kind
+    assert model_type_of(name) == kind
 
 
 def test_every_family_is_known_to_transformers():
