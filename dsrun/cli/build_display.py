@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 @contextmanager
 def progress_display() -> Iterator[Callable[[Event, Tracker], None]]:
     """A function that shows an event: as bars if stderr is a terminal, else as lines."""
+
+    def print_line(event: Event, tracker: Tracker) -> None:
+        text = line_of(event, tracker, time.monotonic())
+        if text:
+            print_detail(text)
+
     if sys.stderr.isatty():
         with Bars() as bars:
             yield bars.watch
     else:
-        yield _print_line
-
-
-def _print_line(event: Event, tracker: Tracker) -> None:
-    text = line_of(event, tracker, time.monotonic())
-    if text:
-        print_detail(text)
+        yield print_line
 
 
 def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
@@ -40,15 +40,18 @@ def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
         return f"{event.name}: compiling"
     if event.kind == "file":
         file = f"{event.file} " if event.file else ""
-        return f"{event.label}: {file}compiled ({event.done} of {event.total}){_left(tracker, now)}"
-    if event.kind == "end" and event.code == 0:
-        return f"{event.label}: done in {duration(tracker.seconds()[event.label])}{_left(tracker, now)}"
-    return f"{event.label}: failed" if event.kind == "end" else None
+        text = f"{event.label}: {file}compiled ({event.done} of {event.total})"
+    elif event.kind == "end" and event.code == 0:
+        text = f"{event.label}: done in {duration(tracker.seconds()[event.label])}"
+    else:
+        return f"{event.label}: failed" if event.kind == "end" else None
+    left = _left(tracker, now)
+    return f"{text}; {left}" if left else text
 
 
 def _left(tracker: Tracker, now: float) -> str:
     left = tracker.left(now)
-    return f"; about {duration(left)} left" if left else ""
+    return f"about {duration(left)} left" if left else ""
 
 
 class Bars:
@@ -61,7 +64,7 @@ class Bars:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
             console=console or Console(stderr=True),
             transient=True,
@@ -77,10 +80,6 @@ class Bars:
         with ignore_closed_stream(2):
             self._progress.stop()
 
-    def refresh(self) -> None:
-        """Draw at once instead of within a tenth of a second."""
-        self._progress.refresh()
-
     def watch(self, event: Event, tracker: Tracker) -> None:
         """Move the bars."""
         with ignore_closed_stream(2):
@@ -88,17 +87,15 @@ class Bars:
 
     def _move(self, event: Event, tracker: Tracker) -> None:
         if self._whole is None:
-            self._whole = self._progress.add_task("all", total=1.0, words="")
+            self._whole = self._progress.add_task("all", total=1.0, text="")
         if event.kind == "begin":
-            self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, words="")
+            self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, text="")
         task = self._tasks[event.label]
         if event.kind == "file":
-            words = f"{event.file} {event.done}/{event.total}".strip()
-            self._progress.update(task, completed=event.done / event.total, words=words)
+            text = f"{event.file} {event.done}/{event.total}".strip()
+            self._progress.update(task, completed=event.done / event.total, text=text)
         elif event.kind == "library":
-            self._progress.update(task, completed=0.0, words=event.name)
+            self._progress.update(task, completed=0.0, text=event.name)
         elif event.kind == "end":
             self._progress.remove_task(self._tasks.pop(event.label))
-        left = tracker.left(time.monotonic())
-        words = f"about {duration(left)} left" if left else ""
-        self._progress.update(self._whole, completed=tracker.done, words=words)
+        self._progress.update(self._whole, completed=tracker.done, text=_left(tracker, time.monotonic()))

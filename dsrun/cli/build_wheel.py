@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from dsrun.cli.build_display import progress_display
-from dsrun.cli.options import DEBUG
+from dsrun.cli.options import DEBUG, HYPHENS
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 from dsrun.system.variables import cache_root
@@ -29,10 +29,7 @@ from dsrun.wheel.compile.run import Job, plan_builds
 
 @click.command(
     name="build-wheel",
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": lambda word: word.replace("_", "-"),
-    },
+    context_settings=HYPHENS,
 )
 @click.option(
     "--arch", default="auto", show_default=True, metavar="auto|cpu|slurm|LIST",
@@ -65,17 +62,21 @@ def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: 
         _refuse_unwritable(output)
     with _stopped_like_ctrl_c():
         resolved = resolve(Flags(**given))
-        _print_plan(resolved.jobs, resolved.notices, resolved.origin)
+        for notice in resolved.notices:
+            print_note(notice)
+        for job in resolved.jobs:
+            _print_request(job, resolved.origin)
         store = WheelCache(cache_root() / "wheels")
         if dry_run:
             for job in resolved.jobs:
                 _show(job, store)
             return 0
         entries = [_obtain(job, store, force=force, keep=keep) for job in resolved.jobs]
-        paths = [
-            _placed(entry, job, output, force, len(entries) > 1)
-            for entry, job in zip(entries, resolved.jobs, strict=True)
-        ]
+        paths = [entry.wheel for entry in entries]
+        if output is not None:
+            # Each of two gets its own folder: both have a WHEEL.json.
+            folders = [output / job.request.local_version if len(entries) > 1 else output for job in resolved.jobs]
+            paths = [copy_out(entry, folder, force=force) for entry, folder in zip(entries, folders, strict=True)]
     for path in paths:
         click.echo(path)
     return 0
@@ -92,13 +93,8 @@ def _refuse_unwritable(output: Path) -> None:
     """Check -o before the build. Nothing is created yet: the build may fail."""
     there = output
     try:
-        if output.exists() and not output.is_dir():
-            raise UsageError(f"-o {output} is a file", fix="give a folder")
         # The part of the path that exists: the rest is created below it, which a dangling link prevents.
         there = next(each for each in (output, *output.absolute().parents) if each.exists() or each.is_symlink())
-        if not there.is_dir():
-            kind = "a dangling link" if there.is_symlink() else "a file"
-            raise UsageError(f"-o {output}: {there} is {kind}", fix="give another folder")
         # os.access alone is true of /proc for root; a folder that is to be made there cannot be.
         with tempfile.TemporaryFile(dir=there):
             pass
@@ -124,16 +120,13 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _print_plan(jobs: tuple[Job, ...], notices: tuple[str, ...], origin: str) -> None:
-    for notice in notices:
-        print_note(notice)
-    for job in jobs:
-        request = job.request
-        what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
-        print_detail(
-            f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
-            f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}"
-        )
+def _print_request(job: Job, origin: str) -> None:
+    request = job.request
+    what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
+    print_detail(
+        f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
+        f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}"
+    )
 
 
 def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
@@ -143,13 +136,6 @@ def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
     print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
     with progress_display() as watch:
         return cached_build(job, store, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
-
-
-def _placed(entry: Entry, job: Job, output: Path | None, force: bool, several: bool) -> Path:
-    """The wheel, copied to `output` if given. Each of two gets its own folder: both have a WHEEL.json."""
-    if output is None:
-        return entry.wheel
-    return copy_out(entry, output / job.request.local_version if several else output, force=force)
 
 
 def _show(job: Job, store: WheelCache) -> None:

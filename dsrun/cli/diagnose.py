@@ -41,11 +41,13 @@ def _verdict(logs: tuple[str, ...]) -> Verdict:
         raise UsageError(f"{folders[0]} is a folder, and other logs are given", fix="name one run, or only files")
     if folders:
         return of_run(Path(folders[0]))
-    return of_logs({"standard input" if log == STDIN else log: _content(log) for log in logs})
-
-
-def _content(log: str) -> bytes | Path:
-    return sys.stdin.buffer.read() if log == STDIN else Path(log)
+    contents: dict[str, Path | bytes] = {}
+    for log in logs:
+        if log == STDIN:
+            contents["standard input"] = sys.stdin.buffer.read()
+        else:
+            contents[log] = Path(log)
+    return of_logs(contents)
 
 
 def _print(verdict: Verdict) -> None:
@@ -65,4 +67,4 @@ def _print(verdict: Verdict) -> None:
     rows += [("also", f"{found.code}, {found.where}: {found.message}") for found in verdict.findings[1:]]
     for name, value in rows:
         if value:
-            click.echo(f"{name.ljust(8)} {value}")
+            click.echo(f"{name:<8} {value}")

@@ -12,7 +12,7 @@ from dsrun.cli.options import DEBUG
 from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres
-from dsrun.system.gpus import Gpu, visible_gpus
+from dsrun.system.gpus import visible_gpus
 
 Row = dict[str, Any]
 # Column of the table -> key of the JSON.
@@ -76,16 +76,12 @@ def _version(capability: tuple[int, int] | None) -> str | None:
 
 def _default_rows() -> list[Row]:
     """The GPUs of this machine, else every row of the table."""
-    here = visible_gpus()
-    return [_here(gpu) for gpu in here] or [_row(row.name, row) for row in gpu_table()]
-
-
-def _here(gpu: Gpu) -> Row:
-    """A GPU of this machine; its driver takes precedence over the table."""
-    row = _named(gpu.name)
-    if gpu.capability:
-        row["compute_capability"] = _version(gpu.capability)
-    return row
+    rows = []
+    for gpu in visible_gpus():
+        row = _named(gpu.name)
+        # The driver takes precedence over the table.
+        rows.append({**row, "compute_capability": _version(gpu.capability) or row["compute_capability"]})
+    return rows or [_row(row.name, row) for row in gpu_table()]
 
 
 def _print(found_rows: dict[str, list[Row]], gres: str | None) -> None:

@@ -64,11 +64,12 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
     Ctrl-C leaves the job running.
     """
 
-    def print_state(line: str) -> None:
-        click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True)
-
     try:
-        return follow(job_id, notify=print_state, show=lambda line: click.echo(line, err=log_to_stderr))
+        return follow(
+            job_id,
+            notify=lambda line: click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True),
+            show=lambda line: click.echo(line, err=log_to_stderr),
+        )
     except KeyboardInterrupt:
         print_note(
             f"job {job_id} keeps running: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"
@@ -93,17 +94,13 @@ def _row(job: Job) -> tuple[str, ...]:
     why = f" ({job.reason})" if job.state == "PENDING" and job.reason else ""
     step = str(job.progress.step) if job.progress else ""
     return (
-        job.id, _one_line(job.name), job.state + why, job.elapsed, _nodes(job),
+        job.id, " ".join(job.name.split()), job.state + why, job.elapsed, _nodes(job),
         step + (" done" if job.finished else ""), _loss(job), _here(job.run),
     )  # fmt: skip
 
 
 def _nodes(job: Job) -> str:
     return job.nodes or ("" if job.is_final else f"{job.node_count} wanted")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _loss(job: Job) -> str:
@@ -127,7 +124,7 @@ def _print_one(job: Job) -> None:
     view = next(iter(read_jobs(text)), None) if text else None
     ended = f", exit code {view.result}" if view and view.is_final else ""
     lines = {
-        "job": f"{job.id} {_one_line(job.name)}",
+        "job": f"{job.id} {' '.join(job.name.split())}",
         "state": job.state + ended,
         "reason": explained_reason(job),
         "partition": job.partition,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +47,6 @@ class RenderCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         titles = {name: title for title, group in GROUPS.items() for name in group.__annotations__}
         write_grouped_options(self, ctx, formatter, titles)
-
-
-def _own_options() -> Sequence[click.Option]:
-    return (
-        click.Option(["-o", "--output"], metavar="FILE", help="write the script into this file instead of stdout"),
-        click.Option(["--force"], is_flag=True, help="replace the file; render despite errors"),
-        click.Option(["--config"], metavar="FILE", help="run.yaml to run, and whose slurm section applies"),
-        click.Option(["--template"], metavar="FILE", help="your own Jinja2 template"),
-        click.Option(["--show-template"], is_flag=True, help="print the shipped template"),
-        click.Option(["--submit"], is_flag=True, help="submit the job and print its ID"),
-        click.Option(
-            ["--follow"], is_flag=True, help="submit the job, show its log to its end, exit with its exit code"
-        ),
-        click.Option(["--test-only"], is_flag=True, help="query whether and when the scheduler would start it"),
-    )
 
 
 def run(**values: Any) -> int:
@@ -120,12 +105,8 @@ def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
     for name in options():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
-            if isinstance(value, bool):
-                yield Given(name=name, words=(str(value).lower(),), where=flag_of(name))
-            else:
-                yield Given(
-                    name=name, words=tuple(value) if isinstance(value, tuple) else (value,), where=flag_of(name)
-                )
+            words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
+            yield Given(name=name, words=words, where=flag_of(name))
 
 
 def _read(name: str) -> str:
@@ -148,25 +129,29 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
         click.echo(test_only(script))
         return 0
     if values["submit"] or values["follow"]:
-        return _submit(script, follow=values["follow"])
+        number = submit(script, notify=print_note)
+        click.echo(number)
+        return follow_job(number, log_to_stderr=True) if values["follow"] else 0
     # None where stdout is closed: click.echo is silent then, too.
     if values["output"] is None and sys.stdout is not None:
         sys.stdout.buffer.write(content)
     return 0
 
 
-def _submit(script: str, *, follow: bool) -> int:
-    number = submit(script, notify=print_note)
-    click.echo(number)
-    if not follow:
-        return 0
-    return follow_job(number, log_to_stderr=True)
-
-
 command = RenderCommand(
     name="render-slurm",
     callback=run,
-    params=[*(field_option(each, {}) for each in options().values()), *_own_options()],
+    params=[
+        *(field_option(each, {}) for each in options().values()),
+        click.Option(["-o", "--output"], metavar="FILE", help="write the script into this file instead of stdout"),
+        click.Option(["--force"], is_flag=True, help="replace the file; render despite errors"),
+        click.Option(["--config"], metavar="FILE", help="run.yaml to run, and whose slurm section applies"),
+        click.Option(["--template"], metavar="FILE", help="your own Jinja2 template"),
+        click.Option(["--show-template"], is_flag=True, help="print the shipped template"),
+        click.Option(["--submit"], is_flag=True, help="submit the job and print its ID"),
+        click.Option(["--follow"], is_flag=True, help="submit the job, show its log to its end, exit with its code"),
+        click.Option(["--test-only"], is_flag=True, help="query whether and when the scheduler would start it"),
+    ],
     context_settings=HYPHENS,
     epilog="docs/slurm.md explains every option.",
 )

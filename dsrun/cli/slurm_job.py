@@ -27,8 +27,8 @@ _TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """The program, and the path of the run.yaml whose `slurm:` section applies, as the user wrote it.
+class RenderedProgram:
+    """What a script runs: the program, and the run.yaml whose `slurm:` section applies, as the user wrote its path.
 
     `recipe` is that of dsrun's own training.
     """
@@ -38,7 +38,7 @@ class Job:
     recipe: Recipe | None = None
 
 
-def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
+def find_job(words: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
     """What runs: the words after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
     here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
     if tuple(words[:2]) == ("dsrun", "train"):
@@ -47,7 +47,7 @@ def find_job(words: Sequence[str], config: str | None, cwd: Path) -> Job:
         return _train(words[1:], config or here, cwd)
     if words:
         _refuse_tokens(words)
-        return Job(program=any_program(words), config=config or here)
+        return RenderedProgram(program=any_program(words), config=config or here)
     if config or here:
         name = str(config or here)
         _refuse_no_training(name, cwd)
@@ -66,7 +66,7 @@ def _refuse_no_training(name: str, cwd: Path) -> None:
         )
 
 
-def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
+def _train(words: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
     recipe = resolve(words, cwd)
     for name in ("token", "hub_token"):
         if recipe.given(name) and recipe.sources[name] == "command line":
@@ -85,7 +85,7 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> Job:
         name=name.rstrip("/").rpartition("/")[2],
         on_cpu=bool(recipe.hf.get("use_cpu")),
     )
-    return Job(program=program, config=recipe.spec.config or config, recipe=recipe)
+    return RenderedProgram(program=program, config=recipe.spec.config or config, recipe=recipe)
 
 
 def check_training(recipe: Recipe, spec: SlurmSpec) -> None:

@@ -103,7 +103,7 @@ def test_cpu_torch_without_gpu_is_reported(dsrun):
         (("--arch", "cpu", "--deepspeed", "0.18.0"), 2, "0.18.0"),
         (("--arch", "cpu", "--deepspeed", "."), 2, "not a source tree of DeepSpeed"),
         (("--arch", "cpu", "--jobs", "0"), 2, "--jobs"),
-        (("--arch", "cpu", "-o", "file"), 2, "-o file is a file"),
+        (("--arch", "cpu", "-o", "file"), 2, "-o file: file cannot be written: Not a directory"),
         (("--arch", "cpu", "--partition", "gpu"), 2, "--partition gpu does not go with --arch cpu"),
     ],
 )

@@ -11,7 +11,7 @@ from dsrun.cli import config_lint
 from dsrun.errors import UsageError
 
 GOOD = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
-HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "pydantic", "numpy", "yaml")
+HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "pydantic", "numpy")
 
 
 @pytest.fixture
