@@ -1,4 +1,4 @@
-"""`dsrun build-wheel` up to the first compiler: what it would do, and what it refuses."""
+"""`dsrun build-wheel` up to the first compiler: what it would do, and what it rejects."""
 
 from __future__ import annotations
 

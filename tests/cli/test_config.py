@@ -1,4 +1,4 @@
-"""`dsrun config`: stdout is the product, -o writes whole files, and what is wrong is one line."""
+"""`dsrun config`: the configuration on stdout or in the file of -o; an error is one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bucket_size_notations(dsrun, typed):
 
 
 def test_config_output_needs_force_to_overwrite(dsrun, here):
-    """Output is written whole, and not over a file that is there."""
+    """Output is written atomically, and does not replace an existing file."""
     done = dsrun("config", "--zero", "3", "-o", "ds.json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     first = (here / "ds.json").read_text()

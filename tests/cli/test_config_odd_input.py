@@ -1,4 +1,4 @@
-"""`dsrun config` and `dsrun plan` with input that nobody meant: one line, the right exit code, no traceback."""
+"""`dsrun config` and `dsrun plan` with unusual input: one line, the right exit code, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dsrun export` decides before anything heavy is loaded: the source, the target, the size of files."""
+"""What `dsrun export` checks before anything heavy is loaded: the source, the target, the size of files."""
 
 from __future__ import annotations
 

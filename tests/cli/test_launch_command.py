@@ -1,4 +1,4 @@
-"""`dsrun launch` without starting anything: what it would set and run, wherever it finds itself."""
+"""`dsrun launch` without starting anything: what it would set and run in each environment."""
 
 from __future__ import annotations
 

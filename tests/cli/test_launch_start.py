@@ -1,4 +1,4 @@
-"""`dsrun launch` that does not come far: ports that are taken, nodes that stay away, signals that come early."""
+"""`dsrun launch` that does not start: ports in use, nodes that are missing, signals during start-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsrun plan` as a user calls it, without torch's help."""
+"""`dsrun plan` as a process, without torch."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_plan_405b_over_512_gpus(dsrun, model):
     }
 
 
-def test_plan_nothing_fits_says_what_would(plan, model):
+def test_plan_nothing_fits_lists_what_would(plan, model):
     """What the plan says would fit does fit."""
     asked = ("--model", model(LLAMA_8B), "--gpus", "l4:2", "--host-memory", "64", "--format", "json")
 

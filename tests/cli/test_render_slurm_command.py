@@ -1,4 +1,4 @@
-"""`dsrun render-slurm` as a user calls it where there is no SLURM: the script on stdout, all talk on stderr."""
+"""`dsrun render-slurm` as a user calls it where there is no SLURM: the script on stdout, notes on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dsrun` says without doing anything, and what it must not load to say it."""
+"""Help, version and errors of `dsrun`, and what it must not import for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsrun train`: what is seen to be wrong is refused in one line, before a worker starts."""
+"""`dsrun train`: invalid settings are rejected in one line before a worker starts."""
 
 from __future__ import annotations
 

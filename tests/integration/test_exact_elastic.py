@@ -1,4 +1,4 @@
-"""Two ranks save, one goes on: every sample once, the same steps, and losses that only differ by rounding."""
+"""Two ranks save, one resumes: every sample once, the same steps, and losses that only differ by rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where `dsrun config -o` and `dsrun config upgrade` write: what was there before stays what it was."""
+"""Where `dsrun config -o` and `dsrun config upgrade` write: what was there before is kept."""
 
 from __future__ import annotations
 

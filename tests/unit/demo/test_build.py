@@ -1,4 +1,4 @@
-"""Making a demo folder: whole or not at all, once, and again when it would come out different."""
+"""Making a demo folder: atomically, once, and again when its content would differ."""
 
 import hashlib
 import json
@@ -219,7 +219,7 @@ def test_unknown_demo_name_rejected(make, name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_llama_demo_without_tokenizers_says_what_to_install(tmp_path, monkeypatch):
+def test_llama_demo_without_tokenizers_names_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     few = build.Splits(train=[{"text": "a"}], validation=[{"text": "b"}], test=[{"text": "c"}])
     monkeypatch.setattr(build, "python_docs", lambda: few)

@@ -1,4 +1,4 @@
-"""Every log of tests/data/causes tells the cause that its folder is named after, and healthy ones tell none."""
+"""Every log of tests/data/causes has the cause that its folder is named after, and healthy ones have none."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The rules are data; these are the mistakes that their reader refuses, and what the data must keep to."""
+"""The rules are data: mistakes that their reader rejects, and what the data must satisfy."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The oracle of the fault tests: silent about a run that lost nothing, and in words about each thing that was lost."""
+"""The oracle of the fault tests: no report for a run that lost nothing, and a line for each loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of an attempt: of which somebody cannot be ended, or of which nobody has said yet how it ended."""
+"""The end of an attempt: a process that cannot be killed, and an exit code that is not known yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the supervisors of several nodes settle together, and how they miss one another."""
+"""What the supervisors of several nodes decide together, and what they do when one does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agent and workers are told: what is needed, where it is needed, and never over the user's own word."""
+"""The environment of agent and workers: what is needed, where it is needed; the user's own values take precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the supervisor writes into the run folder, and says."""
+"""What the supervisor writes into the run folder, and prints."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_agent_sigterm_is_not_the_root_cause(remains):
     assert explain(left, unknown).message == "boom"
 
 
-def test_oom_killer_told_from_other_sigkill(remains):
+def test_oom_killer_distinguished_from_other_sigkill(remains):
     """A kill by the kernel's OOM killer is told from anybody else's SIGKILL."""
     failure = explain(remains(ended={1: -9}, out_of_memory=True), unknown)
     assert failure.cause == "host_oom_killed"

@@ -1,4 +1,4 @@
-"""A thousand nodes: all of them join, and all of them learn the decision."""
+"""A thousand nodes: all of them join, and all of them receive the decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done after a failure: every branch of the policy, and that it always comes to an end."""
+"""What is done after a failure: every branch of the policy, and that it always terminates."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,4 +1,4 @@
-"""The guard: whoever carries the family's mark ends with the one who held the pipe, and nobody else does."""
+"""The orphan reaper: processes with the run ID end with the one that held the pipe, and no others do."""
 
 from __future__ import annotations
 

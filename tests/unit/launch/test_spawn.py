@@ -1,4 +1,4 @@
-"""A forked rank must not be told from one that was started: environment, arguments, streams, signals, randomness."""
+"""A forked rank equals one that was started: environment, arguments, streams, signals, randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor is told by signals, by the stop file, and by other nodes."""
+"""Requests to stop: by signals, by the stop file, and by other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank hangs: every rule of the watch, on made-up signs of life."""
+"""Which rank hangs: every rule of the watchdog, on made-up heartbeats."""
 
 from __future__ import annotations
 

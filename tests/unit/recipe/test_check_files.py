@@ -1,4 +1,4 @@
-"""The launcher's look at files: cheap, and one clear line for each thing wrong."""
+"""Checks of files before the start: cheap, and one line for each error."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a run is asked to do, by the flags that say so."""
+"""Which phases a run has, by its flags."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A checkpoint is shown by one rename, and whatever a dead save leaves is either whole or cleared."""
+"""A checkpoint becomes visible by one rename; what a killed save leaves is complete or removed."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Signs of life on one side, and what a supervisor reads of them on the other."""
+"""Heartbeats as a rank writes them and a supervisor reads them."""
 
 import os
 import time

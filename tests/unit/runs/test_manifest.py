@@ -1,4 +1,4 @@
-"""Whole and torn checkpoints, with every kind of damage a crash or a disk can do."""
+"""Complete and damaged checkpoints, with every kind of damage that a crash or a disk can do."""
 
 import json
 import zlib

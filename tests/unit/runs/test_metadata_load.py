@@ -1,4 +1,4 @@
-"""How often a run asks the file server: at thousands of ranks each look at every file of a checkpoint counts."""
+"""How many metadata requests a run makes: at thousands of ranks each `stat` of a checkpoint's files counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def looks(monkeypatch):
     return found
 
 
-def test_newest_complete_checkpoint_takes_one_look_a_file(run, looks):
+def test_newest_complete_checkpoint_stats_each_file_once(run, looks):
     assert newest_complete(run) == (15, run.checkpoint(15))
     assert len(looks) == FILES
     (run.checkpoint(15) / "shard-0").unlink()
@@ -60,7 +60,7 @@ def test_newest_complete_checkpoint_takes_one_look_a_file(run, looks):
 
 
 @pytest.mark.parametrize(("node", "newest"), [(0, 15), (1, None), (1023, None)])
-def test_only_first_node_looks_for_checkpoints(node, newest, run, looks):
+def test_only_first_node_searches_checkpoints(node, newest, run, looks):
     ledger = RunEventWriter(run, lambda line: None)
     supervision = SimpleNamespace(_job=SimpleNamespace(external=False, node_rank=node), _event_writer=ledger)
     assert _Supervision._newest(supervision) == newest
@@ -75,7 +75,7 @@ def test_saved_batch_is_read_from_newest_manifest_alone(run, monkeypatch):
     assert reads == ["checkpoint-15"]
 
 
-def test_rotation_looks_at_old_checkpoints_once(run, monkeypatch):
+def test_rotation_reads_old_checkpoints_once(run, monkeypatch):
     surveys = []
     survey = checkpointing.complete_checkpoints
     monkeypatch.setattr(checkpointing, "complete_checkpoints", lambda run: surveys.append(1) or survey(run))

@@ -72,7 +72,7 @@ def test_follow_exit_code_is_job_result(monkeypatch, state, code, result):
     assert Slurm(monkeypatch, at(state, code=code)).follow() == result
 
 
-def test_follow_goes_on_after_requeue(monkeypatch):
+def test_follow_continues_after_requeue(monkeypatch):
     """A requeue is not the end of the job."""
     slurm = Slurm(
         monkeypatch,
@@ -104,7 +104,7 @@ def test_follow_waits_for_unreachable_controller(monkeypatch):
     ]
 
 
-def test_follow_asks_sacct_for_forgotten_job(monkeypatch, tmp_path):
+def test_follow_queries_sacct_for_purged_job(monkeypatch, tmp_path):
     log = tmp_path / "log"
     log.write_text("one\n")
     rows = [

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from tests.unit.slurm.test_render_ends import training
+from tests.unit.slurm.test_render_exit import training
 
 
 def test_sbatch_script_cache_folder_is_private(shell):

@@ -1,4 +1,4 @@
-"""Asking real programs."""
+"""Running real programs and capturing their output."""
 
 from __future__ import annotations
 

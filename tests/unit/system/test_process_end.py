@@ -1,4 +1,4 @@
-"""A process that ends itself: its words are out, its code is kept, nothing of it runs on."""
+"""A process that ends itself: its output is flushed, its exit code kept, and nothing of it keeps running."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The one question to sinfo, asked of a program of that name on PATH."""
+"""The query to sinfo, answered by a program of that name on PATH."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A Hub out of reach, told from everything else that loading can end in."""
+"""An unreachable Hub, distinguished from all other failures of loading."""
 
 from __future__ import annotations
 

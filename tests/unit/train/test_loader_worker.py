@@ -1,4 +1,4 @@
-"""Data loader processes: not told to stop with the rank, and gone with it."""
+"""Data loader processes: not signalled with the rank, and ended with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a model that cannot be built as asked."""
+"""Errors for a model that cannot be built as requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's save, without a process group: what is shown, what is left after a failure, and in which words."""
+"""One rank's save, without a process group: what becomes visible, what is left after a failure, and the messages."""
 
 import os
 

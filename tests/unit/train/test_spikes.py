@@ -1,4 +1,4 @@
-"""Loss spikes: told when they stand out of the usual scatter, and only then."""
+"""Loss spikes: reported when they exceed the usual scatter, and only then."""
 
 from __future__ import annotations
 

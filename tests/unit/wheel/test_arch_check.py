@@ -93,7 +93,7 @@ def test_bf16_switched_off_names_archs():
     "torch",
     [{"torch": "2.9.0a0+nv25.9"}, {"torch": "2.13.0+gitabc"}, {"cuda": "12.6"}, {"machine": "aarch64"}],
 )
-def test_unknown_torch_build_is_not_judged(torch):
+def test_unknown_torch_build_is_not_checked(torch):
     """Nightly, NVIDIA and self-built torch: nobody knows which code they hold."""
     (finding,) = check("jetson thor", **torch)
     assert (finding.level, finding.code) == ("info", "torch_unknown")

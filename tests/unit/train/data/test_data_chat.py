@@ -58,7 +58,7 @@ def test_chat_template_rewriting_messages_rejected(causal):
     assert learned(causal, ids, marks).endswith("yo<|im_end|>")
 
 
-def test_chat_template_refusal_says_why(causal):
+def test_chat_template_error_gives_reason(causal):
     causal.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(UsageError, match="row 3: the chat template refuses these messages: roles must alternate"):
         encode_chat(causal, TALK, None, "x, row 3")

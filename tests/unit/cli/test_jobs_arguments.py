@@ -1,4 +1,4 @@
-"""`dsrun jobs`: numbers that neither SLURM nor the calendar has."""
+"""`dsrun jobs`: job IDs and hours that are not valid."""
 
 from __future__ import annotations
 

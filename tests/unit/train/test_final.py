@@ -1,4 +1,4 @@
-"""The final model is shown when it is on the disk, and not before."""
+"""The final model becomes visible when it is on the disk, and not before."""
 
 from dsrun.train.checkpoint import final
 

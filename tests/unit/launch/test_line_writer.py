@@ -1,4 +1,4 @@
-"""Lines for the user, said by a thread."""
+"""Lines for the user, written by a thread."""
 
 import threading
 

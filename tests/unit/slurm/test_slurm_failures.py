@@ -1,4 +1,4 @@
-"""How SLURM's programs are asked, and what becomes of their failures. The messages are those of SLURM 22.05."""
+"""How SLURM's programs are queried, and how their failures are reported. The messages are those of SLURM 22.05."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wheel commands answer to slips of the hand: the flag that is wrong, before anything is built or sent."""
+"""Wrong arguments of the wheel commands: the flag is named before anything is built or sent."""
 
 from __future__ import annotations
 

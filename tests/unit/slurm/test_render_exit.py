@@ -1,4 +1,4 @@
-"""How a rendered script ends: exit codes, signals, the way back into the queue. Run under the real bash."""
+"""How a rendered script exits: exit codes, signals, the way back into the queue. Run under the real bash."""
 
 from __future__ import annotations
 

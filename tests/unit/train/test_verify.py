@@ -1,4 +1,4 @@
-"""What may become the final model, and which errors tell that it may not."""
+"""Which checkpoint may become the final model, and the errors for others."""
 
 import json
 

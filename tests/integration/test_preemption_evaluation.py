@@ -1,4 +1,4 @@
-"""Told to stop in the middle of an evaluation: a checkpoint, no FINISHED, and the evaluation is made up for."""
+"""A signal in the middle of an evaluation: a checkpoint, no FINISHED, and the next start evaluates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program gets exactly its words, and nothing else runs: rendered scripts under the real bash."""
+"""The program gets exactly its arguments, and nothing else runs: rendered scripts under the real bash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaving training: what is saved, what is left out, and what the checkpoint remembers for the next start."""
+"""Stopping on a signal: what is saved, what is skipped, and what the checkpoint holds for the next start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the supervisors of several nodes find one another, and whom they do not let in."""
+"""How the supervisors of several nodes connect, and which connections they reject."""
 
 from __future__ import annotations
 

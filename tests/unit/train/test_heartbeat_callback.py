@@ -1,4 +1,4 @@
-"""Signs of life and stacks that a supervisor can ask for."""
+"""Heartbeats, and stacks that a supervisor can request."""
 
 from __future__ import annotations
 

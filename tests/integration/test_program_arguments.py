@@ -1,4 +1,4 @@
-"""The program gets its words as they were typed, whatever torchrun does with them on the way."""
+"""The program gets its arguments as they were typed, whatever torchrun does with them on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsrun train` goes on by itself: with less memory, or without the step that was NaN, to the end of the run."""
+"""`dsrun train` continues by itself: with less memory, or without the step that was NaN, to the end of the run."""
 
 from __future__ import annotations
 

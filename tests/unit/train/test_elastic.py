@@ -210,7 +210,7 @@ def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
         (Layout(world_size=1, stage=0), "DeepSpeed at stage 0"),
     ],
 )
-def test_impossible_conversion_error_says_what_works(tmp_path, wanted, words):
+def test_impossible_conversion_error_names_possible_ones(tmp_path, wanted, words):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     with pytest.raises(UsageError, match=words) as refused:
         adapt(folder, wanted, run=tmp_path, notify=quiet)

@@ -1,4 +1,4 @@
-"""What the supervisor of a training is told of the command that goes on with it."""
+"""The command that resumes a run, which the supervisor prints."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from dsrun.recipe.resolve import resolve
         (["--resume_from_checkpoint", "True"], True, "the same command", True),
     ],
 )
-def test_resume_command_told_to_supervisor(flags, named, again, resumes, tmp_path):
-    """The supervisor is told the command, unless the same one resumes by itself."""
+def test_resume_command_in_job(flags, named, again, resumes, tmp_path):
+    """It names the run folder if the user did not."""
     args = ["--model", "demo-t5", *flags]
     options = LaunchOptions(output="runs/a b" if named else None)
     recipe = resolve(args, tmp_path)

@@ -1,4 +1,4 @@
-"""Where the code of --trust-remote-code is copied to, several ranks import from."""
+"""Several ranks import from the folder to which --trust-remote-code copies code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dsrun launch` says when a run is over."""
+"""What `dsrun launch` prints when a run has ended."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ EVENTS = """\
 """
 
 
-@pytest.mark.parametrize(("node", "external", "told"), [(0, False, True), (1, False, False), (0, True, False)])
-def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external, told):
+@pytest.mark.parametrize(("node", "external", "printed"), [(0, False, True), (1, False, False), (0, True, False)])
+def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external, printed):
     """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")
     folder.events.write_text(EVENTS)
@@ -40,11 +40,11 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
     )
     place = LocalLauncher(how="here", nodes=2, node=node)
     assert run_node._report(Outcome(0), folder, work, place) == 0
-    assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is told
+    assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is printed
 
 
-# The end of a run; the file descriptor that is the first word goes to a pipe that nobody reads.
-UNHEARD = """
+# The end of a run; the file descriptor that is the first argument is a pipe without a reader.
+CLOSED_OUTPUT = """
 import os, sys
 from pathlib import Path
 from dsrun.cli.run_node import notifier, report
@@ -61,9 +61,9 @@ sys.exit(report(Outcome(int(sys.argv[2]), "the reason", "the advice", "the log")
 
 @pytest.mark.parametrize(("fd", "code"), [(1, 0), (2, 75), (2, 1), (2, 0)])
 def test_exit_code_kept_when_output_pipe_is_closed(tmp_path, fd, code):
-    """The exit code stands when nobody reads the output. As behind `| head`, or when the terminal was closed."""
+    """The exit code does not depend on the output being read, as behind `| head`, or when the terminal was closed."""
     (tmp_path / "run").mkdir()
-    argv = [sys.executable, "-c", UNHEARD, str(fd), str(code)]
+    argv = [sys.executable, "-c", CLOSED_OUTPUT, str(fd), str(code)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == code

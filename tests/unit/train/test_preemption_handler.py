@@ -1,4 +1,4 @@
-"""What a signal does to a process that listens, before training and in it; each case is a process of its own."""
+"""What a signal does to a process with the handler, before training and in it; each case is a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on with less memory: the same training in smaller micro batches, from the checkpoint of the larger ones."""
+"""Continuing with less memory: the same training in smaller micro batches, from the checkpoint of the larger ones."""
 
 from __future__ import annotations
 

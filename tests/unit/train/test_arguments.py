@@ -1,4 +1,4 @@
-"""What of the stock Trainer's flags fails late or does nothing, said early."""
+"""Flags of the stock Trainer that would fail late or do nothing are reported early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers without a supervisor that are told to leave: one checkpoint on which all ranks agree, and no FINISHED."""
+"""Workers without a supervisor that get a signal: one checkpoint on which all ranks agree, and no FINISHED."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user reads: figures, progress lines, failures."""
+"""What the console prints: numbers, progress lines, failures."""
 
 from __future__ import annotations
 

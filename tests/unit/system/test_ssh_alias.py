@@ -1,4 +1,4 @@
-"""Names of machines that only ssh knows."""
+"""Host aliases of the ssh configuration."""
 
 from __future__ import annotations
 
