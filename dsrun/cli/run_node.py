@@ -107,11 +107,12 @@ def run_node(work: Work, place: LocalLauncher, early: StartupSignals, *, rendezv
         timeout_s=rendezvous_timeout_s,
     )
     try:
-        with joining as (coordinator, run_info, met_from):
+        with joining as coordinator:
+            run_info = coordinator.run_info
             folder = RunFolder(Path(run_info["output"]))
             if place.node != 0:
                 work = _with_recipe_of_node_0(work, run_info, place)
-            job = _job(work, place, folder.path, _changes(work, place, folder.path, met_from))
+            job = _job(work, place, folder.path, _changes(work, place, folder.path, coordinator.local_address))
             if run_info.get("saved_batch"):
                 job = replace(job, saved_batch=int(run_info["saved_batch"]))
             if place.node == 0:

@@ -13,8 +13,8 @@ from dsrun.errors import EXIT_RESUME
 from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import (
+    Coordinator,
     NodeResult,
-    SingleNodeCoordinator,
     decision_from_dict,
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
@@ -223,7 +223,7 @@ def test_stop_signal_on_node_0_reaches_all_nodes(town):
 def test_single_node_coordinator_decides_locally():
     """A single node decides for itself."""
     seen = []
-    alone = SingleNodeCoordinator()
+    alone = Coordinator()
     ended = NodeResult(node=0, ok=False, failure=FAILED)
     assert alone.report_and_wait(ended, lambda ends: seen.extend(ends) or restart()) == restart()
     assert seen == [ended]
