@@ -10,7 +10,7 @@ from dsrun.launch.job import LOOPBACK
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
-LAST_PORT = 65534  # the next one is the council's
+LAST_PORT = 65534  # the next one is the coordinator's
 # Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
 _OWN_STEPS = 0xFFFFFFF0
 # What mpirun tells its processes: number of this one, of all, and of those on this machine.
@@ -85,11 +85,10 @@ def detect(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher 
 def _started_by_others(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | None:
     """One process of several that mpirun or srun started."""
     # Open MPI before SLURM, by whose srun it starts its own daemons; Hydra's variables srun sets as well.
-    if _is_set(environ, _OPEN_MPI):
-        return _in_mpi(request, environ, _OPEN_MPI)
-    if _slurm_step(environ):
+    mpi = next((names for names in (_OPEN_MPI, _HYDRA) if environ.get(names[0]) and environ.get(names[1])), None)
+    if _slurm_step(environ) and mpi is not _OPEN_MPI:
         return _in_step(request, environ)
-    return _in_mpi(request, environ, _HYDRA) if _is_set(environ, _HYDRA) else None
+    return _in_mpi(request, environ, mpi) if mpi else None
 
 
 def _check_numbers(request: LaunchRequest) -> None:
@@ -178,8 +177,11 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
             )
     if nodes == 1:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
-    host = request.master_addr or environ.get("MASTER_ADDR") or _first_node(environ)
-    # Every second one: the next one is the council's.
+    nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    host = request.master_addr or environ.get("MASTER_ADDR") or first_host(nodelist)
+    if not host:
+        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
+    # Every second one: the next one is the coordinator's.
     port = _port(request, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     return LocalLauncher(
@@ -191,13 +193,6 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
         run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
         returns=False,
     )
-
-
-def _first_node(environ: Mapping[str, str]) -> str:
-    host = first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
-    if not host:
-        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
-    return host
 
 
 def _in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | SrunLauncher:
@@ -213,10 +208,6 @@ def _in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalL
     if nodes == 1 and on_a_node:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
     return SrunLauncher(nodes)
-
-
-def _is_set(environ: Mapping[str, str], names: tuple[str, str, str]) -> bool:
-    return all(environ.get(name) for name in names[:2])
 
 
 def _in_mpi(request: LaunchRequest, environ: Mapping[str, str], names: tuple[str, str, str]) -> LocalLauncher:

@@ -56,7 +56,7 @@ class Job:
     `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was told to stop may take, None for as long
     as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
-    will load late, for the warm process to load early; one that is not there is passed over. `recipe` is the JSON by
+    will load late, for the zygote to load early; one that is missing is skipped. `recipe` is the JSON by
     which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run,
     with `--resume auto` added where `resume`, the value of --resume, is another and something was saved. `saved_batch`
     is the global batch of the checkpoint that the first attempt resumes from.

@@ -31,7 +31,7 @@ NO_HEARTBEAT_PATIENCE_S = 600.0
 """Programs without signs of life have so long to save when they are told to stop."""
 INTERRUPT_TIMEOUT_S = 2.0
 AGENT_TIMEOUT_S = 5.0
-# The agent looks at its ranks every 0.1 s; a rank that has failed longer ago without a word of it is news of its own.
+# The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
 _AGENT_REPORT_S = 0.5
 # One that has ended well fails nobody while its agent waits for a busy machine to let it look.
 _CLEAN_EXIT_REPORT_S = 60.0
@@ -132,13 +132,13 @@ class Attempt:
 
     def _poll(self) -> None:
         """Take in what has happened since the last look."""
-        for news in read_rank_statuses(self._folder / "ranks"):
-            self._pids[news.rank] = news.pid
-            if news.status is not None and news.rank not in self._ended:
+        for rank_status in read_rank_statuses(self._folder / "ranks"):
+            self._pids[rank_status.rank] = rank_status.pid
+            if rank_status.status is not None and rank_status.rank not in self._ended:
                 first = not any(self._ended.values())  # the agent ends the others with SIGTERM
-                self._ended[news.rank] = news.status
+                self._ended[rank_status.rank] = rank_status.status
                 if first and not self.job.external:
-                    self._request_stop_if_signalled(news.status, rank=news.rank)
+                    self._request_stop_if_signalled(rank_status.status, rank=rank_status.rank)
         now = time.monotonic()
         self._beats = read_beats(self._folder / "beats")
         states = {rank: reaper.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
@@ -250,8 +250,8 @@ class Attempt:
         collect(self._evidence, living, self._beats, self.job.env, began=self._began_at)
 
     def _finish(self, agent: Agent, starter: Starter) -> None:
-        """End the family, and wait for the word of how the agent ended."""
-        # Without an agent the warm process still has the request, which it must not follow any more.
+        """End the process tree, and wait until the agent's exit is reported."""
+        # Without an agent the zygote still has the request, which it must not follow any more.
         kept_processes = starter.kept_processes() if agent.pid is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
         while not reaper.end(self._context.run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
@@ -260,7 +260,7 @@ class Attempt:
         while kept_processes and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if kept_processes and agent.poll() is None:
-            # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
+            # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
             reaper.end(self._context.run_id)
 
     def _end(self, code: int | None, noticed: float) -> AttemptResult:
@@ -269,9 +269,9 @@ class Attempt:
         left = stop_requested and (self.job.external or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
-                # Gone, and the agent has not said how (yet; or it is itself stopped). Without a word, a guess.
-                told_code = exit_code_of(self._folder / "failures", rank)
-                found = self._codes.get(rank) if told_code is None else told_code
+                # Gone, and the agent has not reported how (yet; or it is itself stopped). Unknown counts as SIGKILL.
+                recorded = exit_code_of(self._folder / "failures", rank)
+                found = self._codes.get(rank) if recorded is None else recorded
                 self._ended.setdefault(rank, found or -signal.SIGKILL)
         failure_inputs = FailureInputs(
             failures=self._folder / "failures",
@@ -287,11 +287,10 @@ class Attempt:
             evidence=self._evidence,
             node=self.job.node_rank,
         )
-        path = saved.get("path") if saved else None
         return AttemptResult(
             ok=code == 0 or stop_requested,
             stop_requested=left,
             by_others=self._by_others,
-            saved=path,
+            saved=saved.get("path") if saved else None,
             failure_inputs=failure_inputs,
         )

@@ -26,7 +26,7 @@ REMEDY_FILE = "remedy.json"
 
 
 class RunEventWriter:
-    """The supervisor's hand in the run folder, and its voice."""
+    """Writes the supervisor's events and remedy into the run folder, and notifies the user."""
 
     def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._folder = folder
@@ -92,10 +92,10 @@ class RunEventWriter:
                 self._say(words)
 
     def _event(self, kind: EventKind, **details: Any) -> None:
-        # Our ranks have ended, so it is another run that has the folder and refused ours. This is its ledger then.
+        # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
         if is_in_use(self._folder.path):
             return
-        # A full disk is a reason to write less, not to end without a word.
+        # A full disk is a reason to write less, not to end without a message.
         with suppress(OSError), EventLog(self._folder.events) as log:
             log.write(kind, **{name: value for name, value in details.items() if value is not None})
 
@@ -114,7 +114,7 @@ _END = b""
 
 
 class AsyncLineWriter:
-    """Says lines one after the other, in a thread of its own.
+    """Writes lines one after the other, in a thread of its own.
 
     A terminal may take nothing for hours (Ctrl-S, a pager, a connection that is gone), while ranks have to be watched
     and started again. At the end of the `with` block lines that have not been taken are waited for, for `timeout_s`
@@ -125,7 +125,7 @@ class AsyncLineWriter:
         self._say = say
         self._timeout_s = timeout_s
         self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write_lines, name="voice", daemon=True)
+        self._thread = threading.Thread(target=self._write_lines, name="line writer", daemon=True)
 
     def __enter__(self) -> AsyncLineWriter:
         self._thread.start()

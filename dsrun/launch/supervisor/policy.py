@@ -11,13 +11,12 @@ from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
 
 Offload = Literal["none", "cpu"]
 
-REMEDY_VERSION = 1
 LONGEST_WAIT = 60.0
 # Restarts that may follow one another without a new checkpoint in between.
 STALLED = 2
 # Times a run goes back to a checkpoint because it asks for it (--on-nan rollback); the run itself asks no more often.
 ROLLBACKS = 10
-# dsrun's own words for "not like this": usage, findings, something missing. 2 is argparse's and click's as well.
+# dsrun's own exit codes for usage, findings, something missing. 2 is argparse's and click's as well.
 CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
 
 
@@ -73,7 +72,7 @@ class MemoryFallback:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of remedy.json."""
-        return {"version": REMEDY_VERSION, **asdict(self)}
+        return {"version": 1, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +105,8 @@ def decide(
     `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
     attempt would begin from; None where nobody can know, as with a script of the user's own: then only `max_restarts`
     is the limit. `remedy` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
-    `shrink`), None where unknown. Raises ValueError for an empty history.
+    `shrink`), None where unknown.
     """
-    if not history:
-        raise ValueError("no failure to decide about")
     last = history[-1]
     decision = _rolled_back(history, progress, remedy) or _stop_without_retry(history, remedy)
     if decision is None and _cause(last).then == "shrink":

@@ -147,7 +147,9 @@ class _Supervision:
                 decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
                 self._event_writer.apply(decision)
                 if decision.action == "stop":
-                    if self._must_clean_up(decision):
+                    # Ranks of ours may have ended in the middle of a save.
+                    first = not self._job.external and self._job.node_rank == 0
+                    if first and decision.exit_code not in (0, EXIT_RESUME):
                         self._event_writer.clean_up()
                     return self._outcome(end, decision)
                 self._number += 1
@@ -165,11 +167,6 @@ class _Supervision:
         port = self._job.port or free_port()
         known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
         return Attempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
-
-    def _must_clean_up(self, decision: Decision) -> bool:
-        """Whether it is on this node to clear up after ranks of ours that ended in the middle of something."""
-        ours = not self._job.external and self._job.node_rank == 0
-        return ours and decision.exit_code not in (0, EXIT_RESUME)
 
     def _newest(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows.

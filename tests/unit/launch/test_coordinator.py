@@ -24,19 +24,19 @@ from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, unt
 
 def test_coordinator_decision_reaches_all_nodes(town):
     """All nodes do what the first one decides."""
-    councils = town.open(3)
+    coordinators = town.open(3)
     on_message = []
     ends = [
         NodeResult(node=0, ok=True),
         NodeResult(node=1, ok=False, failure=FAILED),
         NodeResult(node=2, ok=True),
     ]
-    decisions = settle_all(councils, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
+    decisions = settle_all(coordinators, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
     assert on_message == ends
     assert decisions == [restart("rank 1 was killed")] * 3
     # The second attempt begins with nothing left over from the first.
-    assert not any(coordinator.check() for coordinator in councils)
-    decisions = settle_all(councils, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
+    assert not any(coordinator.check() for coordinator in coordinators)
+    decisions = settle_all(coordinators, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
     assert decisions == [stop()] * 3
 
 

@@ -64,7 +64,7 @@ class Town:
     def __init__(self):
         self.host = "127.0.0.1"
         self.port = free_ports()
-        self.councils = []
+        self.coordinators = []
         self.children = []
 
     def leader(self, nodes, **options):
@@ -90,11 +90,11 @@ class Town:
         return child
 
     def _kept(self, coordinator):
-        self.councils.append(coordinator)
+        self.coordinators.append(coordinator)
         return coordinator
 
     def close(self):
-        for coordinator in self.councils:
+        for coordinator in self.coordinators:
             coordinator.close()
         for child in self.children:
             child.kill()
@@ -102,11 +102,11 @@ class Town:
             child.stdout.close()
 
 
-def settle_all(councils, ends, decide):
-    """All councils settle at once, as the machines of a cluster do; `decide` is the first node's."""
+def settle_all(coordinators, ends, decide):
+    """All coordinators settle at once, as the machines of a cluster do; `decide` is the first node's."""
 
     def report_and_wait(coordinator, ended):
         return coordinator.report_and_wait(ended, decide if coordinator.node == 0 else None)
 
-    with ThreadPoolExecutor(len(councils)) as pool:
-        return list(pool.map(report_and_wait, councils, ends))
+    with ThreadPoolExecutor(len(coordinators)) as pool:
+        return list(pool.map(report_and_wait, coordinators, ends))
