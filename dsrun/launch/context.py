@@ -13,14 +13,14 @@ DEFAULT_PORT = 29500  # torch.distributed.run's own
 LAST_PORT = 65534  # the next one is the coordinator's
 # Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
 _OWN_STEPS = 0xFFFFFFF0
-# What mpirun tells its processes: number of this one, of all, and of those on this machine.
+# What mpirun sets for its processes: number of this one, of all, and of those on this machine.
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """What the command line says of the machines; None for what it does not say."""
+    """The machines as the command line gives them; None for what it does not give."""
 
     nodes: int | None = None
     node_rank: int | None = None
@@ -92,17 +92,15 @@ def _started_by_others(request: LaunchRequest, environ: Mapping[str, str]) -> Lo
 
 
 def _check_numbers(request: LaunchRequest) -> None:
-    wrong = None
-    if request.nodes is not None and request.nodes < 1:
-        wrong = f"--nodes {request.nodes}"
-    elif request.node_rank is not None and request.nodes is None:
-        raise UsageError(f"--node-rank {request.node_rank}, but not of how many", fix="add --nodes N")
-    elif request.node_rank is not None and not 0 <= request.node_rank < (request.nodes or 1):
-        wrong = f"--node-rank {request.node_rank}, but the {request.nodes} nodes are 0 to {(request.nodes or 1) - 1}"
-    elif request.master_port is not None and not 1 <= request.master_port <= LAST_PORT:
-        wrong = f"--master-port {request.master_port}"
-    if wrong:
-        raise UsageError(f"{wrong}: there is no such thing", fix=f"ports are 1 to {LAST_PORT}, nodes 0 to N-1")
+    nodes, node, port = request.nodes, request.node_rank, request.master_port
+    if nodes is not None and nodes < 1:
+        raise UsageError(f"--nodes {nodes} is not a valid number of nodes", fix="give 1 or more")
+    if node is not None and nodes is None:
+        raise UsageError(f"--node-rank {node}, but not of how many", fix="add --nodes N")
+    if node is not None and not 0 <= node < (nodes or 1):
+        raise UsageError(f"--node-rank {node}, but the {nodes} nodes are 0 to {(nodes or 1) - 1}", fix="count from 0")
+    if port is not None and not 1 <= port <= LAST_PORT:
+        raise UsageError(f"--master-port {port} is not a valid port", fix=f"give a number from 1 to {LAST_PORT}")
 
 
 def _refuse_workers(request: LaunchRequest, environ: Mapping[str, str]) -> None:

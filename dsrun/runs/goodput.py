@@ -86,7 +86,7 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """The ledger of a run from its events.jsonl, in the file's order.
 
     Events without a time or of an unknown kind are passed over, and a clock that goes back stands still. Where an
-    attempt ended without a word (killed together with its supervisor), the time from its last event to the next start
+    attempt ended without an event (killed together with its supervisor), the time from its last event to the next start
     counts as idle; while an attempt trains, it writes an event at least every minute or so.
     """
     spans = _spans([event for event in events if _time(event) is not None])
@@ -126,7 +126,7 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
 def _between(
     before: Mapping[str, Any], event: Mapping[str, Any], use: Use, span: _Span, waits: Mapping[int, int]
 ) -> list[_Span]:
-    """What the time between two events was used for; some tell how long a part of it took."""
+    """What the time between two events was used for; some record how long a part of it took."""
     kind = event.get("kind")
     if kind == "start":
         again = before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0
@@ -179,7 +179,7 @@ def _milliseconds(event: Mapping[str, Any]) -> int:
     return max(0, round(1000 * _number(event.get("seconds"))))
 
 
-_WORDS = (
+_LABELS = (
     ("productive", "training"),
     ("restart", "starting"),
     ("lost", "lost work"),
@@ -192,8 +192,8 @@ _WORDS = (
 def words(ledger: Goodput) -> str:
     """The ledger in a few words: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
     parts = [
-        f"{duration(seconds)} {word}"
-        for name, word in _WORDS
+        f"{duration(seconds)} {label}"
+        for name, label in _LABELS
         if (seconds := getattr(ledger, name)) >= max(0.5, ledger.total / 1000) or name == "productive"
     ]
     return f"goodput {ledger.share:.1%}: {', '.join(parts)}"
@@ -247,7 +247,7 @@ def mean_time_between_failures(events: Iterable[Mapping[str, Any]], ranks: int) 
 
 
 def failures(events: Iterable[Mapping[str, Any]]) -> int:
-    """How many attempts ended by chance: a restart without a remedy, or a new start after an end without a word."""
+    """How many attempts ended by chance: a restart without a remedy, or a new start after an end without an event."""
     count = 0
     last = "end"
     for event in events:

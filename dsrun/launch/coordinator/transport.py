@@ -79,7 +79,7 @@ def _message(line: bytes) -> Message:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):  # the latter by a line of brackets
-        raise ConnectionError("not a supervisor's message") from None
+        found = None
     if not isinstance(found, dict):
         raise ConnectionError("not a supervisor's message")
     return found

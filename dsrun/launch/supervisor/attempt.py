@@ -24,11 +24,11 @@ from dsrun.system.host import oom_kills
 
 POLL_S = 0.1
 BEFORE_TRAINING_S = 3.0
-"""Before training there is nothing to save: ranks that were told to stop have so long to leave."""
+"""Before training there is nothing to save: ranks that were asked to stop have so long to leave."""
 STRAGGLER_TIMEOUT_S = 10.0
-"""When one rank has left, as told, the others have so long to follow."""
+"""When one rank has left, as asked, the others have so long to follow."""
 NO_HEARTBEAT_PATIENCE_S = 600.0
-"""Programs without signs of life have so long to save when they are told to stop."""
+"""Programs without heartbeats have so long to save when they are asked to stop."""
 INTERRUPT_TIMEOUT_S = 2.0
 AGENT_TIMEOUT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
@@ -153,16 +153,16 @@ class Attempt:
         self._hang = self._watch.poll(beats, living, now)
 
     def _alive(self) -> dict[int, int]:
-        """The ranks that have not ended as far as the agent has said."""
+        """The ranks that have not ended as far as the agent has reported."""
         return {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
 
     def _request_stop_if_signalled(self, status: int, *, rank: int | None = None) -> None:
-        """A process that had no handler yet was told to stop, and died of it."""
+        """A process that had no handler yet was asked to stop, and died of it."""
         if status in _STOP_STATUSES and self._signalled_at is None:
             self._stop_requests.add(StopRequest.now(signal.Signals(-status).name, rank))
 
     def _failed(self, agent: Agent) -> bool:
-        """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
+        """Whether a rank died or hangs. What happens to ranks that were asked to stop is no failure."""
         if self._hang is not None:
             return True
         if self._signalled_at is not None or self._stop_requests.stop():
@@ -170,9 +170,9 @@ class Attempt:
         return self._unreported(agent) or any(self._ended.values())
 
     def _unreported(self, agent: Agent) -> bool:
-        """Whether a rank is gone of which the agent should have said so, or how, by now."""
+        """Whether a rank is gone whose end the agent should have reported by now."""
         pid, now = agent.pid, time.monotonic()
-        # Its ranks die with it, and who has forked it may need a moment to say so.
+        # Its ranks die with it, and who has forked it may need a moment to report it.
         alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
@@ -225,7 +225,7 @@ class Attempt:
         return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_TIMEOUT_S
 
     def _patience(self, now: float) -> float:
-        """Seconds that the ranks may take from being told to stop until they have left."""
+        """Seconds that the ranks may take from being asked to stop until they have left."""
         if not self._pids:
             return 0.0
         if self.job.external and not self._beats:

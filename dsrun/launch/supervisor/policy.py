@@ -22,7 +22,7 @@ CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How one attempt failed, said of the rank that failed first.
+    """How one attempt failed: of the rank that failed first.
 
     `cause` is a code of docs/diagnose.md, "" where nobody knows; `exit_code` as the process ended, negative for a
     signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
@@ -79,7 +79,7 @@ class MemoryFallback:
 class Decision:
     """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
 
-    `cause` is the last failure's, or deterministic_crash where its history tells so. `saved_batch` is the global batch
+    `cause` is the last failure's, or deterministic_crash where its history shows so. `saved_batch` is the global batch
     of the checkpoint that the next attempt resumes from.
     """
 
@@ -185,7 +185,7 @@ def _restarted(
     if done >= limits.max_restarts:
         return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", remedy, last)
     stalled = _since_progress(history, progress)
-    if stalled > STALLED and _newest(progress) is not None:
+    if stalled > STALLED and progress[-1] is not None:
         return _stop(f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last)
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
     order = f"restart {done + 1} of at most {limits.max_restarts}"
@@ -203,23 +203,14 @@ def _since_progress(history: Sequence[Failure], progress: Sequence[int | None]) 
     count = 0
     for index in range(len(history) - 1, -1, -1):
         count += _counts(history[index])
-        if _moved(progress, index):
+        before, after = (progress[at] if at < len(progress) else None for at in (index, index + 1))
+        if before is not None and after is not None and after > before:
             break
     return max(count, 1)
 
 
-def _moved(progress: Sequence[int | None], attempt: int) -> bool:
-    """Whether attempt number `attempt` left a newer checkpoint than it found."""
-    before, after = (progress[at] if at < len(progress) else None for at in (attempt, attempt + 1))
-    return before is not None and after is not None and after > before
-
-
-def _newest(progress: Sequence[int | None]) -> int | None:
-    return progress[-1] if progress else None
-
-
 def _beginning(progress: Sequence[int | None]) -> str:
-    begin = _newest(progress)
+    begin = progress[-1]
     if begin is None:
         return "again"
     return f"again from step {begin}" if begin else "again from its start"
