@@ -261,12 +261,12 @@ def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLaunche
 
 def _print_goodput(folder: RunFolder) -> None:
     """Print where the time of the run went, over all its attempts and earlier starts."""
-    from dsrun.runs.goodput import goodput, words
+    from dsrun.runs.goodput import goodput, goodput_line
     from dsrun.runs.records import iter_records
 
     ledger = goodput(iter_records(folder.events))
     if ledger.productive:
-        line = f"  {words(ledger)}"
+        line = f"  {goodput_line(ledger)}"
         print_detail(line)
         _append_to_console(line, folder)
 

@@ -117,9 +117,11 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         if kind == "checkpoint_end":
             saved = step
         elif kind == "training":
-            _go_back(spans, step)
+            for span in spans:
+                span.lose(step)
     if before.get("kind") == "failure":
-        _go_back(spans, saved)
+        for span in spans:
+            span.lose(saved)
     return spans
 
 
@@ -153,11 +155,6 @@ def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
     return found
 
 
-def _go_back(spans: Iterable[_Span], step: int) -> None:
-    for span in spans:
-        span.lose(step)
-
-
 def _time(event: Mapping[str, Any]) -> int | None:
     """The event's time in milliseconds since the epoch."""
     try:
@@ -189,8 +186,8 @@ _LABELS = (
 )
 
 
-def words(ledger: Goodput) -> str:
-    """The ledger in a few words: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
+def goodput_line(ledger: Goodput) -> str:
+    """One line: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
     parts = [
         f"{duration(seconds)} {label}"
         for name, label in _LABELS

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import Topology
+from dsrun.launch.job import Job, Topology
 from dsrun.launch.supervisor.policy import Limits
-from dsrun.launch.supervisor.run import Job, supervise
+from dsrun.launch.supervisor.run import supervise
 
 
 def main() -> int:

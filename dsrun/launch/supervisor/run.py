@@ -35,8 +35,6 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.net import free_port
 
-__all__ = ["Job", "Outcome", "supervise"]
-
 Notify = Callable[[str], None]
 """Shows the user one line while the run goes on."""
 
