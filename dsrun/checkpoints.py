@@ -239,7 +239,7 @@ def kind_of(name: str) -> str:
 def _kinds(checkpoint: Path) -> list[Kind]:
     found: dict[str, list[int]] = {}
     for path in checkpoint.rglob("*"):
-        if path.is_file() and path.name != "manifest.json":
+        if path.is_file() and path.name != MANIFEST:
             found.setdefault(kind_of(path.relative_to(checkpoint).as_posix()), []).append(path.stat().st_size)
     kinds = [Kind(name=name, files=len(sizes), size=sum(sizes)) for name, sizes in found.items()]
     return sorted(kinds, key=lambda kind: -kind.size)
@@ -262,7 +262,7 @@ def export_source(source: Path, *, merge_lora: bool, notify: Callable[[str], Non
                 f"{source} is damaged: {within(source, damage[0])}{more}",
                 fix=f"export an older one; `dsrun export {source.parent}` takes the newest valid one",
             )
-    elif (source / "trainer_state.json").is_file():
+    elif (source / STATE_FILE).is_file():
         notify(f"{source} was not saved by dsrun: without a manifest it cannot be verified")
     elif not list(source.glob("*.safetensors")) and not list(source.glob("global_step*")):
         raise UsageError(f"{source} is neither a run folder nor a checkpoint", fix="name the --output of a dsrun train")

@@ -40,7 +40,7 @@ def over_ssh(options: LaunchOptions, program: tuple[str, ...], signals: StartupS
         raise MissingError("ssh is not installed", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
     with AsyncLineWriter(print_error, timeout_s=STUCK_S) as say:
-        code = run_on_hosts(remotes, max_restarts=restarts, say=say)
+        code = run_on_hosts(remotes, max_restarts=restarts, notify=say)
     signals.is_over = True
     return code
 

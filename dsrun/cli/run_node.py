@@ -28,7 +28,7 @@ from dsrun.launch.supervisor.run import supervise
 from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets
 from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder, refuse_unfit
-from dsrun.runs.goodput import goodput, words
+from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import iter_records
 from dsrun.system import variables
 from dsrun.system.host import hostname
@@ -54,11 +54,12 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
         timeout_s=rendezvous_timeout_s,
     )
     try:
-        with joining as (coordinator, run_info, met_from):
+        with joining as coordinator:
+            run_info = coordinator.run_info
             folder = RunFolder(Path(run_info["output"]))
             if place.node != 0:
                 work = _with_recipe_of_node_0(work, run_info, place)
-            job, _ = _job(work, place, folder.path, met_from, saved_batch=run_info.get("saved_batch"))
+            job, _ = _job(work, place, folder.path, coordinator.local_address, saved_batch=run_info.get("saved_batch"))
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
             outcome = supervise(job, coordinator, notifier(folder) if place.node == 0 else lambda _line: None)
@@ -191,7 +192,7 @@ def _print_goodput(folder: RunFolder) -> None:
     """Print where the time of the run went, over all its attempts and earlier starts."""
     ledger = goodput(iter_records(folder.events))
     if ledger.productive:
-        line = f"  {words(ledger)}"
+        line = f"  {goodput_line(ledger)}"
         print_detail(line)
         _append_to_console(line, folder)
 

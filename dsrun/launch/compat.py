@@ -126,12 +126,12 @@ def _slots(text: str, host: Host, flag: str) -> tuple[int, ...]:
 
 MODULE = "torch.distributed.run"
 _PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
-# Options that count here, and those about which the supervisor has its own mind or nothing to do.
+# Options that count here, and those that the supervisor ignores.
 _VALUED = frozenset(
     {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "max_restarts"}
     | {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}
 )
-_PASSED_OVER = frozenset(
+_IGNORED = frozenset(
     {"rdzv_conf", "monitor_interval", "start_method", "role", "local_addr", "log_dir", "redirects", "tee"}
     | {"logs_specs", "event_log_handler", "local_ranks_filter", "signals_to_handle", "shutdown_timeout"}
     | {"duplicate_stdout_filters", "duplicate_stderr_filters"}
@@ -184,7 +184,7 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
             if _SWITCHES[name] != "standalone":
                 mode.append(f"--{_SWITCHES[name].replace('_', '-')}")
             continue
-        if name not in _VALUED | _PASSED_OVER:
+        if name not in _VALUED | _IGNORED:
             raise UsageError(
                 f"torchrun {word}: dsrun launch does not know this option", fix="-- before the program, or remove it"
             )
@@ -196,10 +196,10 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
         values[name] = value
     if position >= len(words):
         raise UsageError("torchrun: no program is named", fix="-- torchrun --nproc-per-node 8 my_train.py")
-    return _read(values, tuple(mode), words[position:])
+    return _torchrun(values, tuple(mode), words[position:])
 
 
-def _read(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> Torchrun:
+def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> Torchrun:
     backend = values.get("rdzv_backend") or "c10d"
     if backend not in _BACKENDS:
         raise UsageError(f"torchrun --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")

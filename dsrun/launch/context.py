@@ -10,17 +10,17 @@ from dsrun.launch.job import LOOPBACK
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
-LAST_PORT = 65534  # the next one is the council's
+LAST_PORT = 65534  # the next one is the coordinator's
 # Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
 _OWN_STEPS = 0xFFFFFFF0
-# What mpirun tells its processes: number of this one, of all, and of those on this machine.
+# What mpirun sets for its processes: number of this one, of all, and of those on this machine.
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """What the command line says of the machines; None for what it does not say."""
+    """The machines as the command line gives them; None for what it does not give."""
 
     nodes: int | None = None
     node_rank: int | None = None
@@ -85,25 +85,22 @@ def detect(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher 
 def _started_by_others(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | None:
     """One process of several that mpirun or srun started."""
     # Open MPI before SLURM, by whose srun it starts its own daemons; Hydra's variables srun sets as well.
-    if _is_set(environ, _OPEN_MPI):
-        return _in_mpi(request, environ, _OPEN_MPI)
-    if _slurm_step(environ):
+    mpi = next((names for names in (_OPEN_MPI, _HYDRA) if environ.get(names[0]) and environ.get(names[1])), None)
+    if _slurm_step(environ) and mpi is not _OPEN_MPI:
         return _in_step(request, environ)
-    return _in_mpi(request, environ, _HYDRA) if _is_set(environ, _HYDRA) else None
+    return _in_mpi(request, environ, mpi) if mpi else None
 
 
 def _check_numbers(request: LaunchRequest) -> None:
-    wrong = None
-    if request.nodes is not None and request.nodes < 1:
-        wrong = f"--nodes {request.nodes}"
-    elif request.node_rank is not None and request.nodes is None:
-        raise UsageError(f"--node-rank {request.node_rank}, but not of how many", fix="add --nodes N")
-    elif request.node_rank is not None and not 0 <= request.node_rank < (request.nodes or 1):
-        wrong = f"--node-rank {request.node_rank}, but the {request.nodes} nodes are 0 to {(request.nodes or 1) - 1}"
-    elif request.master_port is not None and not 1 <= request.master_port <= LAST_PORT:
-        wrong = f"--master-port {request.master_port}"
-    if wrong:
-        raise UsageError(f"{wrong}: there is no such thing", fix=f"ports are 1 to {LAST_PORT}, nodes 0 to N-1")
+    nodes, node, port = request.nodes, request.node_rank, request.master_port
+    if nodes is not None and nodes < 1:
+        raise UsageError(f"--nodes {nodes} is not a valid number of nodes", fix="give 1 or more")
+    if node is not None and nodes is None:
+        raise UsageError(f"--node-rank {node}, but not of how many", fix="add --nodes N")
+    if node is not None and not 0 <= node < (nodes or 1):
+        raise UsageError(f"--node-rank {node}, but the {nodes} nodes are 0 to {(nodes or 1) - 1}", fix="count from 0")
+    if port is not None and not 1 <= port <= LAST_PORT:
+        raise UsageError(f"--master-port {port} is not a valid port", fix=f"give a number from 1 to {LAST_PORT}")
 
 
 def _refuse_workers(request: LaunchRequest, environ: Mapping[str, str]) -> None:
@@ -178,8 +175,11 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
             )
     if nodes == 1:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
-    host = request.master_addr or environ.get("MASTER_ADDR") or _first_node(environ)
-    # Every second one: the next one is the council's.
+    nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    host = request.master_addr or environ.get("MASTER_ADDR") or first_host(nodelist)
+    if not host:
+        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
+    # Every second one: the next one is the coordinator's.
     port = _port(request, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     return LocalLauncher(
@@ -191,13 +191,6 @@ def _in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
         run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
         returns=False,
     )
-
-
-def _first_node(environ: Mapping[str, str]) -> str:
-    host = first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
-    if not host:
-        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
-    return host
 
 
 def _in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | SrunLauncher:
@@ -213,10 +206,6 @@ def _in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalL
     if nodes == 1 and on_a_node:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
     return SrunLauncher(nodes)
-
-
-def _is_set(environ: Mapping[str, str], names: tuple[str, str, str]) -> bool:
-    return all(environ.get(name) for name in names[:2])
 
 
 def _in_mpi(request: LaunchRequest, environ: Mapping[str, str], names: tuple[str, str, str]) -> LocalLauncher:

@@ -123,12 +123,12 @@ def _flight_recorder(run: Path) -> dict[str, str]:
 def network_variables(
     met_from: str | None, interfaces: Mapping[str, Sequence[str]], own_name: Sequence[str]
 ) -> dict[str, str]:
-    """What gloo and NCCL must be told on a machine of several, where they would choose another way than that on which
-    the nodes have met.
+    """The variables that gloo and NCCL need on a machine of several, where they would choose another network than the
+    one on which the nodes have met.
 
     `met_from` is the address of this machine on that way, `interfaces` are the addresses by interface, `own_name` those
     that its own name has: gloo takes the first of these, on Debian 127.0.1.1. NCCL takes InfiniBand's first, and then
-    whatever is not `lo` or `docker*`; it is told only where that is a choice.
+    whatever is not `lo` or `docker*`; its variable is set only where that is a choice.
     """
     name = next((name for name, own in interfaces.items() if met_from in own), None)
     if met_from is None or name is None:

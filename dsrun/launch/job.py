@@ -53,10 +53,10 @@ class Job:
     `--no-python ./program --flag`. `env` is the whole environment of agent and ranks. `port` None takes a free one for
     every attempt, which is only possible on one node. `external` is every program but dsrun.train: no remedy is applied
     to it and no sign of life expected of it. `hang_timeout` is in seconds, 0 for never, None for the default of
-    `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was told to stop may take, None for as long
+    `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was asked to stop may take, None for as long
     as it beats.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
-    will load late, for the warm process to load early; one that is not there is passed over. `recipe` is the JSON by
+    will load late, for the zygote to load early; one that is missing is skipped. `recipe` is the JSON by
     which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run,
     with `--resume auto` added where `resume`, the value of --resume, is another and something was saved. `saved_batch`
     is the global batch of the checkpoint that the first attempt resumes from.
@@ -98,7 +98,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended: the exit code to pass on, and one line where it failed or was told to stop.
+    """How the run ended: the exit code to pass on, and one line where it failed or was asked to stop.
 
     `advice` says why the run was not started again, and what would help; `log` is where the whole story stands.
     """

@@ -129,4 +129,4 @@ def startup_signals() -> Iterator[StartupSignals]:
         with handling(early.handle, STARTUP_HANDLED_SIGNALS):
             yield early
     except _Signalled:
-        raise Stopped(f"{early.request} came before the run started: the same command starts it") from None
+        raise Stopped(early.request or StopRequest()) from None

@@ -46,17 +46,17 @@ def follow_control_stdin() -> None:
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{FLAG} is for dsrun launch itself, which starts supervisors over ssh") from None
     os.environ.update({str(name): str(value) for name, value in variables.items()})
-    threading.Thread(target=_follow, args=(control,), name="tie", daemon=True).start()
+    threading.Thread(target=_follow, args=(control,), name="control stdin", daemon=True).start()
 
 
 def _follow(control: IO[bytes]) -> None:
-    with suppress(OSError):  # sshd's socket tells of a reset where sshd died with something unread
+    with suppress(OSError):  # a reset, where sshd died with something unread
         for line in control:
             with suppress(ValueError, KeyError, TypeError):
                 signum = signal.Signals[json.loads(line)["signal"]]
                 # To the main thread, whose waiting it interrupts; os.kill would leave the choice to the kernel.
                 signal.pthread_kill(threading.main_thread().ident or 0, signum)
-    # Not SIGTERM, which would ask all nodes to stop: this one is lost, and its guard ends what it leaves.
+    # Not SIGTERM, which would ask all nodes to stop: this one is lost, and its reaper ends what it leaves.
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -82,7 +82,7 @@ _CALL_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteSupervisor:
-    """A supervisor to start: where, by which command, and what it is told first over its stdin."""
+    """A supervisor to start: where, by which command, and the first line for its stdin."""
 
     name: str
     argv: tuple[str, ...]
@@ -118,7 +118,7 @@ class _Running:
         return self.losses > 0 and not self.joined_run and _by_ssh(self)
 
 
-def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, say: Callable[[str], None]) -> int:
+def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, notify: Callable[[str], None]) -> int:
     """Start all supervisors, the first node's first, and stay until they have ended; its exit code.
 
     Signals are passed on to all of them. One that ends alone, as when its machine is lost, is started again
@@ -129,7 +129,7 @@ def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, say:
     with handling(lambda signum, _: signals.append(signum), FORWARDED):
         running = [_start(remote) for remote in remotes]
         try:
-            code = _watch_until_end(running, signals, max_restarts, say)
+            code = _watch_until_end(running, signals, max_restarts, notify)
             _wait(running, _LEAVE_S, signals)
             return code
         finally:
@@ -149,7 +149,9 @@ def _start(remote: RemoteSupervisor) -> _Running:
     return running
 
 
-def _watch_until_end(running: list[_Running], signals: list[int], max_restarts: int, say: Callable[[str], None]) -> int:
+def _watch_until_end(
+    running: list[_Running], signals: list[int], max_restarts: int, notify: Callable[[str], None]
+) -> int:
     """The exit code of the first node's supervisor, or of one without which nothing can begin."""
     first = running[0]
     while first.process.poll() is None:
@@ -163,25 +165,25 @@ def _watch_until_end(running: list[_Running], signals: list[int], max_restarts: 
                 continue
             if not each.is_unreachable:
                 if not each.joined_run or each.losses >= max_restarts:
-                    say(f"{each.remote.name}: {_words(each)}; without it the run cannot go on")
+                    notify(f"{each.remote.name}: {_reason(each)}; without it the run cannot go on")
                     _end(running)
                     return EXIT_TOOL_FAILED if _by_ssh(each) else exit_of(each.process.returncode)
-                say(f"{each.remote.name}: {_words(each)}; its supervisor is started again")
+                notify(f"{each.remote.name}: {_reason(each)}; its supervisor is started again")
             running[index] = _start(each.remote)
             running[index].losses = each.losses + each.joined_run
         time.sleep(_LOOK_S)
     if _by_ssh(first):
-        say(f"{first.remote.name}: {_words(first)}")
+        notify(f"{first.remote.name}: {_reason(first)}")
         return EXIT_TOOL_FAILED
     return exit_of(first.process.returncode)
 
 
 def _by_ssh(each: _Running) -> bool:
-    """Whether it was ssh itself that failed, which it says by 255."""
+    """Whether ssh itself failed, which is exit code 255."""
     return each.remote.argv[0] == SSH[0] and each.process.returncode == 255
 
 
-def _words(each: _Running) -> str:
+def _reason(each: _Running) -> str:
     if _by_ssh(each):
         return "ssh has lost it, or cannot reach it"
     return f"its supervisor ended with exit code {exit_of(each.process.returncode)}"
@@ -202,7 +204,7 @@ def _wait(running: Sequence[_Running], seconds: float, signals: list[int]) -> No
 
 
 def _end(running: Sequence[_Running]) -> None:
-    """Cut the ties; what has not ended then is killed, ssh and supervisors alike."""
+    """Close their stdin; what has not ended then is killed, ssh and supervisors alike."""
     for each in running:
         if each.process.stdin:
             with suppress(OSError):

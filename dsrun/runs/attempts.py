@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -143,8 +144,6 @@ def _short(path: Path, checkpoint: Path) -> str:
 
 
 def _name(uid: int) -> str:
-    import pwd
-
     try:
         return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:

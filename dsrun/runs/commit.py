@@ -90,12 +90,12 @@ def _replace(run: RunFolder, step: int, source: Path, target: Path) -> None:
 
 
 def tidy(run: RunFolder) -> list[str]:
-    """Clear up after runs that died while saving, and say what was done. For the process that holds the run's lock.
+    """Clean up after runs that died while saving; returns a line for each step. For the holder of the run's lock.
 
     A checkpoint that was whole and not yet shown is shown now; everything else in the hidden folder is deleted.
     """
     folder = run.path / HIDDEN
-    said = []
+    lines = []
     for pattern in (_UNDER_WAY, _REPLACED):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             match = pattern.fullmatch(entry.name)
@@ -104,15 +104,15 @@ def tidy(run: RunFolder) -> list[str]:
                 if pattern is _REPLACED:
                     entry.rename(hidden(run, step))
                 commit(run, step)
-                said.append(f"checkpoint-{step} was whole, and is visible now; its run had died just before")
+                lines.append(f"checkpoint-{step} was whole, and is visible now; its run had died just before")
     leftovers = sorted(folder.iterdir()) if folder.is_dir() else []
-    said += [
+    lines += [
         f"removed what was written of {left.name} when its run died"
         for left in leftovers
         if _UNDER_WAY.fullmatch(left.name)
     ]
     _remove(folder)
-    return said
+    return lines
 
 
 def leave(run: RunFolder) -> None:

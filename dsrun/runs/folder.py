@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from dsrun.errors import UsageError
@@ -78,9 +77,7 @@ class RunLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -103,10 +100,12 @@ def in_use(run: Path, holder: Holder) -> UsageError:
 
 
 def read_holder(path: Path) -> Holder:
-    """What the lock file says, with question marks where it says nothing (yet)."""
+    """The holder that the lock file names, with question marks while it is empty."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        return Holder(pid=int(said["pid"]), host=str(said["host"]), since=str(said["since"]), began=said.get("began"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Holder(
+            pid=int(found["pid"]), host=str(found["host"]), since=str(found["since"]), began=found.get("began")
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return Holder(pid=0, host="?", since="?", began=None)
 

@@ -86,7 +86,7 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """The ledger of a run from its events.jsonl, in the file's order.
 
     Events without a time or of an unknown kind are passed over, and a clock that goes back stands still. Where an
-    attempt ended without a word (killed together with its supervisor), the time from its last event to the next start
+    attempt ended without an event (killed together with its supervisor), the time from its last event to the next start
     counts as idle; while an attempt trains, it writes an event at least every minute or so.
     """
     spans = _spans([event for event in events if _time(event) is not None])
@@ -117,16 +117,18 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         if kind == "checkpoint_end":
             saved = step
         elif kind == "training":
-            _go_back(spans, step)
+            for span in spans:
+                span.lose(step)
     if before.get("kind") == "failure":
-        _go_back(spans, saved)
+        for span in spans:
+            span.lose(saved)
     return spans
 
 
 def _between(
     before: Mapping[str, Any], event: Mapping[str, Any], use: Use, span: _Span, waits: Mapping[int, int]
 ) -> list[_Span]:
-    """What the time between two events was used for; some tell how long a part of it took."""
+    """What the time between two events was used for; some record how long a part of it took."""
     kind = event.get("kind")
     if kind == "start":
         again = before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0
@@ -153,11 +155,6 @@ def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
     return found
 
 
-def _go_back(spans: Iterable[_Span], step: int) -> None:
-    for span in spans:
-        span.lose(step)
-
-
 def _time(event: Mapping[str, Any]) -> int | None:
     """The event's time in milliseconds since the epoch."""
     try:
@@ -179,7 +176,7 @@ def _milliseconds(event: Mapping[str, Any]) -> int:
     return max(0, round(1000 * _number(event.get("seconds"))))
 
 
-_WORDS = (
+_LABELS = (
     ("productive", "training"),
     ("restart", "starting"),
     ("lost", "lost work"),
@@ -189,11 +186,11 @@ _WORDS = (
 )
 
 
-def words(ledger: Goodput) -> str:
-    """The ledger in a few words: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
+def goodput_line(ledger: Goodput) -> str:
+    """One line: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
     parts = [
-        f"{duration(seconds)} {word}"
-        for name, word in _WORDS
+        f"{duration(seconds)} {label}"
+        for name, label in _LABELS
         if (seconds := getattr(ledger, name)) >= max(0.5, ledger.total / 1000) or name == "productive"
     ]
     return f"goodput {ledger.share:.1%}: {', '.join(parts)}"
@@ -247,7 +244,7 @@ def mean_time_between_failures(events: Iterable[Mapping[str, Any]], ranks: int) 
 
 
 def failures(events: Iterable[Mapping[str, Any]]) -> int:
-    """How many attempts ended by chance: a restart without a remedy, or a new start after an end without a word."""
+    """How many attempts ended by chance: a restart without a remedy, or a new start after an end without an event."""
     count = 0
     last = "end"
     for event in events:

@@ -1,4 +1,4 @@
-"""Signs of life: one small file per rank, rewritten at every step, that the supervisor reads.
+"""Heartbeats: one small file per rank, rewritten at every step, that the supervisor reads.
 
 A file and not a collective, so that a rank that hangs in one is seen from outside; in a folder of the machine's own,
 so that no shared file system can make it hang.
@@ -26,7 +26,7 @@ _WIDTH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank last said of itself.
+    """A rank's last heartbeat.
 
     `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
     machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step.
@@ -87,11 +87,11 @@ class Heart:
         self._write({"phase": "training", "step": step, "slowest_step": slowest})
 
     def _write(self, changes: dict[str, object]) -> None:
-        said = asdict(self._beat) | changes | {"beats": self._beat.beats + 1, "time": time.monotonic()}
-        self._beat = Beat(**said)
+        values = asdict(self._beat) | changes | {"beats": self._beat.beats + 1, "time": time.monotonic()}
+        self._beat = Beat(**values)
         if self._fd >= 0:
             # One write of one block: a reader sees the old beat or the new one.
-            os.pwrite(self._fd, json.dumps(said).encode().ljust(_WIDTH), 0)
+            os.pwrite(self._fd, json.dumps(values).encode().ljust(_WIDTH), 0)
 
 
 def read_beats(folder: Path) -> dict[int, Beat]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
+from dsrun.runs.records import fsync_folder, plain, sync_file, utc_now, write_json_atomic
 from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
 from dsrun.system.host import cores
 
@@ -79,15 +78,6 @@ def sum_of(file: Path) -> ManifestFile:
             value = zlib.crc32(view[:count], value)
             size += count
     return {"size": size, "crc32": f"{value:08x}"}
-
-
-def sync_file(file: Path) -> None:
-    """Wait until what was written to `file`, by whichever process of this machine, is on the disk."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def threads(wanted: int, share: int = 1) -> int:
@@ -212,7 +202,7 @@ def newest_complete(run: RunFolder) -> tuple[int, Path] | None:
 
 
 def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) -> list[Finding]:
-    """What is wrong with `checkpoint` as far as its folder tells, at one look a file; contents are not read.
+    """What is wrong with `checkpoint`: missing files and wrong sizes; contents are not read.
 
     `manifest` is its manifest, if that has been read already.
     """
@@ -220,7 +210,7 @@ def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) ->
     if manifest is None:
         why = "it has no manifest: its save never finished, or dsrun did not write it"
         if (checkpoint / MANIFEST).exists():
-            why = "its manifest cannot be read, so nothing vouches for its files"
+            why = "its manifest cannot be read, so its files cannot be checked"
         return [_finding(INCOMPLETE, why, checkpoint)]
     findings = []
     for name, entry in manifest["files"].items():

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from dsrun.runs.schema import EventKind
@@ -66,9 +65,7 @@ class Appender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -148,11 +145,16 @@ def write_json_atomic(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut, where its file system knows how."""
-    fd = os.open(folder, os.O_RDONLY)
+    """Make renames in `folder` survive a power cut, where its file system can."""
+    with suppress(OSError):  # some network file systems refuse to sync a folder
+        sync_file(folder)
+
+
+def sync_file(file: Path) -> None:
+    """Wait until what was written to `file`, by whichever process of this machine, is on the disk."""
+    fd = os.open(file, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems refuse to sync a folder
-            os.fsync(fd)
+        os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -177,18 +179,17 @@ def progress(metrics: Path) -> Progress | None:
     A torn last line and foreign lines are passed over. Only as much of the file is read as is needed.
     """
     last: dict[str, Any] = {}
+    loss = None
     try:
         for record in _backwards(metrics):
             if not last and isinstance(record.get("step"), int):
                 last = record
-            if last and record.get("loss") is not None:
-                return _progress(last, record["loss"])
+            if last and (loss := record.get("loss")) is not None:
+                break
     except OSError:
         return None
-    return _progress(last, None) if last else None
-
-
-def _progress(last: dict[str, Any], loss: Any) -> Progress:
+    if not last:
+        return None
     epoch = last.get("epoch")
     return Progress(
         step=last["step"],

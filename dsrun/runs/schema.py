@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-RUN_VERSION = 1
 MANIFEST_VERSION = 1
 
 EventKind = Literal[
-    "start",
-    "resume",
-    "training",
-    "progress",
-    "checkpoint_begin",
-    "checkpoint_end",
-    "evaluate",
-    "nan",
-    "spike",
-    "interval",
-    "signal",
-    "failure",
-    "remedy",
-    "restart",
-    "end",
-]
+    "start", "resume", "training", "progress", "checkpoint_begin", "checkpoint_end", "evaluate", "nan", "spike",
+    "interval", "signal", "failure", "remedy", "restart", "end",
+]  # fmt: skip
 
 
 class Stamped(TypedDict):

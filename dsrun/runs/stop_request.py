@@ -56,8 +56,7 @@ def first_request(known: Iterable[StopRequest | None]) -> StopRequest:
 def write_stop_file(file: Path, request: StopRequest) -> None:
     """Write the request; the first one stays.
 
-    For signal handlers: a disk that takes nothing must not end who was to be told. Without its content the file still
-    says that somebody asks.
+    For signal handlers: a full disk must not raise in them. A file without content is still a request.
     """
     with suppress(OSError):
         if not file.exists():

@@ -18,7 +18,7 @@ from dsrun.recipe.flags import SECRETS
 from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.goodput import goodput, words
+from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
@@ -108,7 +108,7 @@ class RunRecords:
             write_json_atomic(self.folder.finished, {"version": 1, "time": utc_now(), "step": step})
 
     def goodput(self) -> str | None:
-        return words(goodput(self.history())) if self.main else None
+        return goodput_line(goodput(self.history())) if self.main else None
 
     def history(self) -> list[dict[str, Any]]:
         """All events of the folder so far, those of earlier attempts included; none on other ranks."""

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from dsrun.launch.coordinator.messages import SingleNodeCoordinator
-from dsrun.launch.job import Topology
+from dsrun.launch.coordinator.messages import Coordinator
+from dsrun.launch.job import Job, Topology
 from dsrun.launch.supervisor.policy import Limits
-from dsrun.launch.supervisor.run import Job, supervise
+from dsrun.launch.supervisor.run import supervise
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
         hang_timeout=spec.get("hang_timeout"),
         external=True,
     )
-    outcome = supervise(job, SingleNodeCoordinator(), lambda line: print(line, file=sys.stderr, flush=True))
+    outcome = supervise(job, Coordinator(), lambda line: print(line, file=sys.stderr, flush=True))
     print(json.dumps(vars(outcome)))
     return outcome.exit_code
 

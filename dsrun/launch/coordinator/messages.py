@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
-from dsrun.launch.coordinator.transport import Connection, Message, challenge, digests_match, hmac_digest
+from dsrun.launch.coordinator.transport import Connection, Message, digests_match, hmac_digest
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 from dsrun.runs.stop_request import StopRequest
 
@@ -40,44 +40,10 @@ class NodeResult:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> NodeResult:
         """The inverse of `asdict`; TypeError or KeyError for anything else."""
-        failure = found["failure"]
-        return cls(
-            node=int(found["node"]),
-            ok=bool(found["ok"]),
-            interrupted=bool(found["interrupted"]),
-            failure=Failure(**failure) if failure else None,
-        )
+        return cls(**{**found, "failure": Failure(**found["failure"]) if found["failure"] else None})
 
 
 Decide = Callable[[list[NodeResult]], Decision]
-
-
-class Coordinator(Protocol):
-    """A supervisor's view of the supervisors on the other nodes."""
-
-    node: int
-    nodes: int
-    attempt: int
-    """Number of the first attempt: 0, or more on a node that rejoins a run."""
-
-    def check(self) -> bool:
-        """Whether this node must end its attempt because another node failed or is lost."""
-
-    def announce_stop(self, request: StopRequest) -> None:
-        """Ask all nodes to save and exit. Safe in a signal handler."""
-
-    def stop_requested(self) -> StopRequest | None:
-        """The request that was announced on any node, or None."""
-
-    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
-        """Report this node's result, wait for all nodes, and return the decision of node 0.
-
-        `decide` is called on node 0 with one `NodeResult` per node, in order. "restart" is returned once every node is
-        ready to start again; it becomes "stop" if any node was asked to stop.
-        """
-
-    def close(self) -> None:
-        """Disconnect. After a decision to stop, the other nodes do not count this as a loss."""
 
 
 class RendezvousError(DsrunError):
@@ -85,35 +51,57 @@ class RendezvousError(DsrunError):
 
 
 class Stopped(DsrunError):
-    """A signal came before the run started, so nothing is lost."""
+    """`request` came before the run started, so nothing is lost."""
 
     exit_code = EXIT_RESUME
 
+    def __init__(self, request: StopRequest) -> None:
+        super().__init__(f"{request} came before the run started: the same command starts it")
 
-class SingleNodeCoordinator:
-    """The coordinator of a run on one machine."""
+
+class Coordinator:
+    """A supervisor's view of the supervisors on the other nodes. In this class there are none; subclasses connect."""
 
     node = 0
-    nodes = 1
     attempt = 0
+    """Number of the first attempt: 0, or more on a node that rejoins a run."""
+    local_address: str | None = None
+    """This machine's address on the network of the nodes; None on a single node."""
+    _announced: StopRequest | None = None
+    _received: StopRequest | None = None
 
-    def __init__(self) -> None:
-        self._announced: StopRequest | None = None
+    def __init__(self, run_info: RunInfo | None = None) -> None:
+        self.run_info: RunInfo = run_info or {}
+        """What node 0 sent to all nodes."""
+
+    def gather(self) -> None:
+        """Wait until all nodes have joined and node 0 starts the first attempt.
+
+        Raises RendezvousError if nodes are missing, and Stopped if any node was asked to stop.
+        """
 
     def check(self) -> bool:
+        """Whether this node must end its attempt because another node failed or is lost."""
         return False
 
     def announce_stop(self, request: StopRequest) -> None:
-        self._announced = request
+        """Ask all nodes to save and exit. Safe in a signal handler."""
+        self._announced = self._announced or request
 
     def stop_requested(self) -> StopRequest | None:
-        return self._announced
+        """The request that was announced on any node, or None."""
+        return self._announced or self._received
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
+        """Report this node's result, wait for all nodes, and return the decision of node 0.
+
+        `decide` is called on node 0 with one `NodeResult` per node, in order. "restart" is returned once every node is
+        ready to start again; it becomes "stop" if any node was asked to stop.
+        """
         return unless_stopped(decide([ended]), self._announced)
 
     def close(self) -> None:
-        """Nothing to disconnect."""
+        """Disconnect. After a decision to stop, the other nodes do not count this as a loss."""
 
 
 def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
@@ -124,16 +112,9 @@ def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
     return replace(decision, action="stop", exit_code=EXIT_RESUME, wait_s=0.0, why=why)
 
 
-def lost_node(node: int, host: str, *, silent: bool) -> NodeResult:
+def lost_node(node: int, host: str, how: str, *, cause: str = "node_lost") -> NodeResult:
     """The result of a node that is lost."""
-    how = "stopped answering" if silent else "disconnected: its supervisor or the machine died"
-    failure = Failure(cause="node_lost", node=node, message=f"node {node} ({host}) {how}")
-    return NodeResult(node=node, ok=False, failure=failure)
-
-
-def ended_by_signal(node: int, host: str) -> NodeResult:
-    """The result of a node whose supervisor was ended by a signal and closed its connection."""
-    failure = Failure(cause="interrupted", node=node, message=f"node {node} ({host}) was ended by a signal")
+    failure = Failure(cause=cause, node=node, message=f"node {node} ({host}) {how}")
     return NodeResult(node=node, ok=False, failure=failure)
 
 
@@ -164,7 +145,7 @@ def shared_key(*, run: str, secret: str | None) -> bytes:
     nodes know (SLURM job and step, or address and port): it rejects other runs that happen to use the same port, but no
     attacker. torch's own store does neither.
     """
-    return hashlib.sha256(f"dsrun council\0{run}\0{secret or ''}".encode()).digest()
+    return hashlib.sha256(f"dsrun coordinator\0{run}\0{secret or ''}".encode()).digest()
 
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -172,15 +153,6 @@ HANDSHAKE_TIMEOUT_S = 10.0
 
 # A second supervisor for a node is rejected if the first was heard from within this time; later it replaces it.
 _REPLACE_AFTER_S = 3.0
-
-
-@dataclass
-class PendingConnection:
-    """A connection that has not authenticated yet; `since` is CLOCK_MONOTONIC in seconds."""
-
-    connection: Connection
-    challenge: str = field(default_factory=challenge)
-    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -193,15 +165,13 @@ class Peer:
     waiting: bool = True
 
 
-def reject_reason(
-    pending: PendingConnection, message: Message, *, key: bytes, nodes: int, peers: Mapping[int, Peer]
-) -> str | None:
+def reject_reason(challenge: str, message: Message, *, key: bytes, nodes: int, peers: Mapping[int, Peer]) -> str | None:
     """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
 
     A sender without the key learns only that it does not have it.
     """
     node, their_nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
-    expected = hmac_digest(key, "follower", pending.challenge, node, their_nodes)
+    expected = hmac_digest(key, "follower", challenge, node, their_nodes)
     if not digests_match(message.get("proof"), expected):
         return "it belongs to another run, or has another DSRUN_SECRET"
     if their_nodes != nodes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from dsrun import __version__
 from dsrun.errors import UsageError
@@ -18,7 +19,6 @@ from dsrun.launch.coordinator.messages import (
     NodeResult,
     RendezvousError,
     RunInfo,
-    SingleNodeCoordinator,
     Stopped,
     decide_without_server,
     decision_from_dict,
@@ -31,7 +31,6 @@ from dsrun.launch.coordinator.transport import (
     EventLoop,
     Message,
     allow_open_files,
-    challenge,
     digests_match,
     hmac_digest,
     listen,
@@ -39,47 +38,38 @@ from dsrun.launch.coordinator.transport import (
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.policy import Decision
 from dsrun.runs.stop_request import StopRequest
-from dsrun.system.net import claim_port, plain_address
+from dsrun.system.net import claim_port
 
 _CONNECT_S = 5.0
-_AGAIN_S = 0.3
+_RETRY_S = 0.3
 
 
-class CoordinatorClient(EventLoop):
+class CoordinatorClient(Coordinator, EventLoop):
     """The coordinator of node `node`, over a connection that node 0 has accepted."""
 
-    def __init__(self, connection: Connection, node: int, nodes: int, *, host: str, run_info: RunInfo) -> None:
-        super().__init__()
+    def __init__(self, connection: Connection, node: int, *, host: str, run_info: RunInfo) -> None:
+        Coordinator.__init__(self, run_info)
+        EventLoop.__init__(self)
         self.node = node
-        self.nodes = nodes
-        self.attempt = 0
-        self.run_info = run_info
         self._connection = connection
         self._host = host
         self._began = False
         self._abort = False
         self._left = False
         self._departed = False
-        self._asked: StopRequest | None = None
-        self._announced: StopRequest | None = None
         self._decision: Decision | None = None
         self.watch(connection)
         self.begin()
 
     @property
-    def local_address(self) -> str:
-        """This machine's address on the connection to node 0."""
-        return str(self._connection.sock.getsockname()[0])
+    def local_address(self) -> str:  # type: ignore[override]
+        return self._connection.local_address
 
     def gather(self) -> None:
-        """Wait until node 0 starts the first attempt.
-
-        Raises RendezvousError if node 0 disconnects, and Stopped if any node was asked to stop.
-        """
         with self.changed:
             while not self._began:
-                if self.stop_requested():
-                    raise Stopped(f"{self.stop_requested()} came before the run started: the same command starts it")
+                if request := self.stop_requested():
+                    raise Stopped(request)
                 if self._left:
                     raise RendezvousError(
                         f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
@@ -94,9 +84,6 @@ class CoordinatorClient(EventLoop):
         if self._announced is None:
             self._announced = request
             self.post(self._connection, {"stop": asdict(request)})
-
-    def stop_requested(self) -> StopRequest | None:
-        return self._asked or self._announced
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
         self.post(self._connection, {"ended": asdict(ended)})
@@ -120,7 +107,7 @@ class CoordinatorClient(EventLoop):
             elif "abort" in message:
                 self._abort = True
             elif "stop" in message:
-                self._asked = StopRequest.from_dict(message["stop"])
+                self._received = StopRequest.from_dict(message["stop"])
             elif "decision" in message:
                 try:
                     self._decision = decision_from_dict(message["decision"])
@@ -145,71 +132,51 @@ class CoordinatorClient(EventLoop):
             self.post(self._connection, {"alive": True})
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeIdentity:
-    """The node that joins: `node` of `nodes`, called `name` in messages, with the run's key."""
-
-    node: int
-    nodes: int
-    name: str
-    key: bytes
-
-
-def join(host: str, port: int, identity: NodeIdentity, *, timeout_s: float = RENDEZVOUS_TIMEOUT_S) -> CoordinatorClient:
-    """Connect to node 0 on `host`, which may start later than this node.
+def join(place: LocalLauncher, *, name: str, key: bytes, timeout_s: float = RENDEZVOUS_TIMEOUT_S) -> CoordinatorClient:
+    """Connect to node 0, which may start later than this node; `name` is what messages call this machine.
 
     Raises RendezvousError if node 0 cannot be reached within `timeout_s` seconds, UsageError if it rejects this node.
     """
+    port = (place.port or 0) + 1
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return _joined(host, port, identity)
+            return _joined(place, port, name, key)
         except (OSError, ValueError) as error:
             if time.monotonic() >= deadline:
                 raise RendezvousError(
-                    f"rendezvous: node {identity.node} could not reach the first node at {host}:{port} "
+                    f"rendezvous: node {place.node} could not reach the first node at {place.host}:{port} "
                     f"within {timeout_s:.0f} s: {error}",
                     fix="is `dsrun launch` running there, and does a firewall let the port through?",
                 ) from None
-            time.sleep(min(_AGAIN_S, timeout_s))
+            time.sleep(min(_RETRY_S, timeout_s))
 
 
-def _joined(host: str, port: int, identity: NodeIdentity) -> CoordinatorClient:
+def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> CoordinatorClient:
     # Tries all addresses of the host name, IPv6 and IPv4.
-    connection = Connection(socket.create_connection((host, port), timeout=_CONNECT_S))
+    connection = Connection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
     try:
-        number = challenge()
-        question = _first(connection, [])
+        own_challenge = secrets.token_hex(16)
+        challenge = _first(connection, []).get("challenge")
         rest: list[Message] = []
-        connection.send(
-            {
-                "node": identity.node,
-                "nodes": identity.nodes,
-                "host": identity.name,
-                "version": __version__,
-                "challenge": number,
-                "proof": hmac_digest(
-                    identity.key, "follower", question.get("challenge"), identity.node, identity.nodes
-                ),
-            }
-        )
+        own = {"node": place.node, "nodes": place.nodes, "host": name, "version": __version__}
+        proof = hmac_digest(key, "follower", challenge, place.node, place.nodes)
+        connection.send({**own, "challenge": own_challenge, "proof": proof})
         answer = _first(connection, rest)
         if "refused" in answer:
             raise UsageError(
-                f"{host}:{port} refuses node {identity.node} of {identity.nodes}: {answer['refused']}",
+                f"{place.host}:{port} refuses node {place.node} of {place.nodes}: {answer['refused']}",
                 fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
             )
-        if not digests_match(answer.get("proof"), hmac_digest(identity.key, "leader", number)):
+        if not digests_match(answer.get("proof"), hmac_digest(key, "leader", own_challenge)):
             raise ConnectionError("the server there is not node 0 of this run")
     except BaseException:
         connection.close()
         raise
-    follower = CoordinatorClient(
-        connection, identity.node, identity.nodes, host=host, run_info=dict(answer.get("welcome") or {})
-    )
+    client = CoordinatorClient(connection, place.node, host=place.host, run_info=dict(answer.get("welcome") or {}))
     for message in rest:
-        follower.on_message(connection, message)
-    return follower
+        client.on_message(connection, message)
+    return client
 
 
 def _first(connection: Connection, rest: list[Message]) -> Message:
@@ -232,8 +199,8 @@ def rendezvous(
     secret: str | None,
     name: str,
     timeout_s: float = RENDEZVOUS_TIMEOUT_S,
-) -> Iterator[tuple[Coordinator, RunInfo, str | None]]:
-    """The coordinator, node 0's `run_info`, and this machine's address on the network of the nodes (None on one node).
+) -> Iterator[Coordinator]:
+    """The coordinator, once all nodes have joined.
 
     `run_info` is used on node 0 only; `name` is this machine's name in messages; `early` forwards signals that come
     before the body handles them. Raises Stopped if another node was signalled, RendezvousError if nodes are missing,
@@ -241,32 +208,20 @@ def rendezvous(
     """
     coordinator: Coordinator | None = None
     try:
-        if place.nodes == 1:
-            coordinator = SingleNodeCoordinator()
-            early.forward_to(coordinator)
-            yield coordinator, run_info, None
-            return
         key = shared_key(run=place.run, secret=secret)
-        if place.node == 0:
+        if place.nodes == 1:
+            coordinator = Coordinator(run_info)
+        elif place.node == 0:
             allow_open_files(place.nodes)
-            port = claim_port(place.port or 0, find=None)
-            coordinator = first = CoordinatorServer(
-                listen(place.host, port + 1),
-                place.nodes,
-                key,
-                run_info=run_info,
-                timeout_s=timeout_s,
-                returns=place.returns,
+            listener = listen(place.host, claim_port(place.port or 0, find=None) + 1)
+            coordinator = CoordinatorServer(
+                listener, place.nodes, key, run_info=run_info, timeout_s=timeout_s, returns=place.returns
             )
-            early.forward_to(coordinator)
-            first.gather()
-            yield first, run_info, plain_address(first.local_address)
         else:
-            identity = NodeIdentity(node=place.node, nodes=place.nodes, name=name, key=key)
-            coordinator = other = join(place.host, (place.port or 0) + 1, identity, timeout_s=timeout_s)
-            early.forward_to(coordinator)
-            other.gather()
-            yield other, other.run_info, plain_address(other.local_address)
+            coordinator = join(place, name=name, key=key, timeout_s=timeout_s)
+        early.forward_to(coordinator)
+        coordinator.gather()
+        yield coordinator
     finally:
         if coordinator is not None:
             coordinator.close()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from dsrun import __version__
 from dsrun.launch.coordinator.messages import (
     HANDSHAKE_TIMEOUT_S,
     RENDEZVOUS_TIMEOUT_S,
+    Coordinator,
     Decide,
     NodeResult,
     Peer,
-    PendingConnection,
     RendezvousError,
     RunInfo,
     Stopped,
-    ended_by_signal,
     format_nodes,
     lost_node,
     reject_reason,
@@ -30,9 +30,11 @@ from dsrun.runs.stop_request import StopRequest
 
 STRAGGLER_TIMEOUT_S = 60.0
 """Seconds in which a node must end its attempt after another node failed."""
+_SILENT = "stopped answering"
+_DISCONNECTED = "disconnected: its supervisor or the machine died"
 
 
-class CoordinatorServer(EventLoop):
+class CoordinatorServer(Coordinator, EventLoop):
     """The coordinator of node 0.
 
     `run_info` is sent to every node that joins. Waits `timeout_s` seconds for all nodes at the start and, with
@@ -49,43 +51,35 @@ class CoordinatorServer(EventLoop):
         timeout_s: float = RENDEZVOUS_TIMEOUT_S,
         returns: bool = True,
     ) -> None:
-        super().__init__(listener)
-        self.node = 0
+        Coordinator.__init__(self, run_info)
+        EventLoop.__init__(self, listener)
         self.nodes = nodes
-        self.attempt = 0
         self._key = key
-        self._run_info = dict(run_info)
         self._timeout_s = timeout_s
         self._returns = returns
         self._now = 0
-        self._pending: dict[Connection, PendingConnection] = {}
+        self._challenges: dict[Connection, str] = {}
         self._peers: dict[int, Peer] = {}
         self._by_connection: dict[Connection, Peer] = {}
         self._hosts: dict[int, str] = {}
         self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
-        self._announced: StopRequest | None = None
-        self._asked: StopRequest | None = None
         self._forwarded: StopRequest | None = None
         self._done = False
         self.begin()
 
     @property
-    def local_address(self) -> str:
+    def local_address(self) -> str:  # type: ignore[override]
         """This machine's address on a peer's connection; "::" before any peer has joined."""
         for peer in list(self._peers.values()):
             with suppress(OSError):
-                return str(peer.connection.sock.getsockname()[0])
+                return peer.connection.local_address
         return "::"
 
     def gather(self) -> None:
-        """Wait until all nodes have joined, and start the first attempt.
-
-        Raises RendezvousError naming the missing nodes, and Stopped if any node was asked to stop.
-        """
         missing = self._wait_for_all(self._timeout_s)
-        if self.stop_requested():
-            raise Stopped(f"{self.stop_requested()} came before the run started: the same command starts it")
+        if request := self.stop_requested():
+            raise Stopped(request)
         if missing:
             raise RendezvousError(
                 f"rendezvous: {format_nodes(missing, self._hosts)} did not join within {self._timeout_s:.0f} s",
@@ -98,11 +92,8 @@ class CoordinatorServer(EventLoop):
             return any(not ended.ok for ended in self._ends.values())
 
     def announce_stop(self, request: StopRequest) -> None:
-        self._announced = self._announced or request
+        super().announce_stop(request)
         self.wake()
-
-    def stop_requested(self) -> StopRequest | None:
-        return self._announced or self._asked
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
         self._record(ended)
@@ -152,7 +143,7 @@ class CoordinatorServer(EventLoop):
         why = f"{who} did not come back within {self._timeout_s:.0f} s"
         if not self._returns:
             why = f"{who} {'is' if len(missing) == 1 else 'are'} lost"
-        stop = Decision(action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why, remedy=decision.remedy)
+        stop = replace(decision, action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why)
         return stop if not self.stop_requested() else unless_stopped(decision, self.stop_requested())
 
     def _send_begin(self) -> None:
@@ -164,7 +155,7 @@ class CoordinatorServer(EventLoop):
             # Lost after it was counted, before it was started.
             for node in range(1, self.nodes):
                 if node not in self._peers:
-                    self._record(lost_node(node, self._hosts[node], silent=False))
+                    self._record(lost_node(node, self._hosts[node], _DISCONNECTED))
 
     def _record(self, ended: NodeResult) -> None:
         with self.changed:
@@ -182,9 +173,9 @@ class CoordinatorServer(EventLoop):
         for node in range(1, self.nodes):
             if node not in self._ends:
                 # Its supervisor sees the connection close, and ends its ranks.
-                self._drop_peer(node, lost_node(node, self._hosts[node], silent=True))
+                self._drop_peer(node, _SILENT)
 
-    def _drop_peer(self, node: int, end: NodeResult) -> None:
+    def _drop_peer(self, node: int, how: str, *, cause: str = "node_lost") -> None:
         with self.changed:
             peer = self._peers.pop(node, None)
             if peer is None:
@@ -194,18 +185,18 @@ class CoordinatorServer(EventLoop):
             self.dismiss(peer.connection)
             began = not peer.waiting
         if began and not self._done:
-            self._record(end)
+            self._record(lost_node(node, peer.host, how, cause=cause))
 
     # callbacks of the thread
 
     def on_connect(self, connection: Connection) -> None:
-        pending = self._pending[connection] = PendingConnection(connection)
-        self.post(connection, {"dsrun": __version__, "challenge": pending.challenge})
+        challenge = self._challenges[connection] = secrets.token_hex(16)
+        self.post(connection, {"dsrun": __version__, "challenge": challenge})
 
     def on_message(self, connection: Connection, message: Message) -> None:
-        pending = self._pending.pop(connection, None)
-        if pending is not None:
-            self._handshake(pending, message)
+        challenge = self._challenges.pop(connection, None)
+        if challenge is not None:
+            self._handshake(connection, challenge, message)
             return
         peer = self._by_connection.get(connection)
         if peer is None:
@@ -217,25 +208,25 @@ class CoordinatorServer(EventLoop):
                 raise ConnectionError(str(error)) from None
             self._record(ended)
         elif "stop" in message:
-            self._asked = self._asked or StopRequest.from_dict(message["stop"])
+            self._received = self._received or StopRequest.from_dict(message["stop"])
         elif "bye" in message:
-            self._drop_peer(peer.node, ended_by_signal(peer.node, peer.host))
+            self._drop_peer(peer.node, "was ended by a signal", cause="interrupted")
 
     def on_disconnect(self, connection: Connection) -> None:
-        self._pending.pop(connection, None)
+        self._challenges.pop(connection, None)
         peer = self._by_connection.get(connection)
         if peer is not None:
-            self._drop_peer(peer.node, lost_node(peer.node, peer.host, silent=False))
+            self._drop_peer(peer.node, _DISCONNECTED)
 
     def on_timer(self) -> None:
         now = time.monotonic()
-        for pending in list(self._pending.values()):
-            if now - pending.since > HANDSHAKE_TIMEOUT_S:
-                del self._pending[pending.connection]
-                self.drop(pending.connection)
+        for connection in list(self._challenges):
+            if now - connection.opened > HANDSHAKE_TIMEOUT_S:
+                del self._challenges[connection]
+                self.drop(connection)
         for peer in list(self._peers.values()):
             if now - peer.connection.last_received > PEER_TIMEOUT_S:
-                self._drop_peer(peer.node, lost_node(peer.node, peer.host, silent=True))
+                self._drop_peer(peer.node, _SILENT)
             else:
                 self.post(peer.connection, {"alive": True})
 
@@ -247,19 +238,19 @@ class CoordinatorServer(EventLoop):
             # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
             self._forwarded = stop
 
-    def _handshake(self, pending: PendingConnection, message: Message) -> None:
-        why = reject_reason(pending, message, key=self._key, nodes=self.nodes, peers=self._peers)
+    def _handshake(self, connection: Connection, challenge: str, message: Message) -> None:
+        why = reject_reason(challenge, message, key=self._key, nodes=self.nodes, peers=self._peers)
         if why:
-            self.post(pending.connection, {"refused": why})
-            self.dismiss(pending.connection)
+            self.post(connection, {"refused": why})
+            self.dismiss(connection)
             return
         node, host = int(message["node"]), str(message.get("host"))
         if node in self._peers:
-            self._drop_peer(node, lost_node(node, self._hosts[node], silent=True))
+            self._drop_peer(node, _SILENT)
         welcome = hmac_digest(self._key, "leader", message.get("challenge"))
-        self.post(pending.connection, {"welcome": self._run_info, "proof": welcome})
+        self.post(connection, {"welcome": dict(self.run_info), "proof": welcome})
         with self.changed:
             self._hosts[node] = host
-            peer = Peer(node, host, pending.connection)
-            self._peers[node] = self._by_connection[pending.connection] = peer
+            peer = Peer(node, host, connection)
+            self._peers[node] = self._by_connection[connection] = peer
             self.changed.notify_all()

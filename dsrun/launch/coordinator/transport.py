@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import resource
 import selectors
 import socket
@@ -16,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.system.net import plain_address
 
 Message = dict[str, Any]
 
@@ -24,7 +24,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 PEER_TIMEOUT_S = 15.0
 """Seconds without a message after which a peer counts as lost; a closed connection is noticed at once."""
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _SEND_S = 5.0
 _LONGEST = 1 << 20
 _USUAL_FILES = 512
@@ -40,20 +40,15 @@ def digests_match(shown: object, expected: str) -> bool:
     return hmac.compare_digest(str(shown).encode(errors="replace"), expected.encode())
 
 
-def challenge() -> str:
-    """A random nonce, in hex."""
-    return os.urandom(16).hex()
-
-
 class Connection:
-    """One connection. `last_received` is CLOCK_MONOTONIC in seconds."""
+    """One connection. `opened` and `last_received` are CLOCK_MONOTONIC in seconds."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(_SEND_S)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.last_received = time.monotonic()
+        self.opened = self.last_received = time.monotonic()
         self._rest = b""
 
     def send(self, message: Message) -> None:
@@ -71,6 +66,10 @@ class Connection:
             raise ConnectionError("not a supervisor's message")
         return [_message(line) for line in lines]
 
+    @property
+    def local_address(self) -> str:
+        return plain_address(str(self.sock.getsockname()[0]))
+
     def close(self) -> None:
         with suppress(OSError):
             self.sock.close()
@@ -80,7 +79,7 @@ def _message(line: bytes) -> Message:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):  # the latter by a line of brackets
-        raise ConnectionError("not a supervisor's message") from None
+        found = None
     if not isinstance(found, dict):
         raise ConnectionError("not a supervisor's message")
     return found
@@ -156,12 +155,12 @@ class EventLoop:
         """Called after every message, after every `wake`, and at least every quarter of a second."""
 
     def on_timer(self) -> None:
-        """Called once every ALIVE_S."""
+        """Called once every HEARTBEAT_INTERVAL_S."""
 
     def _run(self) -> None:
         last = 0.0
         while not self._closing:
-            for key, _ in self._selector.select(_LOOK_S):
+            for key, _ in self._selector.select(_POLL_S):
                 self._read(key)
             self.on_wake()
             self._flush()

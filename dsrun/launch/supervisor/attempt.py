@@ -24,14 +24,14 @@ from dsrun.system.host import oom_kills
 
 POLL_S = 0.1
 BEFORE_TRAINING_S = 3.0
-"""Before training there is nothing to save: ranks that were told to stop have so long to leave."""
+"""Before training there is nothing to save: ranks that were asked to stop have so long to leave."""
 STRAGGLER_TIMEOUT_S = 10.0
-"""When one rank has left, as told, the others have so long to follow."""
+"""When one rank has left, as asked, the others have so long to follow."""
 NO_HEARTBEAT_PATIENCE_S = 600.0
-"""Programs without signs of life have so long to save when they are told to stop."""
+"""Programs without heartbeats have so long to save when they are asked to stop."""
 INTERRUPT_TIMEOUT_S = 2.0
 AGENT_TIMEOUT_S = 5.0
-# The agent looks at its ranks every 0.1 s; a rank that has failed longer ago without a word of it is news of its own.
+# The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
 _AGENT_REPORT_S = 0.5
 # One that has ended well fails nobody while its agent waits for a busy machine to let it look.
 _CLEAN_EXIT_REPORT_S = 60.0
@@ -132,13 +132,13 @@ class Attempt:
 
     def _poll(self) -> None:
         """Take in what has happened since the last look."""
-        for news in read_rank_statuses(self._folder / "ranks"):
-            self._pids[news.rank] = news.pid
-            if news.status is not None and news.rank not in self._ended:
+        for rank_status in read_rank_statuses(self._folder / "ranks"):
+            self._pids[rank_status.rank] = rank_status.pid
+            if rank_status.status is not None and rank_status.rank not in self._ended:
                 first = not any(self._ended.values())  # the agent ends the others with SIGTERM
-                self._ended[news.rank] = news.status
+                self._ended[rank_status.rank] = rank_status.status
                 if first and not self.job.external:
-                    self._request_stop_if_signalled(news.status, rank=news.rank)
+                    self._request_stop_if_signalled(rank_status.status, rank=rank_status.rank)
         now = time.monotonic()
         self._beats = read_beats(self._folder / "beats")
         states = {rank: reaper.state_and_parent(pid)[0] for rank, pid in self._alive().items()}
@@ -153,16 +153,16 @@ class Attempt:
         self._hang = self._watch.poll(beats, living, now)
 
     def _alive(self) -> dict[int, int]:
-        """The ranks that have not ended as far as the agent has said."""
+        """The ranks that have not ended as far as the agent has reported."""
         return {rank: pid for rank, pid in self._pids.items() if rank not in self._ended}
 
     def _request_stop_if_signalled(self, status: int, *, rank: int | None = None) -> None:
-        """A process that had no handler yet was told to stop, and died of it."""
+        """A process that had no handler yet was asked to stop, and died of it."""
         if status in _STOP_STATUSES and self._signalled_at is None:
             self._stop_requests.add(StopRequest.now(signal.Signals(-status).name, rank))
 
     def _failed(self, agent: Agent) -> bool:
-        """Whether a rank died or hangs. What happens to ranks that were told to stop is no failure."""
+        """Whether a rank died or hangs. What happens to ranks that were asked to stop is no failure."""
         if self._hang is not None:
             return True
         if self._signalled_at is not None or self._stop_requests.stop():
@@ -170,9 +170,9 @@ class Attempt:
         return self._unreported(agent) or any(self._ended.values())
 
     def _unreported(self, agent: Agent) -> bool:
-        """Whether a rank is gone of which the agent should have said so, or how, by now."""
+        """Whether a rank is gone whose end the agent should have reported by now."""
         pid, now = agent.pid, time.monotonic()
-        # Its ranks die with it, and who has forked it may need a moment to say so.
+        # Its ranks die with it, and who has forked it may need a moment to report it.
         alive = pid is None or reaper.lives(pid)
         # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
@@ -225,7 +225,7 @@ class Attempt:
         return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_TIMEOUT_S
 
     def _patience(self, now: float) -> float:
-        """Seconds that the ranks may take from being told to stop until they have left."""
+        """Seconds that the ranks may take from being asked to stop until they have left."""
         if not self._pids:
             return 0.0
         if self.job.external and not self._beats:
@@ -250,8 +250,8 @@ class Attempt:
         collect(self._evidence, living, self._beats, self.job.env, began=self._began_at)
 
     def _finish(self, agent: Agent, starter: Starter) -> None:
-        """End the family, and wait for the word of how the agent ended."""
-        # Without an agent the warm process still has the request, which it must not follow any more.
+        """End the process tree, and wait until the agent's exit is reported."""
+        # Without an agent the zygote still has the request, which it must not follow any more.
         kept_processes = starter.kept_processes() if agent.pid is not None else set()
         # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
         while not reaper.end(self._context.run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
@@ -260,7 +260,7 @@ class Attempt:
         while kept_processes and agent.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if kept_processes and agent.poll() is None:
-            # The warm process does not answer: it is stopped. The next attempt would wait for it, and for ever.
+            # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
             reaper.end(self._context.run_id)
 
     def _end(self, code: int | None, noticed: float) -> AttemptResult:
@@ -269,9 +269,9 @@ class Attempt:
         left = stop_requested and (self.job.external or code != 0 or saved is not None)
         if code is None:
             for rank in self._missing:
-                # Gone, and the agent has not said how (yet; or it is itself stopped). Without a word, a guess.
-                told_code = exit_code_of(self._folder / "failures", rank)
-                found = self._codes.get(rank) if told_code is None else told_code
+                # Gone, and the agent has not reported how (yet; or it is itself stopped). Unknown counts as SIGKILL.
+                recorded = exit_code_of(self._folder / "failures", rank)
+                found = self._codes.get(rank) if recorded is None else recorded
                 self._ended.setdefault(rank, found or -signal.SIGKILL)
         failure_inputs = FailureInputs(
             failures=self._folder / "failures",
@@ -287,11 +287,10 @@ class Attempt:
             evidence=self._evidence,
             node=self.job.node_rank,
         )
-        path = saved.get("path") if saved else None
         return AttemptResult(
             ok=code == 0 or stop_requested,
             stop_requested=left,
             by_others=self._by_others,
-            saved=path,
+            saved=saved.get("path") if saved else None,
             failure_inputs=failure_inputs,
         )

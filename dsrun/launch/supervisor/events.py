@@ -26,14 +26,14 @@ REMEDY_FILE = "remedy.json"
 
 
 class RunEventWriter:
-    """The supervisor's hand in the run folder, and its voice."""
+    """Writes the supervisor's events and remedy into the run folder, and notifies the user."""
 
-    def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: RunFolder, notify: Callable[[str], None]) -> None:
         self._folder = folder
-        self._say = say
+        self._notify = notify
 
     def newest_checkpoint(self) -> int | None:
-        """The step of the newest complete checkpoint, 0 for none; None where the file server does not tell."""
+        """The step of the newest complete checkpoint, 0 for none; None where the file server fails."""
         with suppress(OSError):  # a moment's trouble with it is no reason to end the run
             newest = newest_complete(self._folder)
             return newest[0] if newest else 0
@@ -56,7 +56,7 @@ class RunEventWriter:
         return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
 
     def failed(self, failure: Failure, decision: Decision, *, attempt: int) -> None:
-        """On the first node: say and record what failed and what is done about it."""
+        """On the first node: print and record what failed and what is done about it."""
         remedy = decision.remedy if decision.remedy != self.remedy() else None
         self._event(
             "failure",
@@ -73,7 +73,7 @@ class RunEventWriter:
             self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(remedy))
         if decision.action == "restart":
             self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
-            self._say(_line(failure, decision))
+            self._notify(_line(failure, decision))
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""
@@ -88,14 +88,14 @@ class RunEventWriter:
         """After the last attempt, on the first node: delete what a save left that failed on one rank while others wrote
         on. Until the next start it would take the room that a full disk lacks."""
         with suppress(OSError, UsageError), self._folder.acquire():
-            for words in tidy(self._folder):
-                self._say(words)
+            for line in tidy(self._folder):
+                self._notify(line)
 
     def _event(self, kind: EventKind, **details: Any) -> None:
-        # Our ranks have ended, so it is another run that has the folder and refused ours. This is its ledger then.
+        # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
         if is_in_use(self._folder.path):
             return
-        # A full disk is a reason to write less, not to end without a word.
+        # A full disk is a reason to write less, not to end without a message.
         with suppress(OSError), EventLog(self._folder.events) as log:
             log.write(kind, **{name: value for name, value in details.items() if value is not None})
 
@@ -103,7 +103,7 @@ class RunEventWriter:
 def _line(failure: Failure, decision: Decision) -> str:
     """Who failed how, and what comes next: "rank 1 was killed (SIGKILL) after step 12: again from step 10 in 1 s"."""
     next_ = decision.why.removeprefix(f"{cause_named(failure.cause).title}: ")
-    # Where nobody knows the cause, the message is all there is to say of it.
+    # Where nobody knows the cause, the message is all that is known of it.
     return next_ if failure.message in next_ else f"{failure.message}: {next_}"
 
 
@@ -114,18 +114,18 @@ _END = b""
 
 
 class AsyncLineWriter:
-    """Says lines one after the other, in a thread of its own.
+    """Writes lines one after the other, in a thread of its own.
 
     A terminal may take nothing for hours (Ctrl-S, a pager, a connection that is gone), while ranks have to be watched
     and started again. At the end of the `with` block lines that have not been taken are waited for, for `timeout_s`
     seconds.
     """
 
-    def __init__(self, say: Callable[[str], None], *, timeout_s: float) -> None:
-        self._say = say
+    def __init__(self, notify: Callable[[str], None], *, timeout_s: float) -> None:
+        self._notify = notify
         self._timeout_s = timeout_s
         self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write_lines, name="voice", daemon=True)
+        self._thread = threading.Thread(target=self._write_lines, name="line writer", daemon=True)
 
     def __enter__(self) -> AsyncLineWriter:
         self._thread.start()
@@ -141,7 +141,7 @@ class AsyncLineWriter:
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
             with suppress(OSError):  # nobody listens any more
-                self._say(line)
+                self._notify(line)
 
 
 class Tee:

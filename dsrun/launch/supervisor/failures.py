@@ -23,7 +23,7 @@ from dsrun.launch.supervisor.watchdog import Hang
 INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
 # No cause, or one that a rank also names when another one has failed.
-_UNTOLD = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
+_NOT_THE_ORIGIN = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
 _AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/workers/zygote")
 
 Classify = Callable[[str, int | None], str]
@@ -38,13 +38,14 @@ def first_failure(folder: Path, *, only_expected: bool = False, first: Collectio
     exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step.
     """
     failures = sorted(
-        (found for file in folder.glob("rank-*.json") if (found := _read(file))), key=lambda each: float(each["time"])
+        (found for file in folder.glob("rank-*.json") if (found := _read_json(file))),
+        key=lambda each: float(each["time"]),
     )
     known = [
         each
         for each in failures
         if each["expected"]
-        or (each.get("cause") or "") not in _UNTOLD
+        or (each.get("cause") or "") not in _NOT_THE_ORIGIN
         or (each["rank"] in first and each.get("consequence") is False)
     ]
     if not known and not only_expected:
@@ -62,21 +63,21 @@ def first_of_nodes(failures: Sequence[Failure]) -> Failure | None:
     def known(failure: Failure) -> int:
         if failure.exit_code in CONFIGURATION:
             return 2
-        return 0 if failure.cause in _UNTOLD else 1 if failure.cause == "node_lost" else 2
+        return 0 if failure.cause in _NOT_THE_ORIGIN else 1 if failure.cause == "node_lost" else 2
 
     return max(failures, key=known, default=None)
 
 
 def exit_code_of(folder: Path, rank: int) -> int | None:
     """The exit code that `rank` wrote down before it ended; None where it wrote nothing."""
-    said = _read(folder / f"rank-{rank}.json")
-    return int(said["exit_code"]) if said else None
+    record = _read_json(folder / f"rank-{rank}.json")
+    return int(record["exit_code"]) if record else None
 
 
 def interruption(folder: Path) -> dict[str, Any] | None:
     """What a rank wrote that left because it was told to: {"step", "path"}, None in both where nothing was saved."""
     file = folder / INTERRUPTED_FILE
-    return (_read(file) or {}) if file.exists() else None
+    return (_read_json(file) or {}) if file.exists() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +116,17 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     """The failure of the rank that failed first."""
     hang = failure_inputs.hang
     if hang is not None:
-        found = _failure(
-            failure_inputs, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message, detected_s=hang.silent_s
-        )
-        return replace(found, log=str(failure_inputs.evidence or failure_inputs.log))
+        found = _failure(failure_inputs, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message)
+        log = str(failure_inputs.evidence or failure_inputs.log)
+        return replace(found, detected_s=hang.silent_s, log=log)
     # The agent ends the others with SIGTERM.
     deaths = (rank for rank, code in failure_inputs.ended.items() if code < 0 and code != -signal.SIGTERM)
     killed = next(deaths, None)
     order = list(failure_inputs.ended)
     before = order[: order.index(killed)] if killed is not None else order
-    said = first_failure(failure_inputs.failures, only_expected=killed is not None, first=before)
-    if said:
-        return _signalled(failure_inputs, said, classify)
+    record = first_failure(failure_inputs.failures, only_expected=killed is not None, first=before)
+    if record:
+        return _recorded(failure_inputs, record, classify)
     if killed is not None:
         return _death(failure_inputs, killed, classify)
     failed = next(((rank, code) for rank, code in failure_inputs.ended.items() if code), None)
@@ -139,22 +139,22 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     if failure_inputs.agent is not None and failure_inputs.agent < 0:
         message = f"the agent of the ranks was killed ({_signal_name(-failure_inputs.agent)})"
         return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
-    message = _last_words(text) or "the ranks could not be started"
+    message = _exception_line(text) or "the ranks could not be started"
     return _failure(
         failure_inputs, classify(text, failure_inputs.agent), None, failure_inputs.agent or EXIT_TOOL_FAILED, message
     )
 
 
-def _signalled(failure_inputs: FailureInputs, said: Mapping[str, Any], classify: Classify) -> Failure:
+def _recorded(failure_inputs: FailureInputs, record: Mapping[str, Any], classify: Classify) -> Failure:
     """A worker wrote down why."""
-    code, log = int(said["exit_code"]), said["log"]
-    cause = said.get("cause")
+    code, log = int(record["exit_code"]), record["log"]
+    cause = record.get("cause")
     if cause is None:
-        cause = "" if said["expected"] else classify(f"{said['message']}\n{tail(Path(log)) if log else ''}", code)
-    failure = _failure(failure_inputs, cause, int(said["rank"]), code, str(said["message"]))
-    step = said.get("step", failure.step)
-    rollback = bool(said.get("rollback", False))
-    return replace(failure, trace=said.get("trace"), log=log, step=step, rollback=rollback)
+        cause = "" if record["expected"] else classify(f"{record['message']}\n{tail(Path(log)) if log else ''}", code)
+    failure = _failure(failure_inputs, cause, int(record["rank"]), code, str(record["message"]))
+    step = record.get("step", failure.step)
+    rollback = bool(record.get("rollback", False))
+    return replace(failure, trace=record.get("trace"), log=log, step=step, rollback=rollback)
 
 
 def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Failure:
@@ -172,15 +172,7 @@ def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Fail
     return _failure(failure_inputs, cause or "rank_killed", rank, code, message)
 
 
-def _failure(
-    failure_inputs: FailureInputs,
-    cause: str,
-    rank: int | None,
-    code: int,
-    message: str,
-    *,
-    detected_s: float | None = None,
-) -> Failure:
+def _failure(failure_inputs: FailureInputs, cause: str, rank: int | None, code: int, message: str) -> Failure:
     return Failure(
         cause=cause,
         rank=rank,
@@ -188,7 +180,7 @@ def _failure(
         exit_code=code,
         message=message,
         step=failure_inputs.steps.get(rank) if rank is not None else max(failure_inputs.steps.values(), default=None),
-        detected_s=failure_inputs.detected_s if detected_s is None else detected_s,
+        detected_s=failure_inputs.detected_s,
         stalled_s=failure_inputs.stalled_s,
         log=str(failure_inputs.log),
     )
@@ -226,14 +218,14 @@ def trace_of(text: str) -> str | None:
     return hashlib.sha256(json.dumps([frames, blocks[-1][1]]).encode()).hexdigest()
 
 
-def _last_words(text: str) -> str:
+def _exception_line(text: str) -> str:
     """The line in which an uncaught exception names itself, which is the last one of a traceback."""
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line and not line.startswith(("File ", "raise ", "[", "="))]
     return named[-1][:300] if named else ""
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read_json(file: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError):

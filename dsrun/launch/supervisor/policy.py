@@ -11,19 +11,18 @@ from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
 
 Offload = Literal["none", "cpu"]
 
-REMEDY_VERSION = 1
 LONGEST_WAIT = 60.0
 # Restarts that may follow one another without a new checkpoint in between.
 STALLED = 2
 # Times a run goes back to a checkpoint because it asks for it (--on-nan rollback); the run itself asks no more often.
 ROLLBACKS = 10
-# dsrun's own words for "not like this": usage, findings, something missing. 2 is argparse's and click's as well.
+# dsrun's own exit codes for usage, findings, something missing. 2 is argparse's and click's as well.
 CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How one attempt failed, said of the rank that failed first.
+    """How one attempt failed: of the rank that failed first.
 
     `cause` is a code of docs/diagnose.md, "" where nobody knows; `exit_code` as the process ended, negative for a
     signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
@@ -73,14 +72,14 @@ class MemoryFallback:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of remedy.json."""
-        return {"version": REMEDY_VERSION, **asdict(self)}
+        return {"version": 1, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
 
-    `cause` is the last failure's, or deterministic_crash where its history tells so. `saved_batch` is the global batch
+    `cause` is the last failure's, or deterministic_crash where its history shows so. `saved_batch` is the global batch
     of the checkpoint that the next attempt resumes from.
     """
 
@@ -106,10 +105,8 @@ def decide(
     `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
     attempt would begin from; None where nobody can know, as with a script of the user's own: then only `max_restarts`
     is the limit. `remedy` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
-    `shrink`), None where unknown. Raises ValueError for an empty history.
+    `shrink`), None where unknown.
     """
-    if not history:
-        raise ValueError("no failure to decide about")
     last = history[-1]
     decision = _rolled_back(history, progress, remedy) or _stop_without_retry(history, remedy)
     if decision is None and _cause(last).then == "shrink":
@@ -188,7 +185,7 @@ def _restarted(
     if done >= limits.max_restarts:
         return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", remedy, last)
     stalled = _since_progress(history, progress)
-    if stalled > STALLED and _newest(progress) is not None:
+    if stalled > STALLED and progress[-1] is not None:
         return _stop(f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last)
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
     order = f"restart {done + 1} of at most {limits.max_restarts}"
@@ -206,23 +203,14 @@ def _since_progress(history: Sequence[Failure], progress: Sequence[int | None]) 
     count = 0
     for index in range(len(history) - 1, -1, -1):
         count += _counts(history[index])
-        if _moved(progress, index):
+        before, after = (progress[at] if at < len(progress) else None for at in (index, index + 1))
+        if before is not None and after is not None and after > before:
             break
     return max(count, 1)
 
 
-def _moved(progress: Sequence[int | None], attempt: int) -> bool:
-    """Whether attempt number `attempt` left a newer checkpoint than it found."""
-    before, after = (progress[at] if at < len(progress) else None for at in (attempt, attempt + 1))
-    return before is not None and after is not None and after > before
-
-
-def _newest(progress: Sequence[int | None]) -> int | None:
-    return progress[-1] if progress else None
-
-
 def _beginning(progress: Sequence[int | None]) -> str:
-    begin = _newest(progress)
+    begin = progress[-1]
     if begin is None:
         return "again"
     return f"again from step {begin}" if begin else "again from its start"

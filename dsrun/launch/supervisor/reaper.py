@@ -1,4 +1,4 @@
-"""`python -I -S guard.py FD MARK SCRATCH`: waits until the supervisor is gone, then ends what it left behind.
+"""`python -I -S reaper.py FD RUN_ID SCRATCH`: waits until the supervisor is gone, then ends what it left behind.
 
 A process of its own, because the supervisor may be killed outright, and the kernel's own tie (PR_SET_PDEATHSIG) does
 not reach what a rank forks. It waits for the end of a pipe that only the supervisor holds. The standard library only,

@@ -35,18 +35,16 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.net import free_port
 
-__all__ = ["Job", "Outcome", "supervise"]
-
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 """Shows the user one line while the run goes on."""
 
 WAIT_POLL_S = 0.1
 
 
-def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) -> Outcome:
+def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: None) -> Outcome:
     """Run `job` to its end, together with the supervisors of the other nodes.
 
-    Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was told to
+    Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was asked to
     stop and goes on with the same command, 130 after Ctrl-C, 128 + n for signal n that allowed no time to save, else
     that of the rank that failed first.
     """
@@ -75,7 +73,7 @@ def supervise(job: Job, coordinator: Coordinator, say: Say = lambda line: None) 
         with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(Tee(scratch / "console"))
-            line_writer = stack.enter_context(AsyncLineWriter(say, timeout_s=STUCK_S))
+            line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
             return _Supervision(
                 context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink
             ).run_attempts()
@@ -113,7 +111,7 @@ class _Supervision:
             self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._history: list[Failure] = []
         self._progress: list[int | None] = []
-        # A node that joins a run later was not told of its checkpoints.
+        # A node that joins a run later does not know its checkpoints.
         self._saved_batch = job.saved_batch
         self._knows_saved_batch = not job.external and coordinator.attempt == 0
 
@@ -147,7 +145,9 @@ class _Supervision:
                 decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
                 self._event_writer.apply(decision)
                 if decision.action == "stop":
-                    if self._must_clean_up(decision):
+                    # Ranks of ours may have ended in the middle of a save.
+                    first = not self._job.external and self._job.node_rank == 0
+                    if first and decision.exit_code not in (0, EXIT_RESUME):
                         self._event_writer.clean_up()
                     return self._outcome(end, decision)
                 self._number += 1
@@ -165,11 +165,6 @@ class _Supervision:
         port = self._job.port or free_port()
         known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
         return Attempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
-
-    def _must_clean_up(self, decision: Decision) -> bool:
-        """Whether it is on this node to clear up after ranks of ours that ended in the middle of something."""
-        ours = not self._job.external and self._job.node_rank == 0
-        return ours and decision.exit_code not in (0, EXIT_RESUME)
 
     def _newest(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows.
@@ -236,7 +231,7 @@ class _Supervision:
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
             return Outcome(decision.exit_code, decision.why, log=log)
-        # Our own worker's words on a mistake in the command say all that helps.
+        # Our own worker's words on a mistake in the command are all that helps.
         advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
         return Outcome(decision.exit_code, failure.message, advice, log)
 

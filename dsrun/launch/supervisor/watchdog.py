@@ -99,8 +99,8 @@ class Watchdog:
         limit = math.inf if self._timeout == 0 else self._timeout or SHORTEST_S
         for rank, since in self._stopped.items():
             if now - max(since, self._since) > limit:
-                said = beats[rank].time if rank in beats else since
-                return Hang(rank=rank, silent_s=now - max(said, self._since), limit_s=limit, stopped=True)
+                last = beats[rank].time if rank in beats else since
+                return Hang(rank=rank, silent_s=now - max(last, self._since), limit_s=limit, stopped=True)
         return None
 
 
@@ -137,14 +137,14 @@ def describe(pid: int, beat: Beat | None) -> str:
     """The kernel's files about a process and its threads, and its last sign of life."""
     parts = [f"last sign of life: {beat}"] if beat else []
     process = Path("/proc", str(pid))
-    parts += [f"== {name}\n{_read(process / name)}" for name in _FILES]
+    parts += [f"== {name}\n{_read_text(process / name)}" for name in _FILES]
     for task in sorted(process.glob("task/*")):
-        words = [_read(task / name) for name in ("comm", "wchan", "syscall")]
+        words = [_read_text(task / name) for name in ("comm", "wchan", "syscall")]
         parts.append(f"== thread {task.name}: " + ", ".join(words))
     return "\n".join(parts) + "\n"
 
 
-def _read(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError as error:  # stack wants root, and the process may be gone

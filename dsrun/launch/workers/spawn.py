@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +26,7 @@ from typing import Any, NoReturn
 from dsrun.system.process_end import die_with_parent, end, name_thread, tethered
 
 _WAIT_S = 0.02
-_API = "torch.distributed.elastic.multiprocessing.api"
-_HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler"
+_MULTIPROCESSING = "torch.distributed.elastic.multiprocessing"
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Recorder:
 
     def write(self, rank: int, pid: int, status: int | None = None) -> None:
         if self._fd >= 0:
-            news = {"rank": rank, "pid": pid, "status": status}
-            os.write(self._fd, json.dumps(news).encode() + b"\n")
+            line = json.dumps({"rank": rank, "pid": pid, "status": status})
+            os.write(self._fd, line.encode() + b"\n")
 
 
 class ForkedProcess:
@@ -84,31 +84,24 @@ class ForkedProcess:
 
 
 class RecordedProcess:
-    """A rank whose end is written down as soon as the agent sees it."""
+    """A rank whose exit code is recorded as soon as the agent sees it."""
 
     def __init__(self, process: Any, rank: int, recorder: Recorder) -> None:
         self._process = process
-        self._rank = rank
-        self._recorder = recorder
+        self._record: Callable[[int], None] | None = partial(recorder.write, rank, process.pid)
         self.pid: int = process.pid
         recorder.write(rank, self.pid)
 
-    @property
-    def returncode(self) -> int | None:
-        code: int | None = self._process.returncode
-        return code
-
     def poll(self) -> int | None:
-        return self._record_exit(self._process.poll)
+        return self._recorded(self._process.poll())
 
     def wait(self, timeout: float | None = None) -> int | None:
-        return self._record_exit(lambda: self._process.wait(timeout))
+        return self._recorded(self._process.wait(timeout))
 
-    def _record_exit(self, ask: Callable[[], int | None]) -> int | None:
-        known = self.returncode
-        code = ask()
-        if known is None and code is not None:
-            self._recorder.write(self._rank, self.pid, code)
+    def _recorded(self, code: int | None) -> int | None:
+        if code is not None and self._record:
+            self._record(code)
+            self._record = None
         return code
 
 
@@ -147,7 +140,7 @@ def prefork(module: str, count: int) -> list[PreforkedRank]:
 
 def start_with(recorder: Recorder, module: str | None, preforked: list[PreforkedRank]) -> None:
     """Have torch's agent use `preforked` processes for ranks that run `module`, and spawn all others."""
-    base: Any = import_module(_HANDLER).SubprocessHandler
+    base: Any = import_module(f"{_MULTIPROCESSING}.subprocess_handler").SubprocessHandler
 
     def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> RecordedProcess:
         process: Any
@@ -162,18 +155,18 @@ def start_with(recorder: Recorder, module: str | None, preforked: list[Preforked
         return RecordedProcess(process, int(env["RANK"]), recorder)
 
     def close(self: Any, death_sig: signal.Signals | None = None) -> None:
-        # When one rank has failed, torch sends SIGTERM to the others, to which it would be a wish to save and leave,
-        # which they cannot without the failed one. Ending them is the supervisor's business.
+        # When one rank has failed, torch sends SIGTERM to the others. They would take it as a request to save and exit,
+        # which they cannot without the failed one. Ending them is the supervisor's task.
         if death_sig not in (None, signal.SIGTERM):
             base.close(self, death_sig)
 
     handler = type("RankHandler", (base,), {"_popen": popen, "close": close})
-    api: Any = import_module(_API)
+    api: Any = import_module(f"{_MULTIPROCESSING}.api")
     api.get_subprocess_handler = handler
 
 
 def _become_rank(module: str, channel: socket.socket, parent: int) -> NoReturn:
-    """In the child: wait for the word, then be a rank."""
+    """In the child: wait for `exec_rank`, then be a rank."""
     code = 1
     try:
         os.setsid()
@@ -181,11 +174,11 @@ def _become_rank(module: str, channel: socket.socket, parent: int) -> NoReturn:
         default_signals()
         channel.sendall(b".")
         with channel.makefile("rb") as lines:
-            said = lines.readline()
+            line = lines.readline()
         channel.close()
-        if not said:
+        if not line:
             os._exit(0)  # the agent never came as far
-        message = json.loads(said)
+        message = json.loads(line)
         for target, file in zip((1, 2), message["streams"], strict=True):
             if file:
                 os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), target)
@@ -199,7 +192,7 @@ def _become_rank(module: str, channel: socket.socket, parent: int) -> NoReturn:
 
 
 def run_module(module: str, args: Sequence[str]) -> int:
-    """As `python -m module args` in this fork of a process that has done other things; its exit code."""
+    """Run `python -m module args` in this fork of a process that has done other things; its exit code."""
     return run_as_main(["-m", *args], lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
 
@@ -218,7 +211,7 @@ def run_as_main(argv: Sequence[str], program: Callable[[], object]) -> int:
 
 
 def default_signals() -> None:
-    """The handlers that a new Python has, whatever this one's were; what is ignored stays so, as across an exec."""
+    """Restore the handlers of a new Python; what is ignored stays so, as across an exec."""
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
@@ -234,7 +227,7 @@ def replace_environment(env: Mapping[str, str]) -> None:
 
 
 def _fresh_randomness() -> None:
-    """What an import seeds from the system would be the same in all forks; `random` sees to that by itself."""
+    """Seed again what an import seeded, or it would be the same in all forks; `random` reseeds itself."""
     numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
     if numpy is not None:
         numpy.random.seed()

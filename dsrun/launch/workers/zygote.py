@@ -37,7 +37,6 @@ from dsrun.system import variables
 from dsrun.system.process_end import die_with_parent, end, name_thread
 
 DRIVER = "libcuda.so"
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 # For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in
 # the middle of a save.
 TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
@@ -46,17 +45,14 @@ TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 def install_stop_handlers() -> None:
     """From here on SIGTERM and SIGUSR1 write the stop file, which the supervisor reads."""
     file = os.environ.get(variables.STOP_FILE)
-    if file:
-        for signum in STOPPING:
-            signal.signal(signum, _StopFileWriter(file))
+    if not file:
+        return
 
+    def write(signum: int, frame: FrameType | None) -> None:
+        write_stop_file(Path(file), StopRequest.now(signal.Signals(signum).name))
 
-class _StopFileWriter:
-    def __init__(self, file: str) -> None:
-        self._file = file
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        write_stop_file(Path(self._file), StopRequest.now(signal.Signals(signum).name))
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, write)
 
 
 def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:
@@ -75,7 +71,7 @@ def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        # torch's way to say that a rank failed, of which the supervisor tells more in one line.
+        # How torch reports that a rank failed, of which the supervisor prints more in one line.
         if type(error).__name__ != "ChildFailedError":
             traceback.print_exc()
         return 1
@@ -109,8 +105,8 @@ def main(argv: Sequence[str]) -> int:
 def _prepare(modules: Sequence[str]) -> bool:
     """Import; returns whether ranks may be forked from here.
 
-    What an import raises ends this process: ranks started cold then tell it in their own logs. A module that is not
-    there is passed over.
+    What an import raises ends this process, and appears in the logs of the ranks that are then spawned. A module that
+    is missing is skipped.
     """
     # A count through NVML leaves CUDA alone (torch.cuda.is_available); the ranks get their own environment.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -126,7 +122,7 @@ def _prepare(modules: Sequence[str]) -> bool:
 
 
 def driver_is_loaded(maps: Path = Path("/proc/self/maps")) -> bool:
-    """Whether this process has mapped CUDA's driver; where that cannot be found out it is believed."""
+    """Whether this process has mapped CUDA's driver; True where that cannot be found out."""
     try:
         return DRIVER in maps.read_text(errors="replace")
     except OSError:

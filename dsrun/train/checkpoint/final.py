@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.runs.manifest import sync_file
-from dsrun.runs.records import fsync_folder
+from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import AUTO_CLASS, Task
 

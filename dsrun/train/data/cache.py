@@ -26,7 +26,7 @@ import psutil
 from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
-from dsrun.runs.manifest import sync_file
+from dsrun.runs.records import sync_file
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.request import Counts

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.coordinator.messages import SingleNodeCoordinator
+from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.job import Job, Topology
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
@@ -179,7 +179,7 @@ def surroundings(folder, stop_requests):
         scratch=folder,
         run_id="mark",
         stop_requests=stop_requests,
-        others=SingleNodeCoordinator(),
+        others=Coordinator(),
         log=folder / "log",
         poll=lambda: None,
     )

@@ -13,8 +13,8 @@ from dsrun.errors import EXIT_RESUME
 from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import (
+    Coordinator,
     NodeResult,
-    SingleNodeCoordinator,
     decision_from_dict,
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
@@ -24,19 +24,19 @@ from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, unt
 
 def test_coordinator_decision_reaches_all_nodes(town):
     """All nodes do what the first one decides."""
-    councils = town.open(3)
+    coordinators = town.open(3)
     on_message = []
     ends = [
         NodeResult(node=0, ok=True),
         NodeResult(node=1, ok=False, failure=FAILED),
         NodeResult(node=2, ok=True),
     ]
-    decisions = settle_all(councils, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
+    decisions = settle_all(coordinators, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
     assert on_message == ends
     assert decisions == [restart("rank 1 was killed")] * 3
     # The second attempt begins with nothing left over from the first.
-    assert not any(coordinator.check() for coordinator in councils)
-    decisions = settle_all(councils, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
+    assert not any(coordinator.check() for coordinator in coordinators)
+    decisions = settle_all(coordinators, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
     assert decisions == [stop()] * 3
 
 
@@ -223,7 +223,7 @@ def test_stop_signal_on_node_0_reaches_all_nodes(town):
 def test_single_node_coordinator_decides_locally():
     """A single node decides for itself."""
     seen = []
-    alone = SingleNodeCoordinator()
+    alone = Coordinator()
     ended = NodeResult(node=0, ok=False, failure=FAILED)
     assert alone.report_and_wait(ended, lambda ends: seen.extend(ends) or restart()) == restart()
     assert seen == [ended]

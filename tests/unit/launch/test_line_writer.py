@@ -8,9 +8,9 @@ from dsrun.launch.supervisor.events import AsyncLineWriter
 def test_async_line_writer_flushes_all_lines_in_order():
     """All lines are written in their order before the end."""
     said = []
-    with AsyncLineWriter(said.append, timeout_s=60) as voice:
+    with AsyncLineWriter(said.append, timeout_s=60) as writer:
         for number in range(100):
-            voice(str(number))
+            writer(str(number))
     assert said == [str(number) for number in range(100)]
 
 
@@ -22,13 +22,13 @@ def test_async_line_writer_does_not_wait_for_blocked_output():
         heard.wait(60)
         said.append(line)
 
-    with AsyncLineWriter(say, timeout_s=0.1) as voice:
+    with AsyncLineWriter(say, timeout_s=0.1) as writer:
         for line in ("one", "two"):
-            voice(line)
+            writer(line)
         assert said == []
     assert said == []
     heard.set()
-    voice._thread.join(60)
+    writer._thread.join(60)
     assert said == ["one", "two"]
 
 
@@ -40,7 +40,7 @@ def test_async_line_writer_ignores_broken_pipe():
         said.append(line)
         raise BrokenPipeError
 
-    with AsyncLineWriter(say, timeout_s=60) as voice:
-        voice("one")
-        voice("two")
+    with AsyncLineWriter(say, timeout_s=60) as writer:
+        writer("one")
+        writer("two")
     assert said == ["one", "two"]

@@ -221,12 +221,6 @@ def test_failure_exit_code_is_never_0() -> None:
     assert answer(Failure(cause="disk_full", exit_code=0)).exit_code == 1
 
 
-def test_deciding_without_failure_is_an_error() -> None:
-    """Without a failure there is nothing to decide."""
-    with pytest.raises(ValueError, match="no failure"):
-        answer()
-
-
 def test_remedy_json_round_trip() -> None:
     """remedy.json is read as it is written."""
     remedy = MemoryFallback(halvings=3, recompute=True, offload="cpu")

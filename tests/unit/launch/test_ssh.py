@@ -47,7 +47,7 @@ def test_ssh_run_returns_exit_code_of_node_0(remote):
     """The first node's exit code counts, and every supervisor gets its environment."""
     hear = "print(sys.stdin.readline().strip(), file=said)\n"
     remotes = [remote("alpha", hear + "sys.exit(75)"), remote("beta", hear + "sys.exit(75)")]
-    assert run_on_hosts(remotes, max_restarts=0, say=pytest.fail) == 75
+    assert run_on_hosts(remotes, max_restarts=0, notify=pytest.fail) == 75
     assert remote.said() == ['{"env": {"A": "alpha"}}', '{"env": {"A": "beta"}}']
 
 
@@ -56,7 +56,7 @@ def test_ssh_run_forwards_signals_to_all_supervisors(remote):
     hear = "sys.stdin.readline(); print(sys.stdin.readline().strip(), file=said)\n"
     tell = f"os.kill({os.getpid()}, {int(signal.SIGUSR1)})\n"
     remotes = [remote("alpha", hear), remote("beta", tell + hear)]
-    assert run_on_hosts(remotes, max_restarts=0, say=pytest.fail) == 0
+    assert run_on_hosts(remotes, max_restarts=0, notify=pytest.fail) == 0
     assert remote.said() == ['{"signal": "SIGUSR1"}'] * 2
 
 
@@ -64,7 +64,7 @@ def test_ssh_run_closes_stdin_when_node_0_ends(remote, monkeypatch):
     """Supervisors that are left when the first node ends see the end of their stdin."""
     monkeypatch.setattr(ssh, "_LEAVE_S", 0.2)
     stay = "sys.stdin.read(); print('untied', file=said)"
-    assert run_on_hosts([remote("alpha", "sys.exit(1)"), remote("beta", stay)], max_restarts=0, say=pytest.fail) == 1
+    assert run_on_hosts([remote("alpha", "sys.exit(1)"), remote("beta", stay)], max_restarts=0, notify=pytest.fail) == 1
     assert remote.said() == ["untied"]
 
 
@@ -74,7 +74,7 @@ def test_ssh_run_kills_supervisor_that_ignores_stdin_eof(remote, monkeypatch):
     monkeypatch.setattr(ssh, "_ENDING_S", 0.2)
     stuck = "print(os.getpid(), file=said); time.sleep(600)"
     wait = "while not os.path.getsize(said.name): time.sleep(0.05)"
-    run_on_hosts([remote("alpha", wait), remote("beta", stuck)], max_restarts=0, say=pytest.fail)
+    run_on_hosts([remote("alpha", wait), remote("beta", stuck)], max_restarts=0, notify=pytest.fail)
     with pytest.raises(ProcessLookupError):
         os.kill(int(remote.said()[0]), 0)
 
@@ -84,7 +84,7 @@ def test_remote_supervisor_startup_failure_ends_run(remote, monkeypatch):
     monkeypatch.setattr(ssh, "_TOGETHER_S", 0.2)
     said = []
     remotes = [remote("alpha", "sys.stdin.read()"), remote("beta", "sys.exit(4)")]
-    assert run_on_hosts(remotes, max_restarts=3, say=said.append) == 4
+    assert run_on_hosts(remotes, max_restarts=3, notify=said.append) == 4
     assert said == ["beta: its supervisor ended with exit code 4; without it the run cannot go on"]
 
 
@@ -94,7 +94,7 @@ def test_unreachable_ssh_host_named(remote, monkeypatch):
     monkeypatch.setattr(ssh, "_TOGETHER_S", 0.2)
     said = []
     remotes = [remote("alpha", "sys.stdin.read()"), remote("unreachable", "", ssh=True)]
-    assert run_on_hosts(remotes, max_restarts=3, say=said.append) == 1
+    assert run_on_hosts(remotes, max_restarts=3, notify=said.append) == 1
     assert said == ["unreachable: ssh has lost it, or cannot reach it; without it the run cannot go on"]
 
 
@@ -108,7 +108,7 @@ def test_lost_remote_supervisor_restarted(remote, monkeypatch):
     monkeypatch.setattr(ssh, "_LEAVE_S", 0.1)
     said = []
     remotes = [remote("alpha", wait), remote("beta", once)]
-    assert run_on_hosts(remotes, max_restarts=5, say=said.append) == 0
+    assert run_on_hosts(remotes, max_restarts=5, notify=said.append) == 0
     assert said == ["beta: its supervisor ended with exit code 137; its supervisor is started again"]
 
 
@@ -131,7 +131,7 @@ def test_ssh_reconnect_retried_until_host_is_back(remote, tmp_path, monkeypatch)
     wait = f"while 'back' not in open({said_file(remote)!r}).read(): time.sleep(0.05)\n"
     said = []
     remotes = [remote("alpha", wait), remote("beta", "", ssh=True)]
-    assert run_on_hosts(remotes, max_restarts=1, say=said.append) == 0
+    assert run_on_hosts(remotes, max_restarts=1, notify=said.append) == 0
     assert said == ["beta: ssh has lost it, or cannot reach it; its supervisor is started again"]
 
 
@@ -143,7 +143,9 @@ def said_file(remote):
 def test_missing_launch_program_named(remote):
     """A program that is missing is named."""
     with pytest.raises(MissingError, match="there is no program /no/such"):
-        run_on_hosts([RemoteSupervisor(name="a", argv=("/no/such",), first_line=b"")], max_restarts=0, say=pytest.fail)
+        run_on_hosts(
+            [RemoteSupervisor(name="a", argv=("/no/such",), first_line=b"")], max_restarts=0, notify=pytest.fail
+        )
 
 
 def test_ssh_command_quoting_survives_login_shell(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.coordinator.messages import SingleNodeCoordinator, Stopped
+from dsrun.launch.coordinator.messages import Coordinator, Stopped
 from dsrun.launch.job import Job, Topology
 from dsrun.launch.signals import startup_signals
 from dsrun.launch.supervisor.run import supervise
@@ -51,7 +51,7 @@ def swallowed(signum):
 @pytest.mark.parametrize("told_first", [True, False])
 def test_swallowed_signal_still_reaches_coordinator(told_first):
     """A signal whose exception was swallowed still reaches the coordinator."""
-    coordinator = SingleNodeCoordinator()
+    coordinator = Coordinator()
     with startup_signals() as early:
         if told_first:
             early.forward_to(coordinator)
@@ -75,7 +75,7 @@ def job(tmp_path):
 
 def test_no_attempt_started_after_stop_request(job, tmp_path):
     """No attempt begins once the coordinator was told to stop."""
-    coordinator = SingleNodeCoordinator()
+    coordinator = Coordinator()
     coordinator.announce_stop(StopRequest("SIGTERM"))
     outcome = supervise(job, coordinator)
     assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
@@ -90,7 +90,7 @@ def test_stopped_run_prints_resume_command(job):
     """
     run = RunFolder(job.run)
 
-    class SavesFirst(SingleNodeCoordinator):
+    class SavesFirst(Coordinator):
         def stop_requested(self):
             run.checkpoint(5).mkdir(parents=True, exist_ok=True)
             write_manifest(run.checkpoint(5), {"step": 5})
@@ -100,7 +100,7 @@ def test_stopped_run_prints_resume_command(job):
         return str(supervise(replace(job, external=False, **fields), coordinator).message)
 
     elsewhere = {"again": "the same command with --output here", "resume": "never"}
-    coordinator = SingleNodeCoordinator()
+    coordinator = Coordinator()
     coordinator.announce_stop(StopRequest("SIGTERM"))
     assert said(coordinator, **elsewhere).endswith("the same command with --output here resumes from there")
     assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto resumes from there")
@@ -114,9 +114,7 @@ def test_failed_run_removes_partial_checkpoint(job):
     """A run that failed leaves no partial checkpoint."""
     left = job.run / ".saving" / "checkpoint-10"
     left.mkdir(parents=True)
-    outcome = supervise(
-        replace(job, external=False, program=["--no-python", "sh", "-c", "exit 3"]), SingleNodeCoordinator()
-    )
+    outcome = supervise(replace(job, external=False, program=["--no-python", "sh", "-c", "exit 3"]), Coordinator())
     assert outcome.exit_code == 3
     assert not left.parent.exists()
 
@@ -128,7 +126,7 @@ def test_scratch_folder_locked_against_tmpfiles_cleanup(job, tmp_path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     locked = []
 
-    class Curious(SingleNodeCoordinator):
+    class Curious(Coordinator):
         def stop_requested(self):
             for folder in scratch.glob("dsrun-*"):
                 fd = os.open(folder, os.O_RDONLY)

@@ -9,8 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import shared_key
-from dsrun.launch.coordinator.rendezvous import NodeIdentity, join
+from dsrun.launch.coordinator.rendezvous import join
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import listen
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
@@ -25,10 +26,12 @@ HANDSHAKE_TIMEOUT_S = 120.0
 NODE = """
 import sys, time
 from dsrun.launch.coordinator.messages import NodeResult, shared_key
-from dsrun.launch.coordinator.rendezvous import NodeIdentity, join
+from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator.rendezvous import join
 host, port, node, nodes, ok = sys.argv[1], *map(int, sys.argv[2:])
 key = shared_key(run="test", secret="word")
-coordinator = join(host, port, NodeIdentity(node=node, nodes=nodes, name=f"machine-{node}", key=key))
+place = LocalLauncher(how="a test", node=node, nodes=nodes, host=host, port=port - 1)
+coordinator = join(place, name=f"machine-{node}", key=key)
 coordinator.gather()
 print("began", coordinator.attempt, flush=True)
 while not ok and not coordinator.check():
@@ -61,7 +64,7 @@ class Town:
     def __init__(self):
         self.host = "127.0.0.1"
         self.port = free_ports()
-        self.councils = []
+        self.coordinators = []
         self.children = []
 
     def leader(self, nodes, **options):
@@ -69,8 +72,8 @@ class Town:
         return self._kept(CoordinatorServer(listen(self.host, self.port), nodes, KEY, **options))
 
     def follower(self, node, nodes, *, key=KEY, timeout_s=HANDSHAKE_TIMEOUT_S):
-        identity = NodeIdentity(node=node, nodes=nodes, name=f"machine-{node}", key=key)
-        return self._kept(join(self.host, self.port, identity, timeout_s=timeout_s))
+        place = LocalLauncher(how="a test", node=node, nodes=nodes, host=self.host, port=self.port - 1)
+        return self._kept(join(place, name=f"machine-{node}", key=key, timeout_s=timeout_s))
 
     def open(self, nodes, **options):
         leader = self.leader(nodes, **options)
@@ -87,11 +90,11 @@ class Town:
         return child
 
     def _kept(self, coordinator):
-        self.councils.append(coordinator)
+        self.coordinators.append(coordinator)
         return coordinator
 
     def close(self):
-        for coordinator in self.councils:
+        for coordinator in self.coordinators:
             coordinator.close()
         for child in self.children:
             child.kill()
@@ -99,11 +102,11 @@ class Town:
             child.stdout.close()
 
 
-def settle_all(councils, ends, decide):
-    """All councils settle at once, as the machines of a cluster do; `decide` is the first node's."""
+def settle_all(coordinators, ends, decide):
+    """All coordinators settle at once, as the machines of a cluster do; `decide` is the first node's."""
 
     def report_and_wait(coordinator, ended):
         return coordinator.report_and_wait(ended, decide if coordinator.node == 0 else None)
 
-    with ThreadPoolExecutor(len(councils)) as pool:
-        return list(pool.map(report_and_wait, councils, ends))
+    with ThreadPoolExecutor(len(coordinators)) as pool:
+        return list(pool.map(report_and_wait, coordinators, ends))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.runs.goodput import Goodput, duration, goodput, words
+from dsrun.runs.goodput import Goodput, duration, goodput, goodput_line
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 
@@ -223,7 +223,7 @@ def test_goodput_without_elapsed_time_is_zero(events: list[dict[str, Any]]) -> N
     """An event log that spans no time has no goodput."""
     ledger = goodput(events)
     assert (ledger.total, ledger.share) == (0.0, 0.0)
-    assert words(ledger) == "goodput 0.0%: 0 s training"
+    assert goodput_line(ledger) == "goodput 0.0%: 0 s training"
 
 
 KINDS = [
@@ -274,7 +274,7 @@ def test_goodput_clock_going_back_adds_no_time(steps: list[tuple[int, str, dict[
 def test_goodput_summary_names_what_counts() -> None:
     """The summary names only parts that matter."""
     ledger = Goodput(productive=2460, restart=62, lost=95, saving=20, evaluating=0.4, idle=0)
-    assert words(ledger) == "goodput 93.3%: 41 min training, 62 s starting, 95 s lost work, 20 s saving"
+    assert goodput_line(ledger) == "goodput 93.3%: 41 min training, 62 s starting, 95 s lost work, 20 s saving"
 
 
 @pytest.mark.parametrize(
