@@ -12,12 +12,12 @@ import click
 from dsrun.cli.options import HYPHENS, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.slurm.render.options import GROUPS, flag_of, options
+from dsrun.options import by_group, flag_of
+from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.spec import Given, make_spec
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
-    from dsrun.slurm.render.options import SlurmSpec
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -42,7 +42,7 @@ class RenderCommand(click.Command):
             raise UsageError("write the program after --", fix="dsrun render-slurm --nodes 4 -- train …") from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        titles = {name: title for title, group in GROUPS.items() for name in group.__annotations__}
+        titles = {each.name: title for title, found in by_group(SlurmSpec).items() for each in found}
         write_grouped_options(self, ctx, formatter, titles)
 
 
@@ -122,15 +122,11 @@ def _print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
 def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
     """The options of the command line, unconverted."""
     ctx = click.get_current_context()
-    for name in options():
+    for name, each in options().items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
-            if isinstance(value, bool):
-                yield Given(name=name, words=(str(value).lower(),), where=flag_of(name))
-            else:
-                yield Given(
-                    name=name, words=tuple(value) if isinstance(value, tuple) else (value,), where=flag_of(name)
-                )
+            words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
+            yield Given(name=name, words=words, where=flag_of(each))
 
 
 def _read(name: str) -> str:

@@ -120,10 +120,10 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
     if config is None:
         return ()
     from dsrun.recipe.runfile import read_section
-    from dsrun.slurm.render.spec import read
+    from dsrun.slurm.render.spec import given_key
 
     path = cwd / config
-    given = [read(key, words, where) for key, words, where in read_section(path, config, "slurm")]
+    given = [given_key(key, words, where) for key, words, where in read_section(path, config, "slurm")]
     restarts = [
         Given(name="max_restarts", words=tuple(words), where=where)
         for key, words, where in read_section(path, config, "launch")
