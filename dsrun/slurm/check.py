@@ -44,7 +44,7 @@ def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Findi
     if "associations" in known.enforced and set(bound) & set(wanted.partitions):
         yield error(
             "partitions",
-            f"account {account} is bound to a partition ({', '.join(map(str, bound))}); SLURM takes no list of partitions from it",
+            f"SLURM takes no list of partitions from account {account}: it is bound to {', '.join(map(str, bound))}",
             f"--partition {wanted.partitions[0]}",
             "--partition",
         )
@@ -248,7 +248,7 @@ def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
         )  # fmt: skip
     if limit is None and real != NO_LIMIT:
         yield Finding(
-            level="info", code="slurm_time_default", where="--time", fix="say --time",
+            level="info", code="slurm_time_default", where="--time", fix="give --time",
             message=f"without --time, partition {partition.name} ends the job after {notation.clock(real)}",
         )  # fmt: skip
 
