@@ -14,10 +14,11 @@ from dsrun.cli.options import HYPHENS, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.cli.slurm_job import check_training, find_job, from_run_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.options import by_group, flag_of
 from dsrun.slurm.check import check
 from dsrun.slurm.cluster.facts import ClusterFacts
 from dsrun.slurm.jobs.submit import submit, test_only
-from dsrun.slurm.render.options import GROUPS, SlurmSpec, flag_of, options
+from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, missing, notices
 from dsrun.slurm.render.spec import Given, make_spec
@@ -45,7 +46,7 @@ class RenderCommand(click.Command):
             raise UsageError("write the program after --", fix="dsrun render-slurm --nodes 4 -- train …") from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        titles = {name: title for title, group in GROUPS.items() for name in group.__annotations__}
+        titles = {each.name: title for title, found in by_group(SlurmSpec).items() for each in found}
         write_grouped_options(self, ctx, formatter, titles)
 
 
@@ -102,11 +103,11 @@ def _print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
 def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
     """The options of the command line, unconverted."""
     ctx = click.get_current_context()
-    for name in options():
+    for name, each in options().items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
             words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
-            yield Given(name=name, words=words, where=flag_of(name))
+            yield Given(name=name, words=words, where=flag_of(each))
 
 
 def _read(name: str) -> str:

@@ -18,7 +18,7 @@ from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, any_program, train_program
-from dsrun.slurm.render.spec import Given, read
+from dsrun.slurm.render.spec import Given, given_key
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
@@ -114,7 +114,7 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
     if config is None:
         return ()
     path = cwd / config
-    given = [read(key, words, where) for key, words, where in read_section(path, config, "slurm")]
+    given = [given_key(key, words, where) for key, words, where in read_section(path, config, "slurm")]
     restarts = [
         Given(name="max_restarts", words=tuple(words), where=where)
         for key, words, where in read_section(path, config, "launch")

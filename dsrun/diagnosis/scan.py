@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from dsrun.diagnosis.rules import UNKNOWN, Cause, Sign, causes
 
@@ -81,7 +81,7 @@ _EXCEPTION = re.compile(
     r"[A-Za-z_][\w.]*(Error|Exception)(: |$)"
 )
 _EXCEPTION_WORDS = (b"Error", b"Exception")
-_EXCEPTION_SIGN = Sign(has="", pattern="", unless="", near="", weight="unknown", lasting=False)
+_EXCEPTION_SIGN = Sign(has="", weight="unknown")
 # A traceback quotes the source, and sources hold the very words of their messages.
 _SOURCE = re.compile(
     r"^(\[\w+\]:)?\s*(?:(?:raise|except|assert|return|if|elif|def|class|from|import|logger\.\w+\(|print\()\b|f?r?[\"']\S+.*[\"'][,)]*$)"
@@ -222,7 +222,7 @@ def _spots(chunk: bytes) -> Iterator[tuple[int, bytes]]:
             count += 1
 
 
-@lru_cache(maxsize=1)
+@cache
 def _signs() -> Mapping[bytes, list[tuple[Cause, Sign]]]:
     """All signs by their literal words."""
     found: dict[bytes, list[tuple[Cause, Sign]]] = {}

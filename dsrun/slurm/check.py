@@ -6,6 +6,7 @@ never starts it; what it refuses, it refuses in words such as "Requested node co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,8 +14,9 @@ from dsrun.findings import Finding, Level, nearest
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
 from dsrun.slurm.render import notation
+from dsrun.slurm.render.environment import gpus_of
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.request import Request, error, request
+from dsrun.slurm.resources import Request, error, request
 
 
 def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
@@ -22,12 +24,12 @@ def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> 
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
         yield error(
             "group", f"partition {partition.name} is for the groups {', '.join(partition.groups)}, and you are in none",
-            fix="take another --partition, or ask to be let in", where="--partition",
+            "take another --partition, or ask to be let in", "--partition",
         )  # fmt: skip
     known = facts.accounting
     if known is None:
         return
-    account = wanted.account or known.default_account
+    account = wanted.spec.account or known.default_account
     yield from _account(wanted, known, partition, account)
     yield from _qos(wanted, known, partition, account)
 
@@ -35,15 +37,17 @@ def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> 
 def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """SLURM takes no list of partitions from an account that is bound to one of them."""
     known = facts.accounting
-    account = wanted.account or (known.default_account if known else None)
+    account = wanted.spec.account or (known.default_account if known else None)
     if known is None or account is None or len(wanted.partitions) < 2:
         return
     bound = [each.partition for each in known.associations if each.partition and _same(account, (each.account,))]
     if "associations" in known.enforced and set(bound) & set(wanted.partitions):
         yield error(
-            "partitions", f"account {account} is bound to a partition ({', '.join(map(str, bound))}), and SLURM takes "
-            "no list of partitions from it", fix=f"--partition {wanted.partitions[0]}", where="--partition",
-        )  # fmt: skip
+            "partitions",
+            f"SLURM takes no list of partitions from account {account}: it is bound to {', '.join(map(str, bound))}",
+            f"--partition {wanted.partitions[0]}",
+            "--partition",
+        )
 
 
 def _same(name: str, others: tuple[str, ...]) -> bool:
@@ -56,32 +60,27 @@ def _account(wanted: Request, known: Accounting, partition: Partition, account: 
     if "associations" in known.enforced and not mine:
         yield error(
             "account_missing", "you have no account on this cluster, and it takes jobs on accounts only",
-            fix="ask its administrators for one", where="--account",
+            "ask its administrators for one", "--account",
         )  # fmt: skip
         return
     if account is None:
         return
     if not _same(account, mine):
-        if "associations" in known.enforced or wanted.account:
-            yield error(
-                "account_unknown",
-                f"{account!r} is none of your accounts",
-                fix=nearest(account, mine),
-                where="--account",
-            )
+        if "associations" in known.enforced or wanted.spec.account:
+            yield error("account_unknown", f"{account!r} is not your account", nearest(account, mine), "--account")
         return
     usable = [name for name in mine if _may(name, partition)]
     if not _may(account, partition):
-        named = f"account {account}" + ("" if wanted.account else " (your default)")
+        named = f"account {account}" + ("" if wanted.spec.account else " (your default)")
         yield error(
             "account_partition", f"{named} may not use partition {partition.name}: its jobs would never start",
-            fix=f"--account {usable[0]}" if usable else "take another --partition", where="--account",
+            f"--account {usable[0]}" if usable else "take another --partition", "--account",
         )  # fmt: skip
     elif not _association(known, account, partition):
         places = [each.partition for each in known.associations if _same(account, (each.account,)) and each.partition]
         yield error(
             "account_partition", f"you may use account {account} in {', '.join(places)} only",
-            fix=f"--partition {places[0]}", where="--account",
+            f"--partition {places[0]}", "--account",
         )  # fmt: skip
 
 
@@ -102,23 +101,23 @@ def _association(known: Accounting, account: str, partition: Partition) -> tuple
 
 
 def _qos(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
-    if wanted.qos is None:
+    if wanted.spec.qos is None:
         return
-    quality = next((each for each in known.qualities if _same(wanted.qos, (each.name,))), None)
+    quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
     if quality is None:
         names = (each.name for each in known.qualities)
-        yield error("qos_unknown", f"there is no QOS {wanted.qos!r}", fix=nearest(wanted.qos, names), where="--qos")
+        yield error("qos_unknown", f"there is no QOS {wanted.spec.qos!r}", nearest(wanted.spec.qos, names), "--qos")
         return
     mine = _association(known, account, partition) if account else None
     if mine and "qos" in known.enforced and not _same(quality.name, mine):
         yield error(
             "qos_account", f"account {account} may not use QOS {quality.name} in partition {partition.name}",
-            fix=f"--qos {next(iter(mine))}", where="--qos",
+            f"--qos {next(iter(mine))}", "--qos",
         )  # fmt: skip
     elif (partition.qos and not _same(quality.name, partition.qos)) or _same(quality.name, partition.denied_qos):
         yield error(
             "qos_partition", f"partition {partition.name} does not take QOS {quality.name}",
-            fix=f"--qos {partition.qos[0]}" if partition.qos else "take another --qos", where="--qos",
+            f"--qos {partition.qos[0]}" if partition.qos else "take another --qos", "--qos",
         )  # fmt: skip
     if "limits" in known.enforced:
         yield from _limits(wanted, quality)
@@ -128,13 +127,13 @@ def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
     if wanted.time is not None and wanted.time > quality.time_limit:
         yield error(
             "qos_time", f"{notation.clock(wanted.time)} is above the limit of QOS {quality.name}",
-            fix=f"--time {notation.clock(quality.time_limit)}", where="--time",
+            f"--time {notation.clock(quality.time_limit)}", "--time",
         )  # fmt: skip
-    gpus = wanted.gpu_count * wanted.nodes
+    gpus = gpus_of(wanted.spec) * wanted.spec.nodes
     if gpus > quality.max_gpus:
         yield error(
             "qos_gpus", f"{gpus} GPUs are more than a job of QOS {quality.name} may have, {quality.max_gpus:.0f}",
-            fix="ask for fewer, or take another --qos", where="--qos",
+            "ask for fewer, or take another --qos", "--qos",
         )  # fmt: skip
 
 
@@ -155,46 +154,38 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
 
 def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that the cluster does not have."""
-    for flag, text in (("--nodelist", wanted.nodelist), ("--exclude", wanted.exclude)):
+    for flag, text in (("--nodelist", wanted.spec.nodelist), ("--exclude", wanted.spec.exclude)):
         unknown = [name for name in resources.hosts(text) if name not in facts.by_name]
         if unknown:
             fix = nearest(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
-            yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix=fix, where=flag)
+            yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix, flag)
     yield from _other_names(wanted, facts)
 
 
 def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     features = {feature for node in facts.nodes for feature in node.features}
-    for name in resources.feature_names(wanted.constraint):
+    for name in resources.feature_names(wanted.spec.constraint or ""):
         if name not in features:
-            yield error(
-                "feature_unknown",
-                f"no node has the feature {name!r}",
-                fix=nearest(name, features),
-                where="--constraint",
-            )
-    if wanted.reservation and not set(wanted.reservation.split(",")) <= set(facts.reservations):
+            yield error("feature_unknown", f"no node has the feature {name!r}", nearest(name, features), "--constraint")
+    if wanted.spec.reservation and not set(wanted.spec.reservation.split(",")) <= set(facts.reservations):
         yield error(
-            "reservation_unknown", f"there is no reservation {wanted.reservation!r}",
-            fix=nearest(wanted.reservation, facts.reservations), where="--reservation",
+            "reservation_unknown", f"there is no reservation {wanted.spec.reservation!r}",
+            nearest(wanted.spec.reservation, facts.reservations), "--reservation",
         )  # fmt: skip
-    for entry in (wanted.licenses or "").split(","):
+    for entry in (wanted.spec.licenses or "").split(","):
         name = entry.strip().split(":")[0]
         if name and name.partition("@")[0] not in {each.partition("@")[0] for each in facts.licenses}:
-            yield error(
-                "license_unknown",
-                f"there is no licence {name!r}",
-                fix=nearest(name, facts.licenses),
-                where="--licenses",
-            )
+            yield error("license_unknown", f"there is no licence {name!r}", nearest(name, facts.licenses), "--licenses")
 
 
 def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
-    highest = wanted.highest_array_index
-    if highest is not None and highest >= facts.max_array_size:
+    # Of "0-9,20%4" the steps and the limit are no numbers of tasks.
+    numbers = re.findall(r"\d+", re.sub(r"[:%]\d+", "", wanted.spec.array or ""))
+    highest = max(map(int, numbers), default=-1)
+    if highest >= facts.max_array_size:
         yield error(
             "array_size", f"task {highest} of the array: this cluster takes numbers below {facts.max_array_size}",
-            fix="submit several smaller arrays", where="--array",
+            "submit several smaller arrays", "--array",
         )  # fmt: skip
 
 
@@ -208,7 +199,7 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
         *_node_count(wanted, partition, facts),
         *(
             []
-            if any(name not in facts.by_name for name in resources.hosts(wanted.nodelist))
+            if any(name not in facts.by_name for name in resources.hosts(wanted.spec.nodelist))
             else resources.check_resources(wanted, partition, facts)
         ),
         *check_limits(wanted, partition, facts),
@@ -219,10 +210,9 @@ def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
     known = [each.name for each in facts.partitions if not each.hidden]
     if name is None:
         return error(
-            "partition_missing", "this cluster has no default partition", where="--partition",
-            fix=f"name one: {', '.join(known)}",
-        )  # fmt: skip
-    return error("partition_unknown", f"there is no partition {name!r}", fix=nearest(name, known), where="--partition")
+            "partition_missing", "this cluster has no default partition", f"name one: {', '.join(known)}", "--partition"
+        )
+    return error("partition_unknown", f"there is no partition {name!r}", nearest(name, known), "--partition")
 
 
 def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
@@ -230,12 +220,12 @@ def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     if partition.state in ("DRAIN", "INACTIVE"):
         yield error(
             "partition_closed", f"partition {partition.name} takes no new jobs ({partition.state})",
-            fix=f"take another: {others}", where="--partition",
+            f"take another: {others}", "--partition",
         )  # fmt: skip
     elif not partition.is_up:
         yield error(
             "partition_down", f"partition {partition.name} is {partition.state}: its jobs wait",
-            fix=f"take another: {others}", where="--partition",
+            f"take another: {others}", "--partition",
         )  # fmt: skip
 
 
@@ -246,40 +236,40 @@ def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
             "time_limit",
             f"{notation.clock(limit)} is above the limit of partition {partition.name}, "
             f"{notation.clock(partition.time_limit)}: the job would never start",
-            fix=f"--time {notation.clock(partition.time_limit)}; the requeued job goes on from its checkpoint",
-            where="--time",
+            f"--time {notation.clock(partition.time_limit)}; the requeued job goes on from its checkpoint",
+            "--time",
         )
     real = limit if limit is not None else (partition.time_default or partition.time_limit)
-    if wanted.lead is not None and wanted.lead >= real:
+    if (lead := wanted.spec.signal_lead) is not None and lead >= real:
         yield error(
             "signal_lead",
-            f"a signal {wanted.lead} s before the time limit comes before the start: that is {notation.clock(real)}",
-            fix="raise --time, or lower --signal-lead", where="--signal-lead",
+            f"a signal {lead} s before the time limit comes before the start: that is {notation.clock(real)}",
+            "raise --time, or lower --signal-lead", "--signal-lead",
         )  # fmt: skip
     if limit is None and real != NO_LIMIT:
         yield Finding(
-            level="info", code="slurm_time_default", where="--time", fix="say --time",
+            level="info", code="slurm_time_default", where="--time", fix="give --time",
             message=f"without --time, partition {partition.name} ends the job after {notation.clock(real)}",
         )  # fmt: skip
 
 
 def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     least, most = partition.min_nodes, partition.max_nodes
-    if not least <= wanted.nodes <= most:
-        bound = f"at most {most:.0f}" if wanted.nodes > most else f"at least {least}"
+    if not least <= wanted.spec.nodes <= most:
+        bound = f"at most {most:.0f}" if wanted.spec.nodes > most else f"at least {least}"
         yield error(
-            "node_limit", f"a job of partition {partition.name} has {bound} nodes, not {wanted.nodes}",
-            fix=f"--nodes {most if wanted.nodes > most else least:.0f}, or another --partition", where="--nodes",
+            "node_limit", f"a job of partition {partition.name} has {bound} nodes, not {wanted.spec.nodes}",
+            f"--nodes {most if wanted.spec.nodes > most else least:.0f}, or another --partition", "--nodes",
         )  # fmt: skip
-    named = resources.hosts(wanted.nodelist)
-    if len(named) > wanted.nodes:
+    named = resources.hosts(wanted.spec.nodelist)
+    if len(named) > wanted.spec.nodes:
         yield error(
-            "nodelist_size", f"--nodelist names {len(named)} nodes, and the job has {wanted.nodes}",
-            fix=f"--nodes {len(named)}", where="--nodelist",
+            "nodelist_size", f"--nodelist names {len(named)} nodes, and the job has {wanted.spec.nodes}",
+            f"--nodes {len(named)}", "--nodelist",
         )  # fmt: skip
     strangers = [name for name in named if name in facts.by_name and name not in partition.nodes]
     if strangers:
         yield error(
             "node_elsewhere", f"{', '.join(strangers[:5])} is not in partition {partition.name}",
-            fix="name nodes of that partition, or another --partition", where="--nodelist",
+            "name nodes of that partition, or another --partition", "--nodelist",
         )  # fmt: skip

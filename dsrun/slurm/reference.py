@@ -11,17 +11,17 @@ from dataclasses import Field
 from typing import Any
 
 from dsrun.docpage import GeneratedPart, table
+from dsrun.options import by_group, flag_of, value_kind
 from dsrun.slurm.render.environment import networks
-from dsrun.slurm.render.options import GROUPS, flag_of, group_of, kind_of, options
+from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import RESERVED_OPTIONS
 
 
 def markdown() -> str:
     """The generated part as Markdown."""
     parts = ["## Every option"]
-    for title in GROUPS:
-        rows = [_row(each) for name, each in options().items() if group_of(name) == title]
-        parts += [f"### {title}", table(("flag", "value", "default", "meaning", "sbatch"), rows)]
+    for title, found in by_group(SlurmSpec).items():
+        parts += [f"### {title}", table(("flag", "value", "default", "meaning", "sbatch"), map(_row, found))]
     parts += [
         "### What --sbatch does not take",
         "Every option above that has an sbatch option of its own, and:",
@@ -41,15 +41,15 @@ def markdown() -> str:
 
 
 def _row(each: Field[Any]) -> tuple[str, str, str, str, str]:
-    meta, kind = each.metadata, kind_of(each)
-    names = [flag_of(each.name), *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
+    meta, kind = each.metadata, value_kind(each)
+    names = [flag_of(each), *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
     names += [f"-{meta['short']}"] if "short" in meta else []
     value = "switch, `--no-`" if kind == "bool" else f"`{'|'.join(meta['choices'] or ()) or meta['metavar']}`"
     default = "" if each.default in (None, (), False) else "on" if each.default is True else f"`{each.default}`"
     sbatch = f"`--{meta['sbatch']}`" if "sbatch" in meta else ""
     return (
         " ".join(f"`{name}`" for name in names),
-        value + (" …" if kind == "list" else ""),
+        value + (" …" if kind == "tuple[str, ...]" else ""),
         default,
         meta["help"],
         sbatch,

@@ -1,16 +1,18 @@
-"""Whether a partition has the nodes that a job asks for: GPUs, cores, memory and features of each."""
+"""What a job asks of its nodes (GPUs, cores, memory and features of each), and whether a partition has such nodes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from dsrun.errors import UsageError
 from dsrun.findings import Finding, nearest
-from dsrun.hardware.gres import Gres
+from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
 from dsrun.slurm.render import notation
-from dsrun.slurm.request import Request, error
+from dsrun.slurm.render.environment import gpus_of, workers
+from dsrun.slurm.render.options import SlurmSpec
 from dsrun.system import hostlist
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
@@ -18,31 +20,69 @@ from dsrun.system import hostlist
 _LITTLE_MIB = 4096
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A completed spec in numbers: GPUs and memory (MiB) of each node, time in seconds; None where none is given.
+
+    `resources` are the names of the generic resources it asks for.
+    """
+
+    spec: SlurmSpec
+    partitions: tuple[str, ...]
+    gpus: tuple[Gres, ...]
+    resources: tuple[str, ...]
+    memory: float | None
+    time: float | None
+
+    @property
+    def gpu_flag(self) -> str:
+        """The option that asks for the GPUs."""
+        return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
+
+
+def request(spec: SlurmSpec) -> Request:
+    """`spec`, as it is rendered, in numbers."""
+    gpus = f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else spec.gres or ""
+    words = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
+    return Request(
+        spec=spec,
+        partitions=tuple(name for name in (spec.partition or "").split(",") if name),
+        gpus=tuple(each for each in parse_gres(gpus) if each.count),
+        resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in words if word)),
+        memory=notation.mib(spec.mem) if spec.mem else None,
+        time=notation.seconds(spec.time) if spec.time else None,
+    )
+
+
+def error(code: str, message: str, fix: str, where: str) -> Finding:
+    """A finding that no job survives."""
+    return Finding(level="error", code=f"slurm_{code}", message=message, fix=fix, where=where)
+
+
 def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What this partition lacks for the job."""
     unknown = list(_unknown(wanted, partition, facts))
     yield from unknown
-    if unknown or not set(feature_names(wanted.constraint)) <= {
+    if unknown or not set(feature_names(wanted.spec.constraint or "")) <= {
         feature for node in facts.nodes for feature in node.features
     }:
         return  # no node has what does not exist
     pool = _pool(wanted, partition, facts)
     where = f"partition {partition.name}"
-    if len(pool) < wanted.nodes:
-        picked = " of those asked for" if wanted.constraint or wanted.exclude or wanted.nodelist else ""
+    if len(pool) < wanted.spec.nodes:
+        picked = " of those asked for" if wanted.spec.constraint or wanted.spec.exclude or wanted.spec.nodelist else ""
         yield error(
-            "nodes", f"{where} has {len(pool)} nodes{picked}, and the job wants {wanted.nodes}",
-            fix=f"--nodes {len(pool)}" if pool else "take another --partition, or ask for less", where="--nodes",
+            "nodes", f"{where} has {len(pool)} nodes{picked}, and the job wants {wanted.spec.nodes}",
+            f"--nodes {len(pool)}" if pool else "take another --partition, or ask for less", "--nodes",
         )  # fmt: skip
         return
     lacks = list(_lacks(wanted, partition, pool))
     yield from lacks
     fitting = [node for node in pool if all(test(node) for test in _tests(wanted, partition).values())]
-    if not lacks and len(fitting) < wanted.nodes:
+    if not lacks and len(fitting) < wanted.spec.nodes:
         yield error(
-            "no_such_nodes",
-            f"{len(fitting)} of the {len(pool)} nodes of {where} have all of it: {_wish(wanted)}",
-            fix=f"--nodes {len(fitting)}" if fitting else "ask for less per node", where="--nodes",
+            "no_such_nodes", f"{len(fitting)} of the {len(pool)} nodes of {where} have all of it: {_wish(wanted)}",
+            f"--nodes {len(fitting)}" if fitting else "ask for less per node", "--nodes",
         )  # fmt: skip
     elif not lacks:
         yield from _asleep(wanted, partition, fitting)
@@ -57,7 +97,7 @@ def _gpus(wanted: Request) -> str:
 def _wish(wanted: Request) -> str:
     others = [name for name in wanted.resources if name != "gpu"]
     parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
-    parts += [f"{wanted.cores} cores"] if wanted.cores else []
+    parts += [f"{wanted.spec.cpus_per_task} cores"] if wanted.spec.cpus_per_task else []
     parts += [notation.gib(wanted.memory)] if wanted.memory else []
     return ", ".join(parts)
 
@@ -80,13 +120,13 @@ def _matches(node: Node, constraint: str) -> bool:
 
 def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[Node]:
     """The partition's nodes that the job lets the scheduler choose from."""
-    named, excluded = hosts(wanted.nodelist), set(hosts(wanted.exclude))
+    named, excluded = hosts(wanted.spec.nodelist), set(hosts(wanted.spec.exclude))
     return [
         node
         for node in facts.nodes_of(partition)
         if node.name not in excluded
-        and _matches(node, wanted.constraint)
-        and (len(named) < wanted.nodes or node.name in named)
+        and _matches(node, wanted.spec.constraint or "")
+        and (len(named) < wanted.spec.nodes or node.name in named)
     ]
 
 
@@ -103,11 +143,9 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
     known = {name for node in facts.nodes for name in node.resources}
     for name in wanted.resources:
         if name != "gpu" and name not in known:
-            yield error("gres_unknown", f"no node has the resource {name!r}", fix=nearest(name, known), where="--gres")
+            yield error("gres_unknown", f"no node has the resource {name!r}", nearest(name, known), "--gres")
     if wanted.gpus and "gpu" not in known:
-        yield error(
-            "no_gpus", "no node of this cluster has GPUs", fix="--gpus-per-node 0 trains on CPUs", where=wanted.gpu_flag
-        )
+        yield error("no_gpus", "no node of this cluster has GPUs", "--gpus-per-node 0 trains on CPUs", wanted.gpu_flag)
         return
     types = {group.type for node in facts.nodes for group in node.gpus}
     here = {group.type for node in facts.nodes_of(partition) for group in node.gpus}
@@ -115,12 +153,12 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
         if each.type is not None and each.type not in types:
             named = {kind for kind in types if kind}
             fix = nearest(each.type, named) if named else f"GPUs have no types here: {each.count} alone"
-            yield error("gpu_type", f"no node has GPUs of the type {each.type!r}", fix=fix, where=wanted.gpu_flag)
+            yield error("gpu_type", f"no node has GPUs of the type {each.type!r}", fix, wanted.gpu_flag)
         elif each.type is not None and each.type not in here:
             others = [one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))]
             yield error(
                 "gpu_type", f"partition {partition.name} has no GPUs of the type {each.type}",
-                fix=f"--partition {others[0]}" if others else "ask for fewer", where=wanted.gpu_flag,
+                f"--partition {others[0]}" if others else "ask for fewer", wanted.gpu_flag,
             )  # fmt: skip
 
 
@@ -136,8 +174,8 @@ def _tests(wanted: Request, partition: Partition) -> dict[str, Callable[[Node], 
     others = set(wanted.resources) - {"gpu"}
     if others:
         tests["gres"] = lambda node: others <= set(node.resources)
-    if wanted.cores:
-        tests["cores"] = lambda node: _cores(node, partition) >= (wanted.cores or 0)
+    if wanted.spec.cpus_per_task:
+        tests["cores"] = lambda node: _cores(node, partition) >= (wanted.spec.cpus_per_task or 0)
     if wanted.memory:
         tests["memory"] = lambda node: _memory(node, partition) >= (wanted.memory or 0)
     return tests
@@ -162,22 +200,22 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
     asked = {
         "gpus": (wanted.gpu_flag, _gpus(wanted)),
         "gres": ("--gres", ", ".join(wanted.resources)),
-        "cores": ("--cpus-per-task", f"{wanted.cores} cores"),
+        "cores": ("--cpus-per-task", f"{wanted.spec.cpus_per_task} cores"),
         "memory": ("--mem", notation.gib(wanted.memory or 0)),
     }
     for code, test in _tests(wanted, partition).items():
         count = sum(map(test, pool))
-        if count >= wanted.nodes:
+        if count >= wanted.spec.nodes:
             continue
         flag, what = asked[code]
         if count:
             nodes = f"{count} of the {len(pool)} nodes of partition {partition.name}"
-            message = f"{nodes} {'has' if count == 1 else 'have'} {what}, and the job wants {wanted.nodes}"
+            message = f"{nodes} {'has' if count == 1 else 'have'} {what}, and the job wants {wanted.spec.nodes}"
             fix = f"--nodes {count}, or less per node"
         else:
             message = f"no node of partition {partition.name} has {what}: the most is {best[code]()}"
             fix = "ask for less per node, and for more nodes if that is too little"
-        yield error(code, message, fix=fix, where=flag)
+        yield error(code, message, fix, flag)
 
 
 def _best_gpus(wanted: Request, pool: Sequence[Node]) -> str:
@@ -201,36 +239,39 @@ def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> It
 
 def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
     awake = [node for node in fitting if node.is_usable]
-    if len(awake) < wanted.nodes:
+    if len(awake) < wanted.spec.nodes:
         down = next(node for node in fitting if not node.is_usable)
         why = f" ({down.name}: {down.state.lower()}{', ' + down.reason if down.reason else ''})"
         yield Finding(
-            level="warning", code="slurm_nodes_down", where="--nodes",
+            level="warning",
+            code="slurm_nodes_down",
+            where="--nodes",
             message=f"{len(awake)} of the {len(fitting)} fitting nodes of partition {partition.name} are up, "
-            f"and the job wants {wanted.nodes}: it will wait{why}",
+            f"and the job wants {wanted.spec.nodes}: it will wait{why}",
             fix=f"--nodes {len(awake)} starts sooner" if awake else "sinfo -R says why they are down",
-        )  # fmt: skip
+        )
 
 
 def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """A job that asks for no memory gets the cluster's default, often far less than a node has."""
-    if wanted.memory is not None or wanted.all_memory:
+    if wanted.memory is not None or wanted.spec.exclusive:  # --mem 0 is all of it
         return
     default = _default_memory(wanted, partition, facts)
-    workers = f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
-    if default is not None and default < _LITTLE_MIB * wanted.workers:
-        yield Finding(
-            level="info", code="slurm_memory_default", where="--mem", fix="say --mem; --mem 0 is the whole node's",
-            message=f"without --mem the job gets {notation.gib(default)} of each node for {workers}",
-        )  # fmt: skip
+    count = workers(wanted.spec)
+    if default is not None and default < _LITTLE_MIB * count:
+        message = (
+            f"without --mem the job gets {notation.gib(default)} of each node for {count} worker{'s' * (count > 1)}"
+        )
+        fix = "give --mem; --mem 0 is the whole node's"
+        yield Finding(level="info", code="slurm_memory_default", where="--mem", fix=fix, message=message)
 
 
 def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:
     """MiB of each node by the partition's or the cluster's default; None where jobs get all (slurm.conf, DefMem...)."""
     defaults = {key: notation.mib(text) for key, text in partition.job_defaults.items()}
-    if wanted.gpu_count and (per_gpu := defaults.get("DefMemPerGPU")):
-        return per_gpu * wanted.gpu_count
+    if wanted.gpus and (per_gpu := defaults.get("DefMemPerGPU")):
+        return per_gpu * gpus_of(wanted.spec)
     if per_node := defaults.get("DefMemPerNode"):
         return per_node
     per_core = defaults.get("DefMemPerCPU") or facts.memory_per_core
-    return per_core * (wanted.cores or 1) if per_core else None
+    return per_core * (wanted.spec.cpus_per_task or 1) if per_core else None

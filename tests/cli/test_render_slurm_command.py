@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.render.options import flag_of, options
+from dsrun.options import flag_of
+from dsrun.slurm.render.options import options
 
 
 @pytest.fixture(autouse=True)
@@ -309,7 +310,7 @@ def test_submit_without_slurm_is_refused(dsrun, flag):
 
 def test_render_slurm_help_lists_every_option(dsrun):
     words = set(re.findall(r"--[a-z0-9-]+", dsrun("render-slurm", "--help").stdout))
-    assert {flag_of(name) for name in options()} <= words
+    assert {flag_of(each) for each in options().values()} <= words
     own = {
         "--output",
         "--force",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path, PurePosixPath
+from string import Template
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
@@ -30,9 +31,6 @@ _PIECE = re.compile(
     r"\$'(?P<ansi>(?:\\.|[^'\\])*)'|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\(?P<escaped>.)"
     r"|(?P<plain>(?:\$\{[^}]*\}|\$(?!')|[^\s'\"\\;&|()<>$])+)"
 )
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
-_CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def job_output_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> str | None:
@@ -68,31 +66,22 @@ def shell_word(text: str, variables: Mapping[str, str]) -> str | None:
     word, position = "", 0
     while piece := _PIECE.match(text, position):
         position = piece.end()
-        part = _piece(piece, variables)
-        if part is None:
+        literal = piece["single"] if piece["single"] is not None else piece["escaped"]
+        try:
+            if piece["ansi"] is not None:
+                word += piece["ansi"].encode("latin-1", "backslashreplace").decode("unicode_escape")
+            elif literal is not None:
+                word += literal
+            elif "`" in piece[0]:
+                return None
+            elif piece["double"] is not None:
+                filled = Template(piece["double"].replace("\\$", "$$")).substitute(variables)
+                word += re.sub(r'\\([\\"])', r"\1", filled)
+            else:
+                word += Template(piece["plain"]).substitute(variables)
+        except (KeyError, ValueError):
             return None
-        word += part
     return word
-
-
-def _piece(piece: re.Match[str], variables: Mapping[str, str]) -> str | None:
-    if piece["ansi"] is not None:
-        return _ESCAPE.sub(_ansi, piece["ansi"])
-    if piece["single"] is not None:
-        return piece["single"]
-    if piece["escaped"] is not None:
-        return piece["escaped"]
-    text = piece["double"] if piece["double"] is not None else piece["plain"]
-    names = [found[1] or found[2] for found in _VARIABLE.finditer(text)]
-    if any(name not in variables for name in names) or "$" in _VARIABLE.sub("", text).replace("\\$", "") or "`" in text:
-        return None
-    filled = _VARIABLE.sub(lambda found: variables[found[1] or found[2]], text)
-    return re.sub(r'\\([\\"$`])', r"\1", filled) if piece["double"] is not None else filled
-
-
-def _ansi(found: re.Match[str]) -> str:
-    code = found[1]
-    return chr(int(code[1:], 16)) if len(code) > 1 else _CONTROLS.get(code, code)
 
 
 # The same things from both sources, in the order of Job's fields. The name comes last: it may hold anything.

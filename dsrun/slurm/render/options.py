@@ -13,8 +13,8 @@ from dsrun.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
-    """The job as squeue shows it."""
+class SlurmSpec:
+    """What a job is asked to be; `dsrun.slurm.render.script.render` writes its script."""
 
     job_name: str | None = option(
         None,
@@ -23,6 +23,7 @@ class JobOptions:
         short="J",
         aliases=("name",),
         metavar="NAME",
+        group="Job",
     )
     comment: str | None = option(None, "note that stays with the job", sbatch="comment", metavar="TEXT")
     log: str | None = option(
@@ -41,13 +42,7 @@ class JobOptions:
         sbatch="mail-type",
         metavar="LIST",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResourceOptions:
-    """Nodes and what is wanted of each."""
-
-    nodes: int = option(1, "nodes", sbatch="nodes", short="N", metavar="N", least=1)
+    nodes: int = option(1, "nodes", sbatch="nodes", short="N", metavar="N", least=1, group="Resources")
     gpus_per_node: str | None = option(
         None,
         "GPUs of each node, also typed (a100:4); 0: train on CPUs; default: all that the partition's nodes have",
@@ -87,14 +82,8 @@ class ResourceOptions:
     constraint: str | None = option(
         None, "features the nodes must have", sbatch="constraint", short="C", metavar="LIST"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueOptions:
-    """Where the job waits, on whose account, and for what."""
-
     partition: str | None = option(
-        None, "partition, or several with commas", sbatch="partition", short="p", metavar="NAME"
+        None, "partition, or several with commas", sbatch="partition", short="p", metavar="NAME", group="Queue"
     )
     account: str | None = option(None, "account that pays", sbatch="account", short="A", metavar="NAME")
     qos: str | None = option(None, "quality of service", sbatch="qos", short="q", metavar="NAME")
@@ -121,17 +110,12 @@ class QueueOptions:
         None, "flag of the program that gets the number of each task of an array, such as --seed", metavar="FLAG"
     )
     sbatch: tuple[str, ...] = option((), "any other option of sbatch, as key=value or key", metavar="KEY=VALUE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InterruptionOptions:
-    """What the job does at its time limit, when preempted, and when a worker dies."""
-
     signal_lead: int | None = option(
         None,
         "seconds before the time limit at which the workers save; default: from the time a checkpoint takes",
         metavar="SECONDS",
         least=1,
+        group="Interruptions",
     )
     requeue: bool = option(True, "put an interrupted, unfinished job back into the queue")
     max_requeues: int = option(20, "times an interrupted job goes back into the queue at most", metavar="N", least=0)
@@ -142,13 +126,9 @@ class InterruptionOptions:
         metavar="N",
         least=0,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentOptions:
-    """What is set up before the program starts."""
-
-    module: tuple[str, ...] = option((), "environment module to load", aliases=("modules",), metavar="NAME")
+    module: tuple[str, ...] = option(
+        (), "environment module to load", aliases=("modules",), metavar="NAME", group="Environment"
+    )
     setup_file: tuple[str, ...] = option((), "shell file to source", aliases=("setup",), metavar="FILE")
     conda: str | None = option(None, "conda environment to activate, by name or folder", metavar="NAME|DIR")
     venv: str | None = option(None, "virtual environment to activate", metavar="DIR")
@@ -164,13 +144,9 @@ class EnvironmentOptions:
         metavar="FILE|DIR",
     )
     local_dir: str = option("/tmp", "local disk of the nodes, for --stage", metavar="DIR")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerOptions:
-    """The image the processes run in."""
-
-    container_image: str | None = option(None, "image for pyxis/enroot: a .sqsh file or registry name", metavar="IMAGE")
+    container_image: str | None = option(
+        None, "image for pyxis/enroot: a .sqsh file or registry name", metavar="IMAGE", group="Container"
+    )
     apptainer: str | None = option(None, "image for Apptainer: a .sif file, folder or URI", metavar="IMAGE")
     container_mounts: tuple[str, ...] = option(
         (),
@@ -178,56 +154,18 @@ class ContainerOptions:
         aliases=("container_mount",),
         metavar="DIR[:INSIDE]",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """How the nodes talk."""
-
     network: str | None = option(
-        None, "NCCL and gloo settings for one kind of network", choices=("infiniband", "roce", "ethernet")
+        None,
+        "NCCL and gloo settings for one kind of network",
+        choices=("infiniband", "roce", "ethernet"),
+        group="Network",
     )
     interface: str | None = option(
         None, "network interface for NCCL and gloo, such as ib0, or ^docker0,lo for all others", metavar="NAME"
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmSpec(
-    NetworkOptions, ContainerOptions, EnvironmentOptions, InterruptionOptions, QueueOptions, ResourceOptions, JobOptions
-):
-    """What a job is asked to be; `dsrun.slurm.render.script.render` writes its script."""
-
-
-# In the order of --help and of docs/slurm.md.
-GROUPS = {
-    "Job": JobOptions,
-    "Resources": ResourceOptions,
-    "Queue": QueueOptions,
-    "Interruptions": InterruptionOptions,
-    "Environment": EnvironmentOptions,
-    "Container": ContainerOptions,
-    "Network": NetworkOptions,
-}
-
-
 @cache
 def options() -> dict[str, Field[Any]]:
     """Every option by its field's name, in the order of its declaration."""
     return {each.name: each for each in fields(SlurmSpec)}
-
-
-def group_of(name: str) -> str:
-    """The group of a field."""
-    return next(title for title, group in GROUPS.items() if name in group.__annotations__)
-
-
-def flag_of(name: str) -> str:
-    """The flag of a field as a user writes it."""
-    return "--" + name.replace("_", "-")
-
-
-def kind_of(each: Field[Any]) -> str:
-    """What an option takes: int, str, bool or list."""
-    annotation = str(each.type).removesuffix(" | None")
-    return "list" if annotation == "tuple[str, ...]" else annotation

@@ -12,8 +12,9 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
+from dsrun.options import flag_of, value_kind
 from dsrun.slurm.render.notation import MAX_NUMBER, check_notation, directive_value, parse_gpus, shell_quote, time_limit
-from dsrun.slurm.render.options import SlurmSpec, flag_of, kind_of, options
+from dsrun.slurm.render.options import SlurmSpec, options
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_LEAD_S = 65535
@@ -57,18 +58,17 @@ RESERVED_OPTIONS = {
 Problem = tuple[str, str, str]
 
 
-def check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
-    """Raise UsageError for the first thing that is wrong, whatever the cluster. `where` says, by field, where a value
-    stands."""
+def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
+    """Raise UsageError for the first invalid value, whatever the cluster; `where` is the place of each field."""
     for name, each in options().items():
-        value, place = getattr(spec, name), where.get(name, flag_of(name))
+        value = getattr(spec, name)
         if each.metadata.get("sbatch") and isinstance(value, str):
-            directive_value(value, place)
-            check_notation(name, value, place)
+            directive_value(value, where[name])
+            check_notation(name, value, where[name])
     for name, message, fix in chain(_resources(spec), _time(spec), _environment(spec), _container(spec)):
-        raise UsageError(f"{where.get(name, flag_of(name))}: {message}", fix=fix)
+        raise UsageError(f"{where[name]}: {message}", fix=fix)
     for entry in spec.sbatch:
-        sbatch_entry(entry, where.get("sbatch", "--sbatch"))
+        sbatch_entry(entry, where["sbatch"])
 
 
 def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
@@ -79,9 +79,9 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
         raise UsageError(
             f"{where}: {entry!r} is not key=value with a long option's name", fix='such as --sbatch "switches=1"'
         )
-    known = {each.metadata.get("sbatch"): name for name, each in options().items() if each.metadata.get("sbatch")}
-    if key in known:
-        raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(known[key])}")
+    own = next((each for each in options().values() if each.metadata.get("sbatch") == key), None)
+    if own:
+        raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(own)}")
     if key in RESERVED_OPTIONS:
         raise UsageError(f"{where}: {key} is set by the script", fix=RESERVED_OPTIONS[key])
     return key, directive_value(value.strip(), f"{where} {key}") if equals else None
@@ -181,16 +181,12 @@ class Given:
 
 @cache
 def spellings() -> dict[str, str]:
-    """The field behind every key that run.yaml's `slurm:` section takes, underscores throughout."""
-    found: dict[str, str] = {}
-    for name, each in options().items():
-        for spelling in (name, *each.metadata["aliases"]):
-            found[spelling] = name
-    return found
+    """The field of every key that run.yaml's `slurm:` section takes, with underscores."""
+    return {key: name for name, each in options().items() for key in (name, *each.metadata["aliases"])}
 
 
-def read(key: str, words: Iterable[str], where: str) -> Given:
-    """What stands in run.yaml under `key`. Raises UsageError, with the nearest key, for one nobody knows."""
+def given_key(key: str, words: Iterable[str], where: str) -> Given:
+    """The value of `key` in run.yaml. Raises UsageError, with the nearest key, for an unknown one."""
     name = spellings().get(key.replace("-", "_"))
     if name is None:
         near = difflib.get_close_matches(key.replace("-", "_"), spellings(), n=1)
@@ -204,41 +200,33 @@ def make_spec(*places: Iterable[Given]) -> SlurmSpec:
 
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
-    values: dict[str, Any] = {}
-    where: dict[str, str] = {}
-    for place in places:
-        for each in place:
-            if each.name not in values:
-                values[each.name] = value_of(options()[each.name], each)
-                where[each.name] = each.where
-    spec = SlurmSpec(**values)
-    check(spec, where)
+    given: dict[str, Given] = {}
+    for each in chain(*places):
+        given.setdefault(each.name, each)
+    spec = SlurmSpec(**{name: _value_of(options()[name], each) for name, each in given.items()})
+    _check(spec, {name: given[name].where if name in given else flag_of(each) for name, each in options().items()})
     return spec
 
 
-def value_of(each: Field[Any], given: Given) -> Any:
+def _value_of(each: Field[Any], given: Given) -> Any:
     """The typed value of an option's words."""
-    kind, words = kind_of(each), given.words
+    kind, words = value_kind(each), given.words
     if "" in words:
         raise UsageError(f"{given.where}: is empty", fix="give it a value, or remove it")
-    if kind == "list":
+    if kind == "tuple[str, ...]":
         return words
     if len(words) != 1:
         raise UsageError(f"{given.where}: takes one value, not {len(words)}")
     if kind == "bool":
-        return _truth(words[0], given.where)
+        if words[0].lower() not in YES | NO:
+            raise UsageError(f"{given.where}: {words[0]!r} is not true or false")
+        return words[0].lower() in YES
     if kind == "int":
         return _number(words[0], each.metadata, given.where)
     choices = each.metadata["choices"]
     if choices and words[0] not in choices:
         raise UsageError(f"{given.where}: {words[0]!r} is not one of {', '.join(choices)}")
     return words[0]
-
-
-def _truth(word: str, where: str) -> bool:
-    if word.lower() in YES | NO:
-        return word.lower() in YES
-    raise UsageError(f"{where}: {word!r} is not true or false")
 
 
 def _number(word: str, meta: Mapping[str, Any], where: str) -> int:

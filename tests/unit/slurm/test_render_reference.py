@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dsrun.options import flag_of
 from dsrun.slurm.reference import PART, markdown
-from dsrun.slurm.render.options import flag_of, options
+from dsrun.slurm.render.options import options
 from dsrun.slurm.render.program import Site, train_program
 from dsrun.slurm.render.script import completed, context
 from tests.unit.slurm.stand_ins import spec_of
@@ -24,7 +25,7 @@ def test_slurm_docs_page_is_up_to_date():
 def test_slurm_reference_names_every_option():
     """Every option is in the reference."""
     text = markdown()
-    assert [name for name in options() if f"| `{flag_of(name)}`" not in text] == []
+    assert [name for name, each in options().items() if f"| `{flag_of(each)}`" not in text] == []
 
 
 def test_slurm_reference_table_rows_match_header():

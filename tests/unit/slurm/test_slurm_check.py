@@ -80,7 +80,7 @@ def test_resource_check_accepts_fitting_job(facts, given):
         ({"licenses": "matlab:2"}, "license_unknown", "'matlab'", "remove it"),
         ({"array": "0-1001"}, "array_size", "numbers below 1001", "smaller arrays"),
         # Accounts and QOS.
-        ({"account": "mll"}, "account_unknown", "'mll' is none of your accounts", "did you mean ml?"),
+        ({"account": "mll"}, "account_unknown", "'mll' is not your account", "did you mean ml?"),
         ({"account": "other"}, "account_unknown", "'other'", "ml, phys, root"),
         ({"qos": "lonng"}, "qos_unknown", "no QOS 'lonng'", "did you mean long?"),
         ({"qos": "urgent"}, "qos_account", "may not use QOS urgent", "--qos"),
