@@ -15,7 +15,7 @@ from dsrun.errors import EXIT_FINDINGS
 if TYPE_CHECKING:
     from dsrun.zero.memory.model.count import Counted
     from dsrun.zero.memory.plan import Plan
-    from dsrun.zero.memory.report import Wording
+    from dsrun.zero.memory.report import CommandOptions
     from dsrun.zero.memory.request import PlanRequest
 
 
@@ -76,7 +76,7 @@ def command(**given: Any) -> int:
     )
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
-    words = _wording(given)
+    options = _command_options(given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     for finding in counted.findings:
@@ -86,9 +86,9 @@ def command(**given: Any) -> int:
     if given["form"] == "json":
         from dsrun.zero.memory.report import as_json
 
-        print_json(as_json(made, counted, words))
+        print_json(as_json(made, counted, options))
     else:
-        _print(made, counted, words)
+        _print(made, counted, options)
     if given["calibrate"] and made.choice is not None:
         from dsrun.zero.memory.calibrate import calibrate
 
@@ -164,9 +164,9 @@ def _cluster(given: dict[str, Any]) -> Any:
     return cluster(gpus, nodes=given["nodes"], memory=given["gpu_memory"])
 
 
-def _wording(given: dict[str, Any]) -> Wording:
+def _command_options(given: dict[str, Any]) -> CommandOptions:
     from dsrun.recipe.files import has_weights
-    from dsrun.zero.memory.report import Wording
+    from dsrun.zero.memory.report import CommandOptions
 
     data = tuple(
         word
@@ -177,16 +177,16 @@ def _wording(given: dict[str, Any]) -> Wording:
     folder = Path(given["model"]).expanduser()
     # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)
-    return Wording(
+    return CommandOptions(
         model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"] or bare
     )
 
 
-def _print(made: Plan, counted: Counted, words: Wording) -> None:
+def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
     from dsrun.zero.generate.presets import GIB
     from dsrun.zero.memory import report
 
-    for line in report.header(made, counted, words):
+    for line in report.header(made, counted, options):
         click.echo(line)
     click.echo()
     print_table(report.table(made))
@@ -206,7 +206,7 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
     disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
     click.echo(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
     click.echo()
-    for line in report.lines(made.request, made.choice, words):
+    for line in report.lines(made.request, made.choice, options):
         click.echo(line)
-    if not words.data:
+    if not options.data:
         click.echo("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")
