@@ -23,7 +23,7 @@ from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import Counted, check_length, count
 from dsrun.zero.memory.plan import Plan, plan
-from dsrun.zero.memory.report import Wording, as_json
+from dsrun.zero.memory.report import CommandOptions, as_json
 from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
 
 
@@ -76,7 +76,7 @@ def command(**given: Any) -> int:
     )
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
-    words = _wording(given)
+    options = _command_options(given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     for finding in counted.findings:
@@ -84,9 +84,9 @@ def command(**given: Any) -> int:
     if request.cluster.note:
         print_note(request.cluster.note)
     if given["form"] == "json":
-        print_json(as_json(made, counted, words))
+        print_json(as_json(made, counted, options))
     else:
-        _print(made, counted, words)
+        _print(made, counted, options)
     if given["calibrate"] and made.choice is not None:
         click.echo(calibrate(made, found, given["nvme_path"], notify=print_note).sentence, err=True)
         return 0
@@ -149,7 +149,7 @@ def _cluster(given: dict[str, Any]) -> Any:
     return cluster(gpus, nodes=given["nodes"], memory=given["gpu_memory"])
 
 
-def _wording(given: dict[str, Any]) -> Wording:
+def _command_options(given: dict[str, Any]) -> CommandOptions:
     data = tuple(
         word
         for name in ("train_file", "dataset")
@@ -159,13 +159,13 @@ def _wording(given: dict[str, Any]) -> Wording:
     folder = Path(given["model"]).expanduser()
     # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)
-    return Wording(
+    return CommandOptions(
         model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"] or bare
     )
 
 
-def _print(made: Plan, counted: Counted, words: Wording) -> None:
-    for line in report.header(made, counted, words):
+def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
+    for line in report.header(made, counted, options):
         click.echo(line)
     click.echo()
     print_table(report.table(made))
@@ -185,7 +185,7 @@ def _print(made: Plan, counted: Counted, words: Wording) -> None:
     disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
     click.echo(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
     click.echo()
-    for line in report.lines(made.request, made.choice, words):
+    for line in report.lines(made.request, made.choice, options):
         click.echo(line)
-    if not words.data:
+    if not options.data:
         click.echo("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")

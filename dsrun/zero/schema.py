@@ -190,10 +190,8 @@ def expected(entry: Mapping[str, Any]) -> str:
 
 def shown(value: Any) -> str:
     """A value as it stands in the JSON, cut when it is long."""
-    import json
-
     try:
-        text = getattr(value, "text", None) or json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
     except ValueError:  # Python writes at most 4300 digits
         return "a number with too many digits"
     return text if len(text) <= 60 else text[:57] + "…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
@@ -30,13 +30,13 @@ ODD_FOLDERS = {
 }
 
 
-def check_advice(view: ConfigView, report: Reporter) -> None:
+def check_advice(view: ConfigView, report: Findings) -> None:
     """Warnings and remarks."""
     for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _defaults):
         check(view, report)
 
 
-def _gather(view: ConfigView, report: Reporter) -> None:
+def _gather(view: ConfigView, report: Findings) -> None:
     gather = view.taken(ZERO, "stage3_gather_16bit_weights_on_model_save")
     old = view.taken(ZERO, "stage3_gather_fp16_weights_on_model_save")
     if view.stage == 3 and gather is not True and old is not True:
@@ -49,7 +49,7 @@ def _gather(view: ConfigView, report: Reporter) -> None:
         )
 
 
-def _offload(view: ConfigView, report: Reporter) -> None:
+def _offload(view: ConfigView, report: Findings) -> None:
     stage = view.stage
     optimizer, param = view.offload("offload_optimizer"), view.offload("offload_param")
     if param in ("cpu", "nvme") and stage is not None and stage < 3:
@@ -74,7 +74,7 @@ def _offload(view: ConfigView, report: Reporter) -> None:
         )
 
 
-def _nvme_paths(view: ConfigView, report: Reporter) -> None:
+def _nvme_paths(view: ConfigView, report: Findings) -> None:
     for what in ("offload_optimizer", "offload_param"):
         path = view.raw(ZERO, what, "nvme_path")
         if not isinstance(path, str) or view.offload(what) != "nvme" or path == AUTO:
@@ -87,7 +87,7 @@ def _nvme_paths(view: ConfigView, report: Reporter) -> None:
             report.warning("nvme_path_odd", where, f"{path} is {odd}", "name a folder on a local NVMe disk")
 
 
-def _stage_3_only(view: ConfigView, report: Reporter) -> None:
+def _stage_3_only(view: ConfigView, report: Findings) -> None:
     zero = view.raw(ZERO)
     if not isinstance(zero, dict) or view.stage in (3, None):
         return
@@ -104,7 +104,7 @@ def _stage_3_only(view: ConfigView, report: Reporter) -> None:
         report.warning("needs_stage", (ZERO, "offload_optimizer", SUPER), message)
 
 
-def _buckets(view: ConfigView, report: Reporter) -> None:
+def _buckets(view: ConfigView, report: Findings) -> None:
     if not isinstance(view.raw(ZERO), dict) or not view.stage:
         return
     for name in BUCKETS:
@@ -134,7 +134,7 @@ def _elements(number: int) -> str:
     return f"{number:,}" if number < LARGEST_NUMBER else shown(number)
 
 
-def _half(view: ConfigView, report: Reporter) -> None:
+def _half(view: ConfigView, report: Findings) -> None:
     if _is_on(view, "fp16") and view.model_type and family_of(view.model_type).overflows_in_fp16:
         report.warning(
             "t5_fp16", ("fp16", "enabled"), overflow_in_fp16(view.model_type), 'use "bf16": {"enabled": true}, or fp32'
@@ -151,7 +151,7 @@ def _is_on(view: ConfigView, name: str) -> bool:
     return bool(view.precision(name))
 
 
-def _defaults(view: ConfigView, report: Reporter) -> None:
+def _defaults(view: ConfigView, report: Findings) -> None:
     """Defaults that moved: gradient_clipping and check_grad_overflow in 0.19.3, pin_memory in 0.19.5."""
     if not view.has("gradient_clipping"):
         message = "without gradient_clipping DeepSpeed clips at 1.0 since 0.19.3, and did not clip before"

@@ -7,7 +7,7 @@ from typing import Any
 from dsrun.findings import Finding, Level
 from dsrun.hardware.gpus import GpuModel
 from dsrun.zero.lint.advice import check_advice
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import check_batch, check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.reading import check_reading
@@ -68,10 +68,10 @@ def check(
     try:
         source = read(text)
     except NotJsonError as error:
-        report = Reporter(Source(None), file)
+        report = Findings(Source(None), file)
         report.at(error.position, "error", "not_json", f"not JSON: {error.message}", error.fix)
         return report.findings()
-    report = Reporter(source, file)
+    report = Findings(source, file)
     _check_text(source, target, report)
     if not isinstance(source.value, dict):
         report.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
@@ -90,7 +90,7 @@ def _noun(value: Any) -> str:
     return "a list" if isinstance(value, list) else shown(value)
 
 
-def _check_text(source: Source, target: Target | None, report: Reporter) -> None:
+def _check_text(source: Source, target: Target | None, report: Findings) -> None:
     for issue in source.issues:
         message, fix = ISSUES[issue.kind]
         tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)

@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 @dataclass
-class Reporter:
+class Findings:
     """Findings about one file, each at a path in it. `file` is its name as the user wrote it."""
 
     source: Source

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
@@ -16,7 +16,7 @@ LATE = "DeepSpeed stops when it builds the engine"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def check_engine(view: ConfigView, report: Reporter) -> None:
+def check_engine(view: ConfigView, report: Findings) -> None:
     """Errors that come after reading."""
     for check in (_numbers, _log_level, _dtypes, _clipping, _stages, _nvme, _zenflow):
         check(view, report)
@@ -26,7 +26,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _numbers(view: ConfigView, report: Reporter) -> None:
+def _numbers(view: ConfigView, report: Findings) -> None:
     """Keys that DeepSpeed computes with."""
     clipping = view.raw("gradient_clipping")
     filled = view.for_trainer and clipping == AUTO
@@ -49,7 +49,7 @@ def _numbers(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", ("flops_profiler", "profile_step"), message)
 
 
-def _log_level(view: ConfigView, report: Reporter) -> None:
+def _log_level(view: ConfigView, report: Findings) -> None:
     """deepspeed.utils.logging.set_log_level_from_string."""
     level = view.raw("log_level")
     if level in (MISSING, None) or (view.for_trainer and level == AUTO):
@@ -60,7 +60,7 @@ def _log_level(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", ("log_level",), message, f'did you mean "{match}"?' if match else "")
 
 
-def _dtypes(view: ConfigView, report: Reporter) -> None:
+def _dtypes(view: ConfigView, report: Findings) -> None:
     """DtypeEnum in DeepSpeedEngine.get_data_types, and the mixes that it refuses without ZeRO."""
     known = blocks()["torch_autocast"].keys["dtype"]["choices"]
     for name in ("grad_accum_dtype", "param_dtype"):
@@ -79,7 +79,7 @@ def _dtypes(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", path, message, 'use "zero_optimization": {"stage": 1}')
 
 
-def _param_dtype(view: ConfigView, report: Reporter) -> None:
+def _param_dtype(view: ConfigView, report: Findings) -> None:
     """DeepSpeedEngine._assert_valid_mixed_precision_config: it has to say what fp16 and bf16 say."""
     asked = _family(view.raw("data_types", "param_dtype"))
     fp16, bf16 = view.precision("fp16"), view.precision("bf16")
@@ -99,7 +99,7 @@ def _family(dtype: Any) -> str | None:
     return names.get(word, word if word in ("fp16", "bf16", "fp32") else None)
 
 
-def _clipping(view: ConfigView, report: Reporter) -> None:
+def _clipping(view: ConfigView, report: Findings) -> None:
     """compute_grad_norm=false requires gradient_clipping=0 (DeepSpeedZeroOptimizer)."""
     clipping = view.raw("gradient_clipping")
     known = 1.0 if clipping is MISSING else clipping
@@ -109,7 +109,7 @@ def _clipping(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", path, message, 'write "gradient_clipping": 0')
 
 
-def _stages(view: ConfigView, report: Reporter) -> None:
+def _stages(view: ConfigView, report: Findings) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
@@ -121,7 +121,7 @@ def _stages(view: ConfigView, report: Reporter) -> None:
         report.error("breaks_later", path, f"false goes with overlap_comm at stage 2 only: {LATE}")
 
 
-def _nvme(view: ConfigView, report: Reporter) -> None:
+def _nvme(view: ConfigView, report: Findings) -> None:
     """Stage 3 joins the path of the swap folder without asking whether there is one."""
     for what in ("offload_optimizer", "offload_param"):
         if view.stage != 3 or view.offload(what) != "nvme":
@@ -131,7 +131,7 @@ def _nvme(view: ConfigView, report: Reporter) -> None:
             report.error("nvme_path_missing", (ZERO, what), message, 'add "nvme_path": "/local_nvme"')
 
 
-def _zenflow(view: ConfigView, report: Reporter) -> None:
+def _zenflow(view: ConfigView, report: Findings) -> None:
     """ZenFlow lives in the optimizer that runs on the host."""
     zenflow = view.raw(ZERO, "zenflow")
     if isinstance(zenflow, dict) and view.stage in (1, 2) and view.offload("offload_optimizer") == "none":
@@ -144,7 +144,7 @@ NAMES = (TRAIN, MICRO, STEPS)
 FORMULA = f"{TRAIN} = {MICRO} × {STEPS} × GPUs"
 
 
-def check_batch(view: ConfigView, report: Reporter) -> None:
+def check_batch(view: ConfigView, report: Findings) -> None:
     """Check the three batch sizes as DeepSpeedConfig._batch_assertion does, as far as they are known."""
     sizes = {name: _size(view, name) for name in NAMES}
     if view.for_trainer and not view.has(STEPS):
@@ -218,7 +218,7 @@ def completed(sizes: dict[str, Any], ranks: float) -> tuple[Any, Any, Any]:
     return train, train // ranks // steps, steps
 
 
-def _for_world_size(sizes: dict[str, Any], ranks: float, report: Reporter) -> None:
+def _for_world_size(sizes: dict[str, Any], ranks: float, report: Findings) -> None:
     train, micro, steps = completed(sizes, ranks)
     if micro > 0 and steps > 0 and train == micro * steps * ranks:
         return
@@ -234,7 +234,7 @@ def _for_world_size(sizes: dict[str, Any], ranks: float, report: Reporter) -> No
     )
 
 
-def _for_some_world_size(sizes: dict[str, Any], report: Reporter) -> None:
+def _for_some_world_size(sizes: dict[str, Any], report: Findings) -> None:
     """Without a world size: wrong for every one of them, or right for one or a few."""
     train, micro, steps = (sizes[name] for name in NAMES)
     if train is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import LATE
 from dsrun.zero.schema import (
     did_you_mean,
@@ -27,7 +27,7 @@ PARAMS = ("optimizer", "params")
 AT = ("scheduler", "params")
 
 
-def check_optimizer(view: ConfigView, report: Reporter) -> None:
+def check_optimizer(view: ConfigView, report: Findings) -> None:
     """Check the optimizer block."""
     block = view.raw("optimizer")
     if not isinstance(block, dict):
@@ -44,7 +44,7 @@ def check_optimizer(view: ConfigView, report: Reporter) -> None:
             _params(name, params, view, report)
 
 
-def _name(name: str, view: ConfigView, report: Reporter) -> None:
+def _name(name: str, view: ConfigView, report: Findings) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
         gone = legacy()["optimizers"].get(name.lower())
@@ -61,7 +61,7 @@ def _name(name: str, view: ConfigView, report: Reporter) -> None:
         report.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
 
 
-def _params(name: str, params: dict[str, Any], view: ConfigView, report: Reporter) -> None:
+def _params(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
     own = name.lower() in optimizer_params()
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
@@ -105,7 +105,7 @@ def _is_float(value: Any) -> bool:
     return True
 
 
-def check_scheduler(view: ConfigView, report: Reporter) -> None:
+def check_scheduler(view: ConfigView, report: Findings) -> None:
     """Check the scheduler block."""
     block = view.raw("scheduler")
     if not isinstance(block, dict) or block.get("type") is None:
@@ -132,7 +132,7 @@ def check_scheduler(view: ConfigView, report: Reporter) -> None:
         _warmup(str(name), params, view, report)
 
 
-def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Reporter) -> None:
+def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Findings) -> None:
     for key in params:
         if key not in known:
             fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
@@ -142,7 +142,7 @@ def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any],
             report.error("scheduler_param", AT, f"{name} needs {key}: {LATE}", f'add "{key}": …')
 
 
-def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Reporter) -> None:
+def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
@@ -166,7 +166,7 @@ def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Reporte
     _peak(name, params, view, report)
 
 
-def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Reporter) -> None:
+def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
     """WarmupLR and WarmupDecayLR write warmup_max_lr over the optimizer's lr; WarmupDecayLR's default is 0.001."""
     if name == "WarmupCosineLR":
         return

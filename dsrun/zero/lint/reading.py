@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.structure import EAGER, check_model_value
 from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
@@ -21,13 +21,13 @@ MASTER_KEYS = (
 )
 
 
-def check_reading(view: ConfigView, report: Reporter) -> None:
+def check_reading(view: ConfigView, report: Findings) -> None:
     """Everything that makes DeepSpeedConfig raise and that no single key shows."""
     for check in (_zero, _both_names, _zenflow, _loss_scale, _precision, _allreduce, _optimizer, _data, _rest):
         check(view, report)
 
 
-def _zero(view: ConfigView, report: Reporter) -> None:
+def _zero(view: ConfigView, report: Findings) -> None:
     """DeepSpeedZeroConfig's validators; read_zero_config_deprecated for a bare true."""
     bucket = view.raw("allgather_size")
     if view.raw(ZERO) is True and bucket not in (MISSING, AUTO):
@@ -44,7 +44,7 @@ def _zero(view: ConfigView, report: Reporter) -> None:
             report.error("needs_stage", path, f"a ratio below 1 needs stage 3, not {view.stage}: {EAGER}")
 
 
-def _both_names(view: ConfigView, report: Reporter) -> None:
+def _both_names(view: ConfigView, report: Findings) -> None:
     """DeepSpeedConfigModel._process_deprecated_field: the old and the new name of one setting."""
     keys = blocks()[ZERO].keys
     for old, entry in keys.items():
@@ -57,7 +57,7 @@ def _both_names(view: ConfigView, report: Reporter) -> None:
             report.error("given_twice", (ZERO, old), f"{old} and {path[-1]} are both given: {EAGER}", f"remove {old}")
 
 
-def _zenflow(view: ConfigView, report: Reporter) -> None:
+def _zenflow(view: ConfigView, report: Findings) -> None:
     """ZenFlowConfig.validate_fields."""
     if not isinstance(view.raw(ZERO, "zenflow"), dict):
         return
@@ -74,7 +74,7 @@ def _zenflow(view: ConfigView, report: Reporter) -> None:
             report.error("out_of_range", path, f"{name} is {value}, not at least 1: {EAGER}")
 
 
-def _loss_scale(view: ConfigView, report: Reporter) -> None:
+def _loss_scale(view: ConfigView, report: Findings) -> None:
     """DeepSpeedFP16Config's validators."""
     if not isinstance(view.raw("fp16"), dict):
         return
@@ -97,7 +97,7 @@ def _loss_scale(view: ConfigView, report: Reporter) -> None:
                 report.add(level, "out_of_range", ("fp16", name), message)
 
 
-def _precision(view: ConfigView, report: Reporter) -> None:
+def _precision(view: ConfigView, report: Findings) -> None:
     """DeepSpeedConfig._initialize_params and _do_error_check."""
     if view.precision("fp16") and view.precision("bf16"):
         report.error(
@@ -115,7 +115,7 @@ def _precision(view: ConfigView, report: Reporter) -> None:
             report.error("needs_key", (block, name), message, 'add "bf16_master_weights_and_grads": true')
 
 
-def _allreduce(view: ConfigView, report: Reporter) -> None:
+def _allreduce(view: ConfigView, report: Findings) -> None:
     """DeepSpeedConfig._do_error_check: what gradient_allreduce_op "sum" does not go with."""
     value = view.raw("gradient_allreduce_op")
     if not isinstance(value, str) or value.lower() != "sum":
@@ -130,7 +130,7 @@ def _allreduce(view: ConfigView, report: Reporter) -> None:
         report.error("needs_key", path, f'"sum" does not work with DeepCompile: {EAGER}', 'write "mean"')
 
 
-def _optimizer(view: ConfigView, report: Reporter) -> None:
+def _optimizer(view: ConfigView, report: Findings) -> None:
     """get_optimizer_params and _do_warning_check: params have to be an object, max_grad_norm a number."""
     block = view.raw("optimizer")
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
@@ -144,7 +144,7 @@ def _optimizer(view: ConfigView, report: Reporter) -> None:
         report.error("wrong_type", ("optimizer", "params", "max_grad_norm"), message)
 
 
-def _data(view: ConfigView, report: Reporter) -> None:
+def _data(view: ConfigView, report: Findings) -> None:
     """deepspeed.runtime.data_pipeline.config: blocks that need a key once they are enabled, and int()."""
     at = ("data_efficiency", "data_sampling")
     curriculum = view.raw(*at, "curriculum_learning")
@@ -170,7 +170,7 @@ def _is_int_to_python(value: Any) -> bool:
     return True
 
 
-def _rest(view: ConfigView, report: Reporter) -> None:
+def _rest(view: ConfigView, report: Findings) -> None:
     """autotuning's folders, data_types.keep_in_fp32_modules, torch_autocast's module names."""
     autotuning = view.raw("autotuning")
     for name in ("results_dir", "exps_dir"):

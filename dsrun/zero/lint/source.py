@@ -20,12 +20,19 @@ IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "
 
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
-BLANK = " \t\n\r"
 SKIPPED = re.compile(r"[ \t\n\r]+|((?://|#)[^\n]*|/\*.*?\*/)", re.DOTALL)
-WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
-# json.load takes these three beyond the standard.
-NUMBER_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-PYTHON_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
+# Literal -> its value and, where JSON has not got it, the kind of issue. json.load takes the numbers too.
+LITERALS: dict[str, tuple[Any, IssueKind | None]] = {
+    "true": (True, None),
+    "false": (False, None),
+    "null": (None, None),
+    "True": (True, "python_word"),
+    "False": (False, "python_word"),
+    "None": (None, "python_word"),
+    "NaN": (math.nan, "number_word"),
+    "Infinity": (math.inf, "number_word"),
+    "-Infinity": (-math.inf, "number_word"),
+}
 SINGLE_QUOTED = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
 # What is written the other way round in the two kinds of quotes.
 SWAPPED = {"\\'": "'", '"': '\\"'}
@@ -33,18 +40,6 @@ DEEPEST = 100
 # What editors on Windows put before UTF-8: Hjson passes over it, json.load stops.
 MARK = "\ufeff"
 DECODER = JSONDecoder()
-
-
-class Whole(int):
-    """A whole number that remembers how it was written."""
-
-    text: str
-
-
-class Decimal(float):
-    """A number with a point or an exponent that remembers how it was written: 5e8 stays 5e8."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -78,16 +73,12 @@ class DuplicateKey:
 
 @dataclass
 class Source:
-    """What a JSON text holds. `positions` has the place of every key and of every element of a list.
-
-    `inline` are the objects and lists that stand on one line, by id; holding them keeps the ids theirs.
-    """
+    """The content of a JSON text. `positions` has the place of every key and of every element of a list."""
 
     value: Any
     positions: dict[Path, Position] = field(default_factory=dict)
     issues: list[SyntaxIssue] = field(default_factory=list)
     duplicates: list[DuplicateKey] = field(default_factory=list)
-    inline: dict[int, Any] = field(default_factory=dict)
 
     def position(self, path: Path) -> Position:
         """Where the key stands, or the nearest enclosing one that does; the top of the file else."""
@@ -150,41 +141,30 @@ class _Reader:
     def _value(self, path: Path, depth: int) -> Any:
         if depth > DEEPEST:
             raise self._error(f"more than {DEEPEST} levels deep")
-        head, start = self._peek(), self.at
+        head = self._peek()
         if head in ("{", "["):
-            found = self._object(path, depth) if head == "{" else self._list(path, depth)
-            if found and "\n" not in self.text[start : self.at]:
-                self.source.inline[id(found)] = found
-            return found
+            return self._object(path, depth) if head == "{" else self._list(path, depth)
         if head in ('"', "'"):
             return self._string()
         number = NUMBER.match(self.text, self.at)
         word = WORD.match(self.text, self.at)
         if number and word and number.end() == word.end():
-            return self._number(number)
-        return self._word(word)
-
-    def _number(self, match: re.Match[str]) -> Whole | Decimal:
-        self.at = match.end()
-        number: Whole | Decimal
-        if match.group(1) or match.group(2):
-            number = Decimal(match.group())
-        else:
             try:
-                number = Whole(match.group())
+                value = float(number[0]) if number[1] or number[2] else int(number[0])
             except ValueError:  # Python reads at most 4300 digits
-                raise self._error("a number with too many digits", at=match.start()) from None
-        number.text = match.group()
-        return number
+                raise self._error("a number with too many digits") from None
+            self.at = number.end()
+            return value
+        return self._word(word)
 
     def _word(self, match: re.Match[str] | None) -> Any:
         word = match.group() if match else ""
-        if word in WORDS or word in NUMBER_WORDS or word in PYTHON_WORDS:
-            if word not in WORDS:
-                kind: IssueKind = "python_word" if word in PYTHON_WORDS else "number_word"
-                self.source.issues.append(SyntaxIssue(kind, self._position(), word))
+        if word in LITERALS:
+            value, issue = LITERALS[word]
+            if issue:
+                self.source.issues.append(SyntaxIssue(issue, self._position(), word))
             self.at += len(word)
-            return (WORDS | NUMBER_WORDS | PYTHON_WORDS)[word]
+            return value
         if not word:
             raise self._error("a value is missing" if self.at < len(self.text) else "the text ends too early")
         raise self._error(f"{word} is not a JSON value", _number_hint(word) or f'text needs quotes: "{word}"')
@@ -272,14 +252,11 @@ class _Reader:
 
 def _number_hint(word: str) -> str:
     """How to write something that looks like a number in JSON."""
-    plain = word.replace("_", "")
     try:
-        value = float(plain)
+        value = float(word)
     except ValueError:
         return ""
-    if not math.isfinite(value):
-        return ""
-    return f"write {int(value) if value.is_integer() and 'e' not in plain.lower() else value}"
+    return f"write {value:g}" if math.isfinite(value) else ""
 
 
 def dotted(path: Sequence[str | int]) -> str:

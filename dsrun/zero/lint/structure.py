@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.schema import (
     Block,
@@ -35,12 +35,12 @@ OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
 SWALLOWED = "strict"
 
 
-def check_structure(view: ConfigView, report: Reporter) -> None:
+def check_structure(view: ConfigView, report: Findings) -> None:
     """Check every key that the file holds."""
     _check_block(blocks()[""], (), view.config, view, report)
 
 
-def _check_block(block: Block, path: Path, content: dict[str, Any], view: ConfigView, report: Reporter) -> None:
+def _check_block(block: Block, path: Path, content: dict[str, Any], view: ConfigView, report: Findings) -> None:
     spellings = block.spellings
     for name in content:
         here = (*path, name)
@@ -58,7 +58,7 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
             report.error("given_twice", (*path, other), f"{other} and {key} are one setting", f"remove {other}")
 
 
-def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Reporter) -> None:
+def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Findings) -> None:
     if block.style == "read" and block.path.startswith(OPEN):
         return
     # A model drops an "auto" before it looks at the key.
@@ -87,7 +87,7 @@ def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
     return f"did you mean {match}?" if match else "remove it"
 
 
-def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: Reporter) -> None:
+def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: Findings) -> None:
     entry, value = block.keys[key], view.raw(*path)
     _legacy(block, path, entry, report)
     if path == ("bfloat16",) and view.for_trainer:
@@ -102,7 +102,7 @@ def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: 
         _check_read_value(path, entry, value, report)
 
 
-def _legacy(block: Block, path: Path, entry: Entry, report: Reporter) -> None:
+def _legacy(block: Block, path: Path, entry: Entry, report: Findings) -> None:
     advice = legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
         report.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
@@ -117,7 +117,7 @@ def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 
-def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: ConfigView, report: Reporter) -> None:
+def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: ConfigView, report: Findings) -> None:
     value = view.raw(*path)
     if isinstance(value, dict):
         _check_block(block, path, value, view, report)
@@ -148,7 +148,7 @@ def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
     return False
 
 
-def check_model_value(path: Path, entry: Entry, value: Any, report: Reporter) -> None:
+def check_model_value(path: Path, entry: Entry, value: Any, report: Findings) -> None:
     """Check a value as pydantic does: converted where it can be, then held against the bounds."""
     if path[-2:-1] == ("leaf_module",) and isinstance(value, str):
         return  # DeepSpeedZeroLeafModuleConfig makes a list of one of it
@@ -187,7 +187,7 @@ def _repair(value: Any, entry: Entry) -> str:
     return ""
 
 
-def _check_read_value(path: Path, entry: Entry, value: Any, report: Reporter) -> None:
+def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) -> None:
     """Check a value that DeepSpeed takes as it is: only some of them make it stop."""
     name, kind = path[-1], json_type(value)
     if (value is None and entry.get("null")) or (entry.get("falsy") and not value):

@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from dsrun.findings import Level
-from dsrun.zero.lint.codes import Reporter
+from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
 from dsrun.zero.schema import Block, Path, blocks, shown
@@ -25,7 +25,7 @@ LOOKED_INTO = (("optimizer",), ("optimizer", "params"), ("scheduler",), ("schedu
 LEGACY_BF16 = ("bfloat16",)
 
 
-def check_trainer(view: ConfigView, report: Reporter) -> None:
+def check_trainer(view: ConfigView, report: Findings) -> None:
     """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
     level: Level = "error" if view.for_trainer else "warning"
     if not view.has(ZERO) and not (view.asked and not view.for_trainer):
@@ -55,7 +55,7 @@ def check_trainer(view: ConfigView, report: Reporter) -> None:
     _ignored(view, report)
 
 
-def _ignored(view: ConfigView, report: Reporter) -> None:
+def _ignored(view: ConfigView, report: Findings) -> None:
     """Keys that the Trainer makes useless."""
     if view.has(*LEGACY_BF16):
         message = "accelerate adds a bf16 block that is off, so DeepSpeed ignores bfloat16 and trains in fp32"
@@ -72,7 +72,7 @@ def _ignored(view: ConfigView, report: Reporter) -> None:
 OVERWRITTEN = (("steps_per_print",),)
 
 
-def check_auto(view: ConfigView, report: Reporter) -> None:
+def check_auto(view: ConfigView, report: Findings) -> None:
     """Check every "auto" of the file."""
     for path, value in leaves(view.config):
         if not isinstance(value, str) or value != AUTO:
@@ -83,7 +83,7 @@ def check_auto(view: ConfigView, report: Reporter) -> None:
             _under_deepspeed(path, view, report)
 
 
-def _under_the_trainer(path: Path, view: ConfigView, report: Reporter) -> None:
+def _under_the_trainer(path: Path, view: ConfigView, report: Findings) -> None:
     if path in TRAINER_FILLS or path in OVERWRITTEN:
         return
     if path == ("zero_allow_untested_optimizer",) and not view.has("optimizer"):
@@ -114,7 +114,7 @@ def _instead(path: Path) -> str:
     )
 
 
-def _under_deepspeed(path: Path, view: ConfigView, report: Reporter) -> None:
+def _under_deepspeed(path: Path, view: ConfigView, report: Findings) -> None:
     block = _block_of(path)
     dropped = (block is not None and block.style == "model") or path[-1] in MONITORS
     own = block is not None and block.path in ("expert_parallel", "data_types", "pipeline")
@@ -155,7 +155,7 @@ PARAMS = ("optimizer", "params")
 WARMUP = ("scheduler", "params")
 
 
-def check_against(view: ConfigView, report: Reporter) -> None:
+def check_against(view: ConfigView, report: Findings) -> None:
     """Check what the file and the flags say about the same thing."""
     flags = view.flags
     if flags is None:
@@ -230,7 +230,7 @@ def _switch(flags: Flags, name: str) -> Any:
     return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if asked else UNKNOWN
 
 
-def _unanswered(view: ConfigView, flags: Flags, report: Reporter) -> None:
+def _unanswered(view: ConfigView, flags: Flags, report: Findings) -> None:
     """Flags that a block of the file, or a key that it lacks, leaves without effect."""
     silent = (
         ("max_grad_norm", not view.has("gradient_clipping"), ("gradient_clipping",), "DeepSpeed clips at 1.0"),

@@ -1,66 +1,255 @@
-"""upgrade(): an old DeepSpeed config in today's keys.
+"""upgrade(): an old DeepSpeed config in today's keys. Each step rewrites one kind of old key, and logs what it did.
 
-Everything else stays as it is: the order, the numbers as they are written, what fits on one line, indent and line ends.
-A file without old keys comes back byte for byte.
+The order of the keys and the indentation stay. A file without old keys comes back byte for byte.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.zero.lint.source import BLANK, MARK, NotJsonError, Source, read
-from dsrun.zero.lint.upgrade_steps import STEPS, Change, Log
+from dsrun.zero.lint.codes import printable
+from dsrun.zero.lint.source import NotJsonError, Source, dotted, read
+from dsrun.zero.schema import Path, blocks, coerce, legacy, optimizer_params, removed, shown
+from dsrun.zero.view import AUTO
 
-
-def indent_of(text: str, source: Source) -> str:
-    """What the first member that begins a line is indented with; two spaces when none is."""
-    lines = text.removeprefix(MARK).split("\n")
-    for path, position in source.positions.items():
-        before = lines[position.line - 1][: position.column - 1]
-        if len(path) == 1 and before and not before.strip(BLANK):
-            return before
-    return "  "
-
-
-def write(value: Any, text: str, source: Source) -> str:
-    """The value as JSON with a final newline, in the manner of `text`, which `source` was read from."""
-    letters = text.removeprefix(MARK)
-    written = _Writer(indent_of(text, source), source.inline, ascii=letters.isascii()).written(value, "") + "\n"
-    return written.replace("\n", "\r\n") if "\r\n" in text else written
+ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"
+OLD_GATHER = "stage3_gather_fp16_weights_on_model_save"
+OFFLOADS = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_params": "offload_param",
+}
+OLD_PIN = "cpu_offload_use_pin_memory"
+FP32_ALLREDUCE = ("fp32_allreduce", "allreduce_always_fp32")
+BOOL = {"types": ["bool"], "null": True}
+Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Writer:
-    indent: str
-    inline: Collection[int]
-    ascii: bool
+class Change:
+    """One thing that was rewritten: where, what, and why."""
 
-    def written(self, value: Any, pad: str, *, flat: bool = False) -> str:
-        if not isinstance(value, dict | list):
-            return self.scalar(value)
-        opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
-        flat = flat or id(value) in self.inline or not value
-        inner = pad if flat else pad + self.indent
-        if isinstance(value, dict):
-            members = [f"{self.scalar(key)}: {self.written(each, inner, flat=flat)}" for key, each in value.items()]
+    path: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what} ({self.why})"
+
+
+@dataclass
+class Log:
+    """The changes so far."""
+
+    changes: list[Change] = field(default_factory=list)
+
+    def add(self, path: Path, what: str, why: str) -> None:
+        """Note a change."""
+        self.changes.append(Change(dotted(path), what, why))
+
+    def leave_out(self, block: Config, path: Path, why: str) -> None:
+        """Remove the key at the end of `path` from its block, if it is there."""
+        if path[-1] in block:
+            del block[str(path[-1])]
+            self.add(path, "left out", why)
+
+    def rename(self, block: Config, path: Path, new: str, why: str, *, taken: bool, holds: str) -> None:
+        """Give the key at the end of `path` its new name, or leave it out where that is `taken` and `holds`."""
+        if taken:
+            self.leave_out(block, path, holds)
+        elif path[-1] in block:
+            _replace(block, str(path[-1]), new, block[str(path[-1])])
+            self.add(path, f"renamed to {new}", why)
+
+
+def _block(config: Config, *path: str) -> Config:
+    """The object at a path; an empty one where there is none."""
+    for key in path:
+        found = config.get(key)
+        config = found if isinstance(found, dict) else {}
+    return config
+
+
+def _replace(block: Config, old: str, new: str, value: Any) -> None:
+    """Put a key in the place of another."""
+    rows = [(new, value) if key == old else (key, each) for key, each in block.items() if key != new or key == old]
+    block.clear()
+    block.update(rows)
+
+
+def _removed(config: Config, log: Log) -> None:
+    """Blocks whose feature is gone."""
+    sizes = _block(config, "elasticity").get("micro_batch_sizes")
+    for name in removed(""):
+        log.leave_out(config, (name,), legacy()["removed"][name][0])
+    known = {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
+    if not known and isinstance(sizes, list) and sizes and all(isinstance(each, int) and each > 0 for each in sizes):
+        config["train_micro_batch_size_per_gpu"] = max(sizes)
+        why = "elasticity chose the batch size before"
+        log.add(("train_micro_batch_size_per_gpu",), f"{max(sizes)} added", why)
+
+
+def _bare_zero(config: Config, log: Log) -> None:
+    """`"zero_optimization": true`, and the key that only it reads."""
+    if not isinstance(config.get(ZERO), bool):
+        return
+    zero: Config = {"stage": int(config[ZERO])}
+    what = f'{shown(config[ZERO])} is now {{"stage": {zero["stage"]}}}'
+    log.add((ZERO,), what, "the Trainer looks for a stage in it")
+    if "allgather_size" in config:
+        zero["allgather_bucket_size"] = config.pop("allgather_size")
+        what = f"moved to {ZERO}.allgather_bucket_size"
+        log.add(("allgather_size",), what, "the bare true was all that read it")
+    config[ZERO] = zero
+
+
+def _offload(config: Config, log: Log) -> None:
+    """cpu_offload and its relatives."""
+    zero = _block(config, ZERO)
+    pin = coerce(zero.get(OLD_PIN), BOOL).value
+    for old, new in OFFLOADS.items():
+        found = coerce(zero.get(old), BOOL)
+        if old not in zero or (found.coerce == "refused" and zero[old] != AUTO):
+            continue  # `dsrun config check` says what is the matter with it
+        if isinstance(zero.get(new), dict):
+            log.leave_out(zero, (ZERO, old), f"{new} says it")
+        elif not found.value:
+            log.leave_out(zero, (ZERO, old), "it was off, which is the default")
         else:
-            members = [self.written(each, inner, flat=flat) for each in value]
-        if flat:
-            return opening + ", ".join(members) + closing
-        return f"{opening}\n" + ",\n".join(inner + each for each in members) + f"\n{pad}{closing}"
-
-    def scalar(self, value: Any) -> str:
-        text = getattr(value, "text", None)
-        return text if isinstance(text, str) else json.dumps(value, ensure_ascii=self.ascii or _is_lone(value))
+            block = {"device": "cpu", "pin_memory": True if pin is None else pin}
+            _replace(zero, old, new, block)
+            log.add((ZERO, old), f"is now {new}: {shown(block)}", "the old name is deprecated")
+    _pin(zero, log)
 
 
-def _is_lone(value: Any) -> bool:
-    """Whether a text holds half of a surrogate pair, which only an escape can write."""
-    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
+def _pin(zero: Config, log: Log) -> None:
+    found = coerce(zero.get(OLD_PIN), BOOL)
+    if OLD_PIN not in zero or (found.coerce == "refused" and zero[OLD_PIN] != AUTO):
+        return
+    moved = [
+        name
+        for name in ("offload_optimizer", "offload_param")
+        if isinstance(zero.get(name), dict)
+        and found.value is not None
+        and zero[name].setdefault("pin_memory", found.value) == found.value
+    ]
+    del zero[OLD_PIN]
+    what = f"moved into {' and '.join(moved)}" if moved else "left out"
+    log.add((ZERO, OLD_PIN), what, "it does nothing by itself any more")
+
+
+def _zero_keys(config: Config, log: Log) -> None:
+    """Renamed and removed keys of zero_optimization."""
+    zero = _block(config, ZERO)
+    taken = STAGE_3_GATHER in zero or "gather_16bit_weights_on_model_save" in zero
+    holds = "DeepSpeed refuses it beside its new name"
+    log.rename(zero, (ZERO, OLD_GATHER), STAGE_3_GATHER, "it gathers bf16 too", taken=taken, holds=holds)
+    for name in removed(ZERO):
+        log.leave_out(zero, (ZERO, name), legacy()["removed"][name][0])
+    log.leave_out(zero, (ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
+
+
+def _moved_aio(config: Config, log: Log) -> None:
+    """aio inside zero_optimization, where the Transformers documentation had it: DeepSpeed never read it there."""
+    zero = _block(config, ZERO)
+    if not isinstance(zero.get("aio"), dict):
+        return
+    if "aio" in config:
+        log.leave_out(zero, (ZERO, "aio"), "aio at the top level holds")
+    else:
+        config["aio"] = zero.pop("aio")
+        log.add((ZERO, "aio"), "moved to the top level", "DeepSpeed reads it only there, and refuses it here")
+
+
+def _renamed(config: Config, log: Log) -> None:
+    """Keys that got another name inside their block."""
+    for path, new in legacy()["renamed"].items():
+        name, _, old = path.partition(".")
+        block = _block(config, name)
+        why = "DeepSpeed no longer reads the old name"
+        log.rename(block, (name, old), new, why, taken=new in block, holds=f"{new} says it")
+
+
+def _compile(config: Config, log: Log) -> None:
+    """Keys of torch.compile that DeepSpeed 0.14 read from its file."""
+    block = _block(config, "compile")
+    gone = [name for name in legacy()["old_compile"] if name in block]
+    for name in gone:
+        log.leave_out(block, ("compile", name), legacy()["removed_from_compile"][0])
+    if gone and not block:
+        del config["compile"]
+
+
+def _bf16(config: Config, log: Log) -> None:
+    """bfloat16, and what was copied from the fp16 block."""
+    taken = isinstance(config.get("bf16"), dict)
+    why = "the Trainer does not read bfloat16"
+    log.rename(config, ("bfloat16",), "bf16", why, taken=taken, holds="bf16 beside it holds")
+    block = _block(config, "bf16")
+    new, why = "check_grad_overflow", "the documentation had it wrong"
+    log.rename(block, ("bf16", "check_overflow"), new, why, taken=new in block, holds=f"{new} says it")
+    for name in list(block):
+        if name in blocks()["fp16"].keys and name not in blocks()["bf16"].keys:
+            log.leave_out(block, ("bf16", name), "bf16 has no loss scale; it is a key of fp16")
+
+
+def _allreduce(config: Config, log: Log) -> None:
+    for name in FP32_ALLREDUCE:
+        if config.get(name) is True and "communication_data_type" not in config:
+            _replace(config, name, "communication_data_type", "fp32")
+            log.add((name,), 'is now "communication_data_type": "fp32"', "DeepSpeed ignores it")
+        else:
+            log.leave_out(config, (name,), "DeepSpeed ignores it")
+
+
+def _optimizer(config: Config, log: Log) -> None:
+    """Optimizers that are gone, with the parameters that only they had, and max_grad_norm."""
+    block, params = _block(config, "optimizer"), _block(config, "optimizer", "params")
+    name = block.get("type")
+    if "max_grad_norm" in params:
+        limit = params.pop("max_grad_norm")
+        what = "left out" if "gradient_clipping" in config else "moved to gradient_clipping"
+        config.setdefault("gradient_clipping", limit)
+        log.add(("optimizer", "params", "max_grad_norm"), what, "no optimizer takes it")
+    if not isinstance(name, str) or name.lower() not in legacy()["optimizers"]:
+        return
+    reason, instead = legacy()["optimizers"][name.lower()]
+    block["type"] = instead
+    log.add(("optimizer", "type"), f"{name} is now {instead}", reason)
+    known = optimizer_params()[instead.lower()] or []
+    for key in [each for each in params if each not in known]:
+        log.leave_out(params, ("optimizer", "params", key), f"{instead} does not take it")
+
+
+def _scheduler(config: Config, log: Log) -> None:
+    """A warm-up of no steps: refused since 0.19.6, and taken for two steps before."""
+    params = _block(config, "scheduler", "params")
+    steps = params.get("warmup_num_steps")
+    whole = isinstance(steps, float) and steps.is_integer() and steps > 0
+    if isinstance(steps, int | float) and not isinstance(steps, bool) and (steps == 0 or whole):
+        params["warmup_num_steps"] = max(1, int(steps))
+        what = f"{shown(steps)} is now {max(1, int(steps))}"
+        log.add(("scheduler", "params", "warmup_num_steps"), what, "DeepSpeed 0.19.6 wants a whole number above 0")
+
+
+STEPS: tuple[Callable[[Config, Log], None], ...] = (
+    _removed,
+    _bare_zero,
+    _offload,
+    _zero_keys,
+    _moved_aio,
+    _renamed,
+    _compile,
+    _bf16,
+    _allreduce,
+    _optimizer,
+    _scheduler,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +278,9 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
         step(config, log)
     if not log.changes:
         return Upgraded(text, ())
-    return Upgraded(write(config, text, source), tuple(log.changes))
+    indent = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
+    written = printable(json.dumps(config, indent=indent[1] if indent else 2, ensure_ascii=text.isascii()) + "\n")
+    return Upgraded(written.replace("\n", "\r\n") if "\r\n" in text else written, tuple(log.changes))
 
 
 def _text(source: Source, log: Log) -> None:

@@ -89,7 +89,7 @@ def training_argv(
     made: Plan, row: Candidate, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
-    from dsrun.zero.memory.report import Wording, train_argv
+    from dsrun.zero.memory.report import CommandOptions, train_argv
 
     request = made.request
     data = scratch / "train.jsonl"
@@ -97,7 +97,7 @@ def training_argv(
     long = WORD * max(request.length, request.source_length)
     text = {"source": long, "target": long} if request.model.seq2seq else {"text": long}
     data.write_text("".join(json.dumps(text) + "\n" for _ in range(samples)))
-    words = Wording(model=str(found.folder), data=("--train-file", str(data)))
+    words = CommandOptions(model=str(found.folder), data=("--train-file", str(data)))
     strategy = row.strategy
     # One micro batch per step is enough: accumulation does not change the peak but for ZeRO-1's gradients.
     argv = train_argv(replace(request, global_batch=None), row, words)[2:]

@@ -18,7 +18,7 @@ PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wording:
+class CommandOptions:
     """Words of the commands that the plan itself does not depend on, as the user gave them.
 
     Without `data` the run takes the built-in demo data.
@@ -30,7 +30,7 @@ class Wording:
     from_scratch: bool = False
 
 
-def config_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[str]:
+def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
     """`dsrun config …`, whose output is CONFIG_FILE."""
     strategy = row.strategy
     argv = ["dsrun", "config", "--zero", str(strategy.stage)]
@@ -39,21 +39,21 @@ def config_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[st
         if strategy.stage == 3:
             argv += ["--offload-param", strategy.offload]
         if strategy.offload == "nvme":
-            argv += ["--nvme-path", words.nvme_path]
+            argv += ["--nvme-path", options.nvme_path]
             size = nvme_buffer(request.model.largest, request.cluster.world)
             if size > NVME_PARAM_BUFFER:
                 argv += ["--set", f"{PARAM_BUFFER}={size}"]
-    return [*argv, "--precision", request.precision, "--preset", request.preset, "--model", words.model]
+    return [*argv, "--precision", request.precision, "--preset", request.preset, "--model", options.model]
 
 
-def train_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[str]:
+def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
     """`dsrun train …` for one machine; on several it is started by the scheduler with the same words."""
     strategy = row.strategy
     world = request.cluster.world
     batch = request.global_batch or row.micro_batch * world
     argv = ["dsrun", "train"]
     argv += ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", CONFIG_FILE]
-    argv += ["--model", words.model, *words.data]
+    argv += ["--model", options.model, *options.data]
     argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
     if request.model.seq2seq:
         argv += ["--max-source-length", str(request.source_length), "--max-target-length", str(request.length)]
@@ -61,7 +61,7 @@ def train_argv(request: PlanRequest, row: Candidate, words: Wording) -> list[str
         argv += ["--max-length", str(request.length)]
     if request.lora:
         argv += ["--lora", str(request.lora)]
-    if words.from_scratch:
+    if options.from_scratch:
         argv.append("--from-scratch")
     if request.attention == "eager":
         argv += ["--attn-implementation", "eager"]
@@ -81,12 +81,12 @@ def _start(request: PlanRequest) -> list[str]:
     return ["srun", f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gpus-per-node={each}"]
 
 
-def lines(request: PlanRequest, row: Candidate, words: Wording) -> list[str]:
+def lines(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
     """Both commands as a shell takes them; plain DDP needs no configuration."""
-    train = shlex.join([*_start(request), *train_argv(request, row, words)])
+    train = shlex.join([*_start(request), *train_argv(request, row, options)])
     if row.strategy.stage == 0:
         return [train]
-    return [f"{shlex.join(config_argv(request, row, words))} > {CONFIG_FILE}", train]
+    return [f"{shlex.join(config_argv(request, row, options))} > {CONFIG_FILE}", train]
 
 
 VERSION = 1
@@ -94,14 +94,14 @@ VERSION = 1
 HEADINGS = ("strategy", "recompute", "verdict", "micro batch", "GiB/GPU", "host GiB/node", "speed", "because")
 
 
-def as_json(plan: Plan, counted: Counted, words: Wording) -> dict[str, Any]:
+def as_json(plan: Plan, counted: Counted, options: CommandOptions) -> dict[str, Any]:
     """The plan as plain JSON values; memory in bytes."""
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
     return {
         "version": VERSION,
         "model": {
-            "name": words.model,
+            "name": options.model,
             "type": model.family,
             "parameters": model.parameters,
             "trainable": trained.trainable,
@@ -128,7 +128,7 @@ def as_json(plan: Plan, counted: Counted, words: Wording) -> dict[str, Any]:
         "strategies": [row_as_json(row) for row in plan.rows],
         "choice": None if plan.choice is None else plan.rows.index(plan.choice),
         "why": plan.why,
-        "commands": [] if plan.choice is None else lines(request, plan.choice, words),
+        "commands": [] if plan.choice is None else lines(request, plan.choice, options),
         "would_fit": list(plan.remedies),
         "findings": [finding.as_dict() for finding in counted.findings],
     }
@@ -167,14 +167,14 @@ def row_as_json(row: Candidate) -> dict[str, Any]:
     }
 
 
-def header(plan: Plan, counted: Counted, words: Wording) -> list[str]:
+def header(plan: Plan, counted: Counted, options: CommandOptions) -> list[str]:
     """What was asked, in lines."""
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
     share = f", {trained.trainable:,} of them in adapters trained" if request.lora else ""
     lengths = f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"
     return [
-        f"{words.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
+        f"{options.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
         f"{described(request)} in {request.cluster.nodes} node{'s' if request.cluster.nodes > 1 else ''},"
         f" {request.precision}, {lengths} per sample, preset {request.preset}:"
         f" at most {request.budget / GIB:.1f} GiB of each GPU",
@@ -182,11 +182,11 @@ def header(plan: Plan, counted: Counted, words: Wording) -> list[str]:
 
 
 def table(plan: Plan) -> list[tuple[str, ...]]:
-    """The rows as words, the heading first."""
-    return [HEADINGS, *(_words(row) for row in plan.rows)]
+    """The rows as text, the heading first."""
+    return [HEADINGS, *(_cells(row) for row in plan.rows)]
 
 
-def _words(row: Candidate) -> tuple[str, ...]:
+def _cells(row: Candidate) -> tuple[str, ...]:
     strategy = row.strategy
     fits = row.verdict != "does not fit"
     name = f"ZeRO-{strategy.stage}" + ("" if strategy.offload == "none" else f" + {strategy.offload}")

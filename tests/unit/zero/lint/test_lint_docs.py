@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.zero.lint.check import check
-from dsrun.zero.lint.codes import CODES, PART, Reporter
+from dsrun.zero.lint.codes import CODES, PART, Findings
 from dsrun.zero.lint.source import Source
 from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.schema import CONVERTERS, blocks, legacy, removed
@@ -64,9 +64,9 @@ def test_every_lint_code_is_used_and_listed():
     source = "".join(path.read_text(encoding="utf-8") for path in RULES if path.name != "codes.py")
     assert [code for code in CODES if f'"{code}"' not in source] == []
     with pytest.raises(KeyError):
-        Reporter(Source({}), "x").error("no_such_code", (), "message")
+        Findings(Source({}), "x").error("no_such_code", (), "message")
     with pytest.raises(ValueError, match="never of level info"):
-        Reporter(Source({}), "x").info("not_json", (), "message")
+        Findings(Source({}), "x").info("not_json", (), "message")
 
 
 def test_schema_matches_installed_deepspeed():

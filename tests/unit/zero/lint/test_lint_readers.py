@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
-from tests.unit.zero.lint.judged import CLIP, FILLED, MICRO, found, only, trainer, zero
+from tests.unit.zero.lint.lint_cases import CLIP, FILLED, MICRO, found, only, trainer, zero
 
 # -- who reads it -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 from dsrun.hardware.gpus import lookup
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
-from tests.unit.zero.lint.judged import CLIP, MICRO, found, only, trainer, zero
+from tests.unit.zero.lint.lint_cases import CLIP, MICRO, found, only, trainer, zero
 
 
 def test_clean_config_has_no_finding():

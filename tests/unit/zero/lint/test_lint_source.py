@@ -98,12 +98,6 @@ def test_json_key_positions():
     assert source.position(("nonsense",)).line == 1
 
 
-def test_json_number_text_is_kept():
-    source = read("[5e8, 1E-5, 1.50, -0, 12]")
-    assert [number.text for number in source.value] == ["5e8", "1E-5", "1.50", "-0", "12"]
-    assert source.value == [5e8, 1e-5, 1.5, 0, 12]
-
-
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
