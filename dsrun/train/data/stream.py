@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
-from dsrun.train.data.build import NORMAL, Job, encoder_for, layout_of, normal_row
+from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row
 from dsrun.train.data.layouts import Layout
 from dsrun.train.data.readers import Mark
 from dsrun.train.data.sources import FileSource, Source, TableSource
@@ -156,11 +156,11 @@ def blocks(rows: Iterator[tuple[Row, State]], size: int, start: State, used: int
         yield cut()
 
 
-def stream(job: Job, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
-    part = job.parts[0]
-    layout, _ = layout_of(job, source, tokenizer)
-    encoder = replace(encoder_for(job, part, source, layout, tokenizer), vocab_size=vocab_size)
-    block_size = job.source_limit if layout.kind == "text" else None
+def stream(spec: BuildSpec, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
+    part = spec.parts[0]
+    layout = layout_of(spec, source, tokenizer)
+    encoder = replace(encoder_for(spec, part, source, layout, tokenizer), vocab_size=vocab_size)
+    block_size = spec.source_limit if layout.kind == "text" else None
     rows = RowStream(source, layout, encoder, block_size, part.samples)
     return rows, [layout.notice] if layout.notice else []
 
