@@ -38,15 +38,14 @@ ABSENT_FILE = "does not appear to have a file named"
 
 LOCK = ".dsrun.lock"
 
-
 AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
 ALL_LINEAR = "all-linear"
 KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether `error` comes of a network that is not there, or of HF_HUB_OFFLINE with nothing in the cache. The
-    libraries wrap it once or twice, each release in other types."""
+    """Whether `error` comes of a missing network, or of HF_HUB_OFFLINE with nothing in the cache. The libraries wrap it
+    once or twice, each release in other types."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, NO_NETWORK):
@@ -108,9 +107,7 @@ def load_config(spec: TrainSpec) -> Any:
     else:
         with one_at_a_time(spec.trust_remote_code):
             config = _from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
-    overrides = list(spec.model_config)
-    overrides += (spec.config_overrides or "").split(",") if spec.config_overrides else []
-    for item in overrides:
+    for item in [*spec.model_config, *filter(None, (spec.config_overrides or "").split(","))]:
         _override(config, item)
     return config
 
@@ -118,14 +115,15 @@ def load_config(spec: TrainSpec) -> Any:
 def decide_task(config: Any, asked: str, model: str | None) -> Task:
     """The task the config's architecture is made for; `asked` is checked against what it can do."""
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
+    is_stock = type(config).__module__.startswith("transformers.")
     if asked != "auto":
-        if asked not in able and type(config).__module__.startswith("transformers."):
+        if asked not in able and is_stock:
             hint = f"use --task {able[0]}" if able else "choose another model"
             raise UsageError(f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint)
         return "seq2seq" if asked == "seq2seq" else "causal-lm"
     if config.is_encoder_decoder:
         return "seq2seq"
-    if not able and type(config).__module__.startswith("transformers."):
+    if not able and is_stock:
         raise UsageError(
             f"{model} is a {config.model_type} model, which neither translates nor generates text",
             fix="choose a seq2seq or causal LM model",
@@ -214,9 +212,7 @@ def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
-        linear = sorted(
-            {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-        )
+        linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
         raise UsageError(
             f"--lora-targets {' '.join(spec.lora_targets)}: no such modules in this model",
             fix=f"its linear layers are {', '.join(linear)}",
@@ -236,10 +232,7 @@ def parameter_count(model: Any, *, trainable: bool = False) -> int:
 def set_languages(model: Any, tokenizer: Any, spec: TrainSpec) -> None:
     """What multilingual seq2seq models generate first: --forced-bos-token, else the target language's token."""
     language = spec.lang or spec.target_lang
-    codes = getattr(tokenizer, "lang_code_to_id", None) or {}
-    token = spec.forced_bos_token or (
-        language if language in codes or _is_language_token(tokenizer, language) else None
-    )
+    token = spec.forced_bos_token or (language if language and _is_language_token(tokenizer, language) else None)
     if token is None:
         return
     identity = tokenizer.convert_tokens_to_ids(token)
@@ -250,9 +243,11 @@ def set_languages(model: Any, tokenizer: Any, spec: TrainSpec) -> None:
         model.config.decoder_start_token_id = identity
 
 
-def _is_language_token(tokenizer: Any, language: str | None) -> bool:
+def _is_language_token(tokenizer: Any, language: str) -> bool:
     """NLLB and mBART-50 keep language codes as special tokens and have a tgt_lang; T5 has neither."""
-    if language is None or not hasattr(tokenizer, "tgt_lang"):
+    if language in (getattr(tokenizer, "lang_code_to_id", None) or {}):
+        return True
+    if not hasattr(tokenizer, "tgt_lang"):
         return False
     return tokenizer.convert_tokens_to_ids(language) not in (None, tokenizer.unk_token_id)
 

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from dsrun.diagnosis.classify import classify
+from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import DsrunError, UsageError
 from dsrun.runs.heartbeat import Heart
 from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
@@ -24,7 +26,6 @@ from dsrun.system import variables
 from dsrun.system.files import replacing
 
 logger = logging.getLogger(__name__)
-
 
 # A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
 PATIENCE_SECONDS = 2.0
@@ -34,8 +35,8 @@ SAME_REQUEST_SECONDS = 1.0
 
 @dataclass
 class Progress:
-    """How far this process is: optimizer steps done, None before training; the step of the newest checkpoint; and the
-    samples per forward pass, None before that is decided."""
+    """How far this process is: optimizer steps done, the step of the newest checkpoint, and the samples per forward
+    pass; each None while there is none."""
 
     step: int | None = None
     saved: int | None = None
@@ -49,10 +50,10 @@ def explain_failure(error: BaseException) -> tuple[int, str]:
         return 128 + signal.SIGINT, "interrupted"
     if isinstance(error, SystemExit):
         return int(error.code or 0), "ended by a signal"
-    words = str(error).strip().splitlines()
-    first = words[0] if words else ""
-    advice = _advice(type(error).__name__, str(error))
-    return 1, f"{type(error).__name__}: {first[:300]}" + (f" ({advice})" if advice else "")
+    first = next(iter(str(error).strip().splitlines()), "")
+    cause = cause_of(error)
+    advice = f" ({cause_named(cause).fix})" if cause else ""
+    return 1, f"{type(error).__name__}: {first[:300]}{advice}"
 
 
 def record_failure(error: BaseException, *, rank: int, log: Path | None, progress: Progress) -> tuple[int, str]:
@@ -98,9 +99,6 @@ def _diagnosed(error: BaseException) -> tuple[str | None, bool]:
         return error.cause, False
     if not isinstance(error, Exception):
         return None, False  # ended from outside
-    # Only now, as reading the rules takes time and most runs do not fail.
-    from dsrun.diagnosis.classify import classify
-
     diagnosis = classify("".join(traceback.format_exception(error)))
     return (diagnosis.cause, diagnosis.weight == "consequence") if diagnosis else (None, False)
 
@@ -121,20 +119,8 @@ def _write(name: str, facts: dict[str, Any]) -> None:
         with replacing(Path(folder) / name) as partial:
             partial.write_text(json.dumps(facts))
     except OSError:
-        # The launcher is gone, and its folder with it; what happened stands in the log.
+        # The launcher is gone, and its folder with it; the failure is in the log.
         logger.exception("could not write %s", Path(folder) / name)
-
-
-def _advice(kind: str, text: str) -> str:
-    if "OutOfMemory" in kind or "out of memory" in text:
-        return "halve --micro-batch-size, add --gradient-checkpointing, or raise --zero"
-    if "DataLoader worker" in text and ("bus error" in text or "shm" in text):
-        return "/dev/shm is full: --dataloader-num-workers 0, or more shared memory for the container (--shm-size)"
-    if "DataLoader worker" in text and ("killed" in text or "exited unexpectedly" in text):
-        return "a data loader process was killed, usually for memory: --dataloader-num-workers 0 or 1"
-    if "No space left" in text:
-        return "free some disk space or choose another --output"
-    return ""
 
 
 class PreemptionHandler:
@@ -167,7 +153,7 @@ class PreemptionHandler:
         stop_file_exists = self.file is not None and self.file.exists()
         return self.is_on and not self.has_begun and (self.is_requested or stop_file_exists)
 
-    def listen(self, rank: int | None = None) -> None:
+    def install(self, rank: int | None = None) -> None:
         """Handle the signals from here on, as this rank; for the main thread."""
         self._rank = rank
         if not self.is_on:
@@ -185,13 +171,13 @@ class PreemptionHandler:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if os.getpid() != self._pid:
-            # A process that was forked from this one, to tokenise for example: the request is not for it.
+            # A process forked from this one, to tokenise for example: the request is not for it.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
         self._note(signal.Signals(signum).name)
         if not self.has_begun:
-            # Nothing is lost that the next start would not do again. Not a failure: the run is only interrupted.
+            # Not a failure: the next start does again what is lost.
             raise SystemExit(0)
 
     def _note(self, name: str) -> None:
@@ -240,7 +226,7 @@ class PreemptionHandler:
         now = time.monotonic()
         if signum == signal.SIGTERM and not self.is_supervised:
             if self._first_term is not None and now - self._first_term > SAME_REQUEST_SECONDS:
-                # Meant in earnest. Nothing is torn: a checkpoint becomes visible only when it is whole.
+                # A second request. Nothing is torn: a checkpoint becomes visible only when it is whole.
                 os._exit(128 + signum)
             self._first_term = self._first_term or now
         if not self.has_begun:
@@ -264,7 +250,7 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
     return PreemptionHandler(
         tuple(signal.Signals[name] for name in names),
         Path(file) if file else None,
-        is_supervised=variables.HEARTBEAT in environ,
+        is_supervised=is_supervised(environ),
     )
 
 
@@ -275,25 +261,18 @@ class RankContext:
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def alone(cls) -> Self:
-        """Nobody watches, and nobody asks to stop."""
+    def unsupervised(cls) -> Self:
         return cls(Heart(None, 0), handler_from_env({}))
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:
-    """Whether a supervisor watches this rank, which then records failures and restarts itself."""
+    """Whether a supervisor watches this rank; it then records failures and restarts the run."""
     return variables.HEARTBEAT in environ
 
 
 def show_stacks_in(log: Path | None) -> None:
-    """Have SIGUSR2 write the stacks of all threads to `log`, None: to stderr. Also a rank that hangs in a collective
-    answers, as no Python code has to run for it."""
-    if log is None:
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
-        return
-    # faulthandler keeps the descriptor and not the file, which must stay open as long as the process lives.
-    _logs.append(log.open("a", encoding="utf-8"))
-    faulthandler.register(signal.SIGUSR2, file=_logs[-1], all_threads=True)
-
-
-_logs: list[IO[str]] = []
+    """Have SIGUSR2 write the stacks of all threads to `log`, None: to stderr. A rank that hangs in a collective answers
+    too, as no Python code has to run for it."""
+    # faulthandler keeps the descriptor and not the file, so that the descriptor must stay open.
+    file = 2 if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)

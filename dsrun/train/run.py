@@ -20,6 +20,7 @@ from dsrun.train import model as models
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
+from dsrun.train.checkpoint.layout import Layout
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.console import Console, PlainTask
@@ -44,14 +45,12 @@ def run(
 ) -> None:
     """Train, evaluate and save as the recipe says; returns early, with a checkpoint, when `context.stopping` says
     so."""
-    context = context or RankContext.alone()
+    context = context or RankContext.unsupervised()
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
     remedy = read_memory_fallback(folder.path, recipe)
-    saved = None
-    if "train" in phases(recipe):
-        saved = _saved_batch(recipe, folder)
+    saved = _saved_batch(recipe, folder) if "train" in phases(recipe) else None
     plan = decide_plan(recipe, title, world, notify=console.notice, remedy=remedy, saved_batch=saved)
     context.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)
@@ -61,8 +60,7 @@ def run(
     data = prepare_and_report(request, tokenizer, console, beat=context.heart.beat)
     context.heart.enter("loading")
     if plan.deepspeed is not None:
-        training = "train" in plan.phases
-        engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training=training)
+        engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training="train" in plan.phases)
     worlds.init_process_group(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
     _Run(plan, data, folder, console, records, context).run_all(tokenizer)
@@ -92,7 +90,7 @@ class _Run:
             plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
             replace(self, plan=plan)._run_all(tokenizer, start, facts)
         except BaseException as error:
-            # A supervisor knows better: which rank failed first, and what comes next.
+            # A supervisor knows which rank failed first, and what comes next.
             if not is_supervised(os.environ) and not self.context.stopping.stopped_before_training:
                 self.records.failure(error, step=self.context.progress.step, cause=cause_of(error))
             raise
@@ -117,7 +115,7 @@ class _Run:
             return None
         return elastic.adapt(
             checkpoint,
-            elastic.wanted(plan),
+            replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
             run=self.folder.path,
             notify=self.console.notice,
             beat=self.context.heart.beat,
@@ -126,14 +124,9 @@ class _Run:
 
     def _run_all(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:
         trainer = self._trainer(tokenizer)
-        spec = self.plan.recipe.spec
+        spec, beat = self.plan.recipe.spec, self.context.heart.beat
         saving = Saving(
-            run=self.folder,
-            keep=spec.keep,
-            background=spec.async_save,
-            trust=spec.trust,
-            facts=facts,
-            beat=self.context.heart.beat,
+            run=self.folder, keep=spec.keep, background=spec.async_save, trust=spec.trust, facts=facts, beat=beat
         )
         trainer.keep_checkpoints(saving)
         if start:
@@ -175,13 +168,11 @@ class _Run:
     def _model(self, tokenizer: Any) -> Any:
         spec, task = self.plan.recipe.spec, self.plan.task
         model = models.build(spec, self.plan.config, task)
-        grown = models.fit_embeddings(model, tokenizer)
-        if grown:
-            self.console.notice(grown)
+        notices = [models.fit_embeddings(model, tokenizer)]
         if spec.resize_position_embeddings:
-            stretched = models.stretch_positions(model, spec.max_source_length or spec.max_length)
-            if stretched:
-                self.console.notice(stretched)
+            notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
+        for notice in filter(None, notices):
+            self.console.notice(notice)
         if task == "seq2seq":
             models.set_languages(model, tokenizer, spec)
         return models.add_lora(model, spec, task) if spec.lora else model
@@ -246,8 +237,7 @@ class _Run:
             record_interruption(step, path.name if self._is_saved(trainer) else None)
 
     def _is_saved(self, trainer: RunTrainer) -> bool:
-        """Whether there is a checkpoint of the present step: not by a look at the folder, which other nodes may see
-        later."""
+        """Whether there is a checkpoint of the present step; other nodes may see its folder later."""
         return self.context.progress.saved == trainer.state.global_step
 
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     log: Path | None = None
     debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
     try:
-        stopping.listen(rank)
+        stopping.install(rank)
         os.environ.update(worker.variables())
         asked = worker_recipe(argv, os.environ)
         debug = asked.spec.debug

@@ -37,7 +37,7 @@ class Saving:
 
 
 class Checkpointing(Seq2SeqTrainer):
-    """A Trainer whose checkpoints appear by a rename, on all ranks or not at all. The class that inherits has
+    """A Trainer whose checkpoints appear by a rename, once those of all ranks are written. The class that inherits has
     `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`."""
 
     saving: Saving
@@ -47,7 +47,6 @@ class Checkpointing(Seq2SeqTrainer):
     _complete: set[int] | None = None
 
     def keep_checkpoints(self, saving: Saving) -> None:
-        """To be called before training begins."""
         self.saving = saving
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
         if saving.background:
@@ -63,7 +62,7 @@ class Checkpointing(Seq2SeqTrainer):
             self._write(save)
         except OSError as error:
             # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier, so
-            # this one can only end, and nobody else clears up: a full disk would stay full.
+            # this one can only end, and must clear up.
             commit.discard(run, step)
             raise save.failed(error.strerror or str(error)) from error
         self._stall = time.monotonic() - began
@@ -76,7 +75,7 @@ class Checkpointing(Seq2SeqTrainer):
     def _write(self, save: Save) -> None:
         """As the stock method, whose collectives and files these are, but for where the files go."""
         self.store_flos()
-        self._note_best(save.step)
+        self._record_best(save.step)
         self.save_model(str(save.folder), _internal_call=True)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(str(save.folder))
@@ -102,7 +101,7 @@ class Checkpointing(Seq2SeqTrainer):
             else:
                 kept[name] = state
 
-    def _note_best(self, step: int) -> None:
+    def _record_best(self, step: int) -> None:
         """The best checkpoint under the path it is going to have, also where the run folder was moved since."""
         best = self.state.best_global_step
         if best:
@@ -197,7 +196,7 @@ class Checkpointing(Seq2SeqTrainer):
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
 
     def _complete_steps(self, save: Save) -> list[int]:
-        """The steps of the whole checkpoints. Those of earlier attempts are looked at once."""
+        """The steps of the complete checkpoints. Those of earlier attempts are checked once."""
         if self._complete is None:
             self._complete = {step for step, _ in complete_checkpoints(save.run)}
         self._complete.add(save.step)

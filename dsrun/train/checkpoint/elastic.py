@@ -1,9 +1,8 @@
-"""Elastic resume: a checkpoint saved by another number of ranks, or under another ZeRO stage, made fit for this run.
+"""Elastic resume: a checkpoint saved by another number of ranks, or under another ZeRO stage, converted for this run.
 
-What does not depend on the layout needs no care: the global batch, the order of samples and the count of optimizer
-steps are the same on any number of ranks (batches.py). What does are the optimizer's partitions, and they go through
-DeepSpeed's universal checkpoint: made once, by one process, into `RUN/.universal/`, and never into the checkpoint,
-whose manifest would no longer be true.
+The global batch, the order of samples and the count of optimizer steps are the same on any number of ranks
+(batches.py). The optimizer's partitions are not, and go through DeepSpeed's universal checkpoint: made once, by one
+process, into `RUN/.universal/`, and never into the checkpoint, whose manifest would no longer be true.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,6 @@ from dsrun.train.distributed import acquire_lock
 
 if TYPE_CHECKING:
     from dsrun.train.checkpoint.plain import Names
-    from dsrun.train.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +45,9 @@ SHARED = ("trainer_state.json", "scaler.pt")
 
 @dataclass(frozen=True)
 class Adapted:
-    """What this run resumes from. `source` is the checkpoint as the user knows it, `path` what the Trainer loads.
-
-    `deepspeed` are changes of DeepSpeed's configuration that the load needs; `reseed`: ranks that the checkpoint has no
-    random states for draw new ones; `converted`: the optimizer comes through a universal checkpoint.
-    """
+    """What this run resumes from. `source` is the checkpoint as the user knows it, `path` what the Trainer loads,
+    `deepspeed` the changes of DeepSpeed's configuration that the load needs. `reseed`: ranks that the checkpoint has no
+    random states for draw new ones; `converted`: the optimizer comes through a universal checkpoint."""
 
     path: Path
     source: Path
@@ -69,10 +65,6 @@ class Adapted:
         return changed
 
 
-def wanted(plan: Plan) -> Layout:
-    return replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16")
-
-
 def adapt(
     checkpoint: Path,
     layout: Layout,
@@ -83,13 +75,10 @@ def adapt(
     names: Names | None = None,
     built: bool = False,
 ) -> Adapted:
-    """`checkpoint` as a run of `layout` can load it.
-
-    Call it on every rank: one works, the others wait at a file lock, not in a collective that would time out, and call
-    `beat`. `names` yields the order of parameters in the Trainer's own optimizer, needed between ZeRO and plain DDP.
-    `built`: the engine is there already, and its configuration can change no more. Raises UsageError where DeepSpeed
-    has no way, and for a damaged checkpoint.
-    """
+    """`checkpoint` as a run of `layout` can load it. Call it on every rank: one works, the others wait at a file lock,
+    not in a collective that would time out, and call `beat`. `names` yields the order of parameters in the Trainer's
+    own optimizer, needed between ZeRO and plain DDP. `built`: the engine exists already, and its configuration can
+    change no more. Raises UsageError where DeepSpeed has no way, and for a damaged checkpoint."""
     saved = layout_of(checkpoint)
     reseed = saved.world_size != layout.world_size
     change = saved.change_to(layout)
@@ -99,20 +88,17 @@ def adapt(
     _refuse_impossible(checkpoint, saved, layout)
     if layout.stage and built and layout.round_robin:
         raise ToolError(f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on")
-    kind = "plain" if layout.stage == 0 else "universal"
-    folder = run / CONVERTED / (checkpoint.name if kind == "universal" else f"{checkpoint.name}-{kind}")
+    folder = run / CONVERTED / (checkpoint.name if layout.stage else f"{checkpoint.name}-plain")
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with acquire_lock(folder.parent / ".lock", beat):
         if _note(folder) != note:
             notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
-            groups = None
-            if not (saved.stage and layout.stage):
-                if names is None:
-                    raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
-                groups = names()
-            _convert(checkpoint, saved, layout, folder=folder, note=note, order=groups, beat=beat)
-    changes = {} if kind == "plain" else {"checkpoint": {"load_universal": True}}
+            if names is None and not (saved.stage and layout.stage):
+                raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
+            groups = names() if names and not (saved.stage and layout.stage) else []
+            _convert(checkpoint, saved, layout, folder=folder, note=note, groups=groups, beat=beat)
+    changes = {"checkpoint": {"load_universal": True}} if layout.stage else {}
     if layout.stage in (1, 2):
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
         # _link_all_hp_params), and would load other parameters' values.
@@ -121,7 +107,8 @@ def adapt(
 
 
 def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
-    as_saved = saved.flags
+    nvme = " --offload nvme" if saved.nvme else ""
+    as_saved = f"--nproc {saved.world_size} --zero {saved.stage}{nvme}"
     if saved.nvme or layout.nvme:
         which = "was saved with" if saved.nvme else "would be loaded into"
         raise UsageError(
@@ -148,26 +135,31 @@ def _convert(
     *,
     folder: Path,
     note: dict[str, Any],
-    order: list[list[str]] | None,
+    groups: list[list[str]],
     beat: Callable[[], None],
 ) -> None:
-    """Make `folder` complete or not at all; the lock is held, so whatever is left there is of a dead process."""
+    """Write `folder` atomically; the lock is held, so whatever is left there is of a dead process."""
     work = folder.with_name(f"{folder.name}.partial")
     for old in (work, folder):
         shutil.rmtree(old, ignore_errors=True)
-    source: Source = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, order or [])
-    _check_states(checkpoint, source, layout)
+    source: Source = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, groups)
+    if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
+        raise UsageError(
+            f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
+            f" AdamW's states can be resumed under {layout.words}",
+            fix="use --zero 1 or 2, or the number of ranks and the stage of before",
+        )
     _check_room(source, folder.parent)
     work.mkdir()
     try:
         for name in SHARED:
             if (checkpoint / name).is_file():
                 shutil.copy2(checkpoint / name, work / name)
-        schedule = write_schedule(checkpoint, source, work, same_groups=saved.groups_as(layout))
+        schedule = write_schedule(checkpoint, source, work, saved, layout)
         if layout.stage:
             write_universal(source, work, schedule=schedule, fp16=layout.fp16, beat=beat)
         else:
-            plain.write_plain(source, checkpoint, work, order or [], beat=beat)
+            plain.write_plain(source, checkpoint, work, groups, beat=beat)
         write_json_atomic(work / NOTE, note)
         os.sync()
         work.rename(folder)
@@ -175,15 +167,6 @@ def _convert(
         raise UsageError(f"converting {checkpoint}: {error.strerror}: {error.filename}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _check_states(checkpoint: Path, source: Source, layout: Layout) -> None:
-    if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
-        raise UsageError(
-            f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
-            f" AdamW's states can be resumed under {layout.words}",
-            fix="use --zero 1 or 2, or the number of ranks and the stage of before",
-        )
 
 
 def _check_room(source: Source, folder: Path) -> None:

@@ -31,7 +31,7 @@ SCHEDULE = "scheduler.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What decides whether DeepSpeed and the Trainer can load a checkpoint as it is. `stage` is 0 for plain DDP, with
+    """Decides whether DeepSpeed and the Trainer can load a checkpoint as it is. `stage` is 0 for plain DDP, with
     `engine` where DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam, with all parameters in one group, not
     torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters; `own_scheduler`: the learning rate is
     DeepSpeed's business."""
@@ -64,13 +64,6 @@ class Layout:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
 
-    @property
-    def flags(self) -> str:
-        return f"--nproc {self.world_size} --zero {self.stage}" + (" --offload nvme" if self.nvme else "")
-
-    def groups_as(self, other: Layout) -> bool:
-        return self.own_adam == other.own_adam and bool(self.stage) == bool(other.stage)
-
     def change_to(self, other: Layout) -> Change:
         """What a run of layout `other` must do to load this one: nothing, keep the saved order of parameters, or
         convert it."""
@@ -82,8 +75,7 @@ class Layout:
 
 
 def layout_of(checkpoint: Path) -> Layout:
-    """The layout of a checkpoint, as its files show it. Raises UsageError where they are no checkpoint of a kind that
-    is known."""
+    """The layout of a checkpoint, from its files. Raises UsageError for an unknown kind of checkpoint."""
     folder = state_folder(checkpoint)
     if folder is None:
         ranks = len(list(checkpoint.glob("rng_state_*.pth")))
@@ -140,14 +132,14 @@ def write_universal(
     (folder / "latest_universal").write_text(tag)
 
 
-def write_schedule(checkpoint: Path, source: Source, folder: Path, *, same_groups: bool) -> Any:
+def write_schedule(checkpoint: Path, source: Source, folder: Path, saved: Layout, layout: Layout) -> Any:
     """Write the state of the learning rate's schedule for the Trainer, and return it for DeepSpeed. Torch's schedules
-    keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups: without `same_groups` the
+    keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups: with other groups the
     run's own base rates stay, as --learning-rate gives them."""
     state = source.counters.get("lr_scheduler")
     if state is None:
         state = load(checkpoint / SCHEDULE)
-    if not same_groups:
+    if saved.own_adam != layout.own_adam or bool(saved.stage) != bool(layout.stage):
         state = {name: value for name, value in state.items() if name != "base_lrs"}
         if "lr_lambdas" in state:
             state["lr_lambdas"] = []

@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildSpec:
     """What is to be made from a source, apart from the tokenizer; part of the cache's key. `held_out` is the percentage
     of the rows that goes to the part with share "held"."""
 
@@ -67,42 +67,41 @@ class Job:
     parts: tuple[Part, ...]
     held_out: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def build(job: Job, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress) -> Meta:
+def build(
+    spec: BuildSpec, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress
+) -> Meta:
     """Fill the folder `work`: rows into `work/<split>` (save_to_disk), documents into `work/tokens.bin`, which is cut
     only when it is read. Returns what is in it."""
-    layout, _ = layout_of(job, source, tokenizer)
+    layout = layout_of(spec, source, tokenizer)
     scratch = work / "scratch"
     scratch.mkdir()
-    maker = _Maker(job, source, layout, tokenizer, scratch, num_proc, progress)
-    meta = maker.documents(work) if layout.kind == "text" else maker.rows(work)
+    builder = _Builder(spec, source, layout, tokenizer, scratch, num_proc, progress)
+    meta = builder.documents(work) if layout.kind == "text" else builder.rows(work)
     shutil.rmtree(scratch)
     return {**meta, "layout": layout.name, "notices": [layout.notice] if layout.notice else []}
 
 
-def layout_of(job: Job, source: Source, tokenizer: Any) -> tuple[Layout, list[str]]:
+def layout_of(spec: BuildSpec, source: Source, tokenizer: Any) -> Layout:
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
     if isinstance(source, FileSource) and source.format == "txt":
-        if job.task == "seq2seq":
+        if spec.task == "seq2seq":
             raise UsageError(
-                f"{source.where}: plain text has no targets for seq2seq; layouts known: {known_layouts(job.task)}",
+                f"{source.where}: plain text has no targets for seq2seq; layouts known: {known_layouts(spec.task)}",
                 fix="a json, jsonl, csv or parquet file with such columns",
             )
-        return Layout("text", ("text",)), columns
-    layout = detect(columns, sample, job.hints, source.where)
+        return Layout("text", ("text",))
+    layout = detect(columns, sample, spec.hints, source.where)
     if layout.kind == "chat":
         check_template(tokenizer, source.where)
-    return layout, columns
+    return layout
 
 
 @dataclass
-class _Maker:
-    job: Job
+class _Builder:
+    spec: BuildSpec
     source: Source
     layout: Layout
     tokenizer: Any
@@ -111,15 +110,15 @@ class _Maker:
     progress: Progress
 
     def documents(self, work: Path) -> Meta:
-        part = self.job.parts[0]
-        limit = part.samples * self.job.source_limit if part.samples and not self.job.held_out else None
+        part = self.spec.parts[0]
+        limit = part.samples * self.spec.source_limit if part.samples and not self.spec.held_out else None
         take = None if limit is None else _FIRST_ROWS
         while True:
             table = self._table(take)
             encoded, counts = self._encode(table, part)
             ids = list(flat_chunks(encoded.data, "input_ids"))
             tokens = sum(map(len, ids))
-            # A few samples of a large corpus need only its beginning; how much of it shows in trying.
+            # A few samples of a large corpus need only its beginning, of a length unknown until it is tokenised.
             if limit is None or take is None or tokens >= limit or len(table) < take:
                 break
             take *= 4
@@ -131,10 +130,10 @@ class _Maker:
         return {"kind": "text", "tokens": written, "dtype": narrowest(largest), "parts": {part.split: counted}}
 
     def rows(self, work: Path) -> Meta:
-        whole = self.job.parts[0]
-        table = self._table(whole.samples if not self.job.held_out else None)
+        whole = self.spec.parts[0]
+        table = self._table(whole.samples if not self.spec.held_out else None)
         made: Meta = {}
-        for part in self.job.parts:
+        for part in self.spec.parts:
             chosen = self._share(table, part)
             check_sample_count(part.flag, part.samples, len(chosen), f"rows in {self.source.where}")
             if part.samples:
@@ -171,12 +170,12 @@ class _Maker:
                 f"{self.source.where} holds one row, so none can be held out for validation",
                 fix="--validation-file FILE, or --validation-split-percentage 0",
             )
-        held = min(len(table) - 1, max(1, round(len(table) * self.job.held_out / 100)))
+        held = min(len(table) - 1, max(1, round(len(table) * self.spec.held_out / 100)))
         order = np.random.default_rng(_HOLD_OUT_SEED).permutation(len(table))
         return table.select(np.sort(order[:held] if part.share == "held" else order[held:]))
 
     def _encode(self, table: Dataset, part: Part) -> tuple[Dataset, Counts]:
-        encoder = encoder_for(self.job, part, self.source, self.layout, self.tokenizer)
+        encoder = encoder_for(self.spec, part, self.source, self.layout, self.tokenizer)
         # int32 halves the cache that int64 would take.
         ids, text = Sequence(Value("int32")), Value("string")
         return map_rows(
@@ -206,7 +205,7 @@ class _Maker:
         if counts.no_loss:
             raise UsageError(
                 f"{rows} has a token to learn from within "
-                f"{self.job.source_limit:,} tokens (the first: {counts.first_no_loss})",
+                f"{self.spec.source_limit:,} tokens (the first: {counts.first_no_loss})",
                 fix="a larger --max-length, or data with completions or assistant messages",
             )
         raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")
@@ -218,15 +217,15 @@ def normal_row(layout: Layout, where: str, row: Row) -> Row:
     return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
 
-def encoder_for(job: Job, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
+def encoder_for(spec: BuildSpec, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
     return RowEncoder(
         tokenizer=tokenizer,
-        task=job.task,
+        task=spec.task,
         kind=layout.kind,
         where=source.where,
-        source_limit=job.source_limit,
+        source_limit=spec.source_limit,
         target_limit=part.target_limit,
-        prefix=job.prefix,
+        prefix=spec.prefix,
         separator=layout.separator,
         layout=None if isinstance(source, FileSource) else layout,
         keep_text=part.keep_text,

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,8 @@ VERSION = 2
 
 Meta = dict[str, Any]
 
-# When this process asked for an entry to be rebuilt, by key; see `_fresh_since`.
-_asked: set[str] = set()
-
+# The keys whose entries this process has rebuilt; see `_fresh_since`.
+_rebuilt: set[str] = set()
 
 BATCH = 1000
 SMALL = 5000
@@ -60,7 +60,6 @@ def obtain(
     build: Callable[[Path], Meta],
     *,
     overwrite: bool = False,
-    notify: Callable[[str], None] = lambda _: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
     """The entry's folder and what `build` returned, from the cache or built now.
@@ -75,14 +74,9 @@ def obtain(
     found = _read(folder, since)
     if found is not None:
         return folder, found
-
-    def wait() -> None:
-        waiting()
-        notify("another process is preparing the same data; waiting for it")
-
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = acquire_lock(root / f"{key}.lock", wait)
+        lock = acquire_lock(root / f"{key}.lock", waiting)
     except OSError as error:
         raise MissingError(
             f"the cache {root} cannot be written: {error.strerror or error}", fix="set DSRUN_CACHE to a writable folder"
@@ -128,9 +122,9 @@ def _read(folder: Path, since: float) -> Meta | None:
 def _fresh_since(key: str) -> float:
     """From when an entry counts as rebuilt: this process's start, as all ranks of a job start before any builds. A
     process that asks a second time means a new rebuild."""
-    if key in _asked:
+    if key in _rebuilt:
         return time.time()
-    _asked.add(key)
+    _rebuilt.add(key)
     return psutil.Process().create_time()
 
 
@@ -167,9 +161,9 @@ def map_rows(
     return encoded, read_ledger(ledger)
 
 
-def processes_for(rows: int, asked: int | None) -> int:
-    if asked is not None:
-        return max(1, min(asked, rows))
+def processes_for(rows: int, num_proc: int | None) -> int:
+    if num_proc is not None:
+        return max(1, min(num_proc, rows))
     return 1 if rows < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
@@ -199,38 +193,33 @@ def _watched(ledger: Path, total: int, progress: Callable[[int, int], None]) -> 
         watcher.join()
 
 
-class _Forking:
-    """Who forks, as its child finds it. A child of this thread is meant only while the body of `tethered_forks` runs:
-    hooks of os.register_at_fork stay for ever."""
+# The process whose forks are tethered, while there is one: hooks of os.register_at_fork stay for ever.
+_tethering: list[int] = []
 
-    registered = False
-    wanted = False
-    parent = 0
 
-    @classmethod
-    def before(cls) -> None:
-        cls.parent = os.getpid()
+def _tether_child() -> None:
+    if _tethering:
+        die_with_parent(_tethering[0], signal.SIGKILL)
+        _tethering[:] = [os.getpid()]
+        # Ctrl-C goes to all of them; the parent ends them, and they are to print nothing.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    @classmethod
-    def in_child(cls) -> None:
-        if cls.wanted:
-            die_with_parent(cls.parent, signal.SIGKILL)
-            # Ctrl-C goes to all of them; the parent ends them, and they are to print nothing.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+@cache
+def _register_tether() -> None:
+    os.register_at_fork(after_in_child=_tether_child)
 
 
 @contextmanager
 def tethered_forks() -> Iterator[None]:
     """Whatever is forked in the body dies when this process does: the pool and the manager that `Dataset.map` starts do
     not notice when their owner is killed."""
-    if not _Forking.registered:
-        os.register_at_fork(before=_Forking.before, after_in_child=_Forking.in_child)
-        _Forking.registered = True
-    _Forking.wanted = True
+    _register_tether()
+    _tethering[:] = [os.getpid()]
     try:
         yield
     finally:
-        _Forking.wanted = False
+        _tethering.clear()
 
 
 @contextmanager

@@ -62,11 +62,8 @@ class Hints:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read: `columns` play the parts of the normal form, in its order.
-
-    `keys` are the languages of a translation dictionary; `separator` stands between source and target when a causal
-    model reads them as one text.
-    """
+    """How rows are read: `columns` are the fields of the normal form, in its order; `keys` the languages of a
+    translation dictionary; `separator` goes between source and target when a causal model reads them as one text."""
 
     kind: Kind
     columns: tuple[str, ...]
@@ -88,9 +85,7 @@ class Layout:
 
 def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout:
     """What the columns mean. `sample` is a row that has a value in as many columns as possible; `where` names the data.
-
-    Raises UsageError, with the columns found and the layouts known, where no layout fits the task.
-    """
+    Raises UsageError where no layout fits the task."""
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
         if column is not None and column not in columns:
             raise UsageError(
@@ -115,12 +110,12 @@ def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wh
     if hints.text_column and hints.summary_column:
         return Layout("pair", (hints.text_column,), hints.summary_column)
     if {"input_ids", "labels"} <= set(columns):
-        return Layout("tokens", ("input_ids", *_mask(columns)), "labels")
+        return Layout("tokens", ("input_ids", *_present(columns, "attention_mask")), "labels")
     return _translation(columns, sample, hints, where) or _known_pair(columns, sample, hints)
 
 
-def _mask(columns: Sequence[str]) -> tuple[str, ...]:
-    return ("attention_mask",) if "attention_mask" in columns else ()
+def _present(columns: Sequence[str], name: str) -> tuple[str, ...]:
+    return (name,) if name in columns else ()
 
 
 def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
@@ -129,8 +124,7 @@ def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, whe
     if hints.summary_column:
         return _known_pair(columns, sample, hints)
     if "input_ids" in columns and not hints.text_column:
-        extra = ("labels",) if "labels" in columns else ()
-        return Layout("tokens", ("input_ids", *extra, *_mask(columns)))
+        return Layout("tokens", ("input_ids", *_present(columns, "labels"), *_present(columns, "attention_mask")))
     return (
         _conversation(columns, sample, hints)
         or _translation(columns, sample, hints, where)
@@ -143,9 +137,9 @@ def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hint
     for column in (hints.text_column,) if hints.text_column else CHATS:
         # A conversation in a CSV file is JSON in a text.
         if column in columns and (column in CHATS or isinstance(sample.get(column), list)):
-            return Layout("chat", (column, "tools") if "tools" in columns else (column,))
+            return Layout("chat", (column, *_present(columns, "tools")))
     if {"prompt", "completion"} <= set(columns) and isinstance(sample.get("prompt"), list):
-        return Layout("chat", ("prompt", "completion", *(("tools",) if "tools" in columns else ())))
+        return Layout("chat", ("prompt", "completion", *_present(columns, "tools")))
     return None
 
 
@@ -188,15 +182,11 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
 
 
 def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
-    fix = (
-        "--text-column and --summary-column name them"
-        if hints.task == "seq2seq" or hints.summary_column
-        else "--text-column names it"
-    )
+    pair = hints.task == "seq2seq" or hints.summary_column
     raise UsageError(
         f"{where}: cannot tell what the columns mean for {hints.task}; columns found: {_listed(columns)}; "
         f"layouts known: {known_layouts(hints.task)}",
-        fix=fix,
+        fix="--text-column and --summary-column name them" if pair else "--text-column names it",
     )
 
 

@@ -13,7 +13,6 @@ from dsrun.train.data.layouts import Layout
 # Prepared rows hold int32.
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
 
-
 _ROLES = {
     "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
@@ -24,7 +23,6 @@ _ROLES = {
 
 
 def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Bring one row into the normal form of its layout."""
     if layout.kind == "pair":
         source, target = _pair(layout, row, where)
         return {"source": source, "target": target}
@@ -51,38 +49,36 @@ def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | Non
 
 
 def _text(value: Any, column: str, where: str) -> str | None:
-    """Text as it stands; numbers and truth values in words; None stays None, and NaN is none either, as pandas writes a
-    missing value."""
+    """Text unchanged, numbers and truth values as text; None for None and for NaN, pandas' missing value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, str):
-        _check_characters(value, column, where)
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            # JSON can write half of a surrogate pair, which neither Arrow nor a tokenizer can take.
+            half = f"\\u{ord(value[error.start]):04x}"
+            raise UsageError(f"{where}: column {column!r} holds {half}, half of a character") from error
         return value
     if isinstance(value, Mapping | list | tuple | bytes):
         raise UsageError(f"{where}: column {column!r} holds a {type(value).__name__}, not text")
     return str(value)
 
 
-def _check_characters(text: str, column: str, where: str) -> None:
-    """JSON can write half of a surrogate pair, which neither Arrow nor a tokenizer can take."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise UsageError(f"{where}: column {column!r} holds {half}, half of a character") from error
-
-
 def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     value = row.get(layout.columns[0])
     if layout.columns[0] == "prompt":
         value = [*(value or []), *(row.get("completion") or [])]
-    messages = messages_of(value, where)
-    tools = _tools(row.get("tools"), where)
-    return {"messages": _json(messages, layout.columns[0], where), "tools": _json(tools, "tools", where)}
+    columns = {"messages": (messages_of(value, where), layout.columns[0]), "tools": (_tools(row, where), "tools")}
+    return {
+        name: _text(json.dumps(value, ensure_ascii=False), column, where) if value else None
+        for name, (value, column) in columns.items()
+    }
 
 
-def _tools(value: Any, where: str) -> list[Any]:
+def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
     """The tools of a conversation, as a list or as JSON in a text; [] for none."""
+    value = row.get("tools")
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None
@@ -95,16 +91,12 @@ def _tools(value: Any, where: str) -> list[Any]:
     return list(without_none(value))
 
 
-def _json(value: list[Any], column: str, where: str) -> str | None:
-    return _text(json.dumps(value, ensure_ascii=False), column, where) if value else None
-
-
 def _tokens(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     ids = _ids(row.get("input_ids"), "input_ids", where)
     labels = None if row.get("labels") is None else _ids(row["labels"], "labels", where)
     mask = row.get("attention_mask")
     if ids is not None and mask is not None:
-        # Rows that somebody padded already: padding is made per batch here.
+        # Rows that are padded already: padding is made per batch here.
         paired = labels is not None and layout.target is None
         if len(mask) != len(ids) or (paired and len(labels or ()) != len(ids)):
             raise UsageError(f"{where}: input_ids, labels and attention_mask differ in length")

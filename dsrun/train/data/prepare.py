@@ -1,8 +1,9 @@
-"""From what the user named to what is trained on: the one entry to this room."""
+"""From the data that the user named to prepared rows: the entry point of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
-from dsrun.train.data.build import Job, Part, Progress, build
+from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet
 from dsrun.train.data.layouts import Hints
 from dsrun.train.data.request import (
     Collator,
     Counts,
     DataRequest,
-    Limits,
     PreparedData,
     Truncation,
     check_sample_count,
@@ -53,7 +53,9 @@ class _Preparation:
         self.notices: list[str] = []
         self.truncation: dict[str, Truncation] = {}
         self.data: dict[str, Any] = {}
-        self.limits = self._limits()
+        relative = family_of(request.model_type).relative_positions
+        positions = None if relative else request.max_positions
+        self.limits = limits_of(request.spec, request.task, positions, tokenizer)
 
     def run(self) -> PreparedData:
         self._add_notice(pad_with_end(self.tokenizer, self.request.task))
@@ -111,7 +113,7 @@ class _Preparation:
 
     def _whole(self, split: str, source: Source) -> None:
         if is_bin(source):
-            self.data[split] = self._limited_blocks(split, self._given(split, source), source.where)
+            self.data[split] = self._limited_blocks(split, self._token_file(split, source), source.where)
             return
         job = self._job((self._part(split),))
         if self.spec.streaming and split == "train":
@@ -131,7 +133,7 @@ class _Preparation:
         """Training and validation data from one source: rows at random, running text and tokens from the start."""
         blocks: TokenBin | None
         if is_bin(source):
-            blocks = self._given("train", source)
+            blocks = self._token_file("train", source)
         else:
             job = self._job((self._part("train", "rest"), self._part("validation", "held")), held_out=percent)
             folder, meta = self._entry(job, source)
@@ -147,25 +149,24 @@ class _Preparation:
             "for it (--validation-split-percentage 0 keeps all for training)"
         )
 
-    def _entry(self, job: Job, source: Source) -> tuple[Path, Meta]:
-        key = key_of(
-            {
-                "source": source.identity(),
-                "tokenizer": tokenizer_identity(self.tokenizer),
-                "job": job.as_dict(),
-                "libraries": library_versions(),
-            }
-        )
+    def _entry(self, job: BuildSpec, source: Source) -> tuple[Path, Meta]:
+        parts = {
+            "source": source.identity(),
+            "tokenizer": tokenizer_identity(self.tokenizer),
+            "job": asdict(job),
+            "libraries": library_versions(),
+        }
 
         def make(work: Path) -> Meta:
             return build(job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress)
 
-        def waiting() -> None:
-            self.progress("", 0, 0)
+        return obtain(key_of(parts), make, overwrite=self.spec.overwrite_cache, waiting=self._waiting)
 
-        return obtain(key, make, overwrite=self.spec.overwrite_cache, notify=self.notify, waiting=waiting)
+    def _waiting(self) -> None:
+        self.progress("", 0, 0)
+        self.notify("another process is preparing the same data; waiting for it")
 
-    def _collect(self, folder: Path, meta: Meta, job: Job, source: Source) -> None:
+    def _collect(self, folder: Path, meta: Meta, job: BuildSpec, source: Source) -> None:
         """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
         self.notices += meta["notices"]
         for part in job.parts:
@@ -183,8 +184,8 @@ class _Preparation:
                 self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
             self.notices += counts.notices(part.split, self.limits.source)
 
-    def _given(self, split: str, source: FileSource) -> TokenBin:
-        return open_tokens(split, source, self.request, self.limits.source, self.notify)
+    def _token_file(self, split: str, source: FileSource) -> TokenBin:
+        return open_tokens(split, source, self.request, self.limits.source, self._waiting)
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
         return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source)
@@ -203,33 +204,24 @@ class _Preparation:
             )
         return blocks
 
-    def _job(self, parts: tuple[Part, ...], *, held_out: int = 0) -> Job:
+    def _job(self, parts: tuple[Part, ...], *, held_out: int = 0) -> BuildSpec:
         spec = self.spec
         source_lang, target_lang = spec.source_lang, spec.target_lang
         hints = Hints(self.request.task, spec.text_column, spec.summary_column, source_lang, target_lang)
-        return Job(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
+        return BuildSpec(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
     def _part(self, split: str, share: str = "all") -> Part:
         target_limit = self.limits.target if split == "train" else self.limits.eval_target
         return Part(split, target_limit, split != "train", SAMPLE_FLAGS[split], self._samples(split), share)
 
     def _samples(self, split: str) -> int | None:
-        spec = self.spec
-        return {"train": spec.max_train_samples, "validation": spec.max_eval_samples, "test": spec.max_predict_samples}[
-            split
-        ]
-
-    def _limits(self) -> Limits:
-        relative = family_of(self.request.model_type).relative_positions
-        positions = None if relative else self.request.max_positions
-        return limits_of(self.spec, self.request.task, positions, self.tokenizer)
+        return getattr(self.spec, SAMPLE_FLAGS[split].removeprefix("--").replace("-", "_"))
 
     def _collator(self) -> Collator:
         fixed = self.spec.pad_to_max_length
-        end = self.tokenizer.eos_token_id
         pad = self.tokenizer.pad_token_id
         return Collator(
-            pad_id=pad if pad is not None else end or 0,
+            pad_id=pad if pad is not None else self.tokenizer.eos_token_id or 0,
             seq2seq=self.request.task == "seq2seq",
             multiple_of=8 if torch.cuda.is_available() else 1,
             length=self.limits.source if fixed else None,

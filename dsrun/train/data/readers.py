@@ -11,7 +11,7 @@ import csv
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,7 +24,7 @@ Rows = Iterator[tuple[str, Row]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
 SAMPLE_ROWS = 100
-# The line ends of old Macs; Python's universal newlines know them too.
+# The line ends of old Macs, which universal newlines include.
 _LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 
@@ -40,7 +40,6 @@ START = Mark()
 MarkedRows = Iterator[tuple[Mark, str, Row]]
 """As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
 
-
 # The default of 128 KiB refuses long documents.
 csv.field_size_limit(1 << 30)
 
@@ -52,23 +51,18 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START
     every line that is not blank is one. Raises UsageError, with the line, for a file that is not what its suffix says.
     """
     check_data_file(path)
-    kind = data_format(path)
-    readers: Mapping[str, Callable[[Path, Mark], MarkedRows]] = {
-        "json": lambda path, start: (_json_lines if _is_json_lines(path) else _json_document)(path, start),
-        "csv": lambda path, start: _table_rows(path, ",", start),
-        "tsv": lambda path, start: _table_rows(path, "\t", start),
-        "parquet": _parquet_rows,
-        "txt": _running_text if keep_linebreaks else _lines,
-    }
-    if kind == "bin":
-        raise UsageError(f"{path}: token files are for causal language models only")
-    return readers[kind](path, start)
-
-
-def read_all(paths: Sequence[Path], *, keep_linebreaks: bool = True) -> Rows:
-    for path in paths:
-        for _, where, row in read_marked(path, keep_linebreaks=keep_linebreaks):
-            yield where, row
+    match data_format(path):
+        case "json":
+            return (_json_lines if _is_json_lines(path) else _json_document)(path, start)
+        case "csv":
+            return _table_rows(path, ",", start)
+        case "tsv":
+            return _table_rows(path, "\t", start)
+        case "parquet":
+            return _parquet_rows(path, start)
+        case "txt":
+            return (_running_text if keep_linebreaks else _lines)(path, start)
+    raise UsageError(f"{path}: token files are for causal language models only")
 
 
 def sample_of(rows: Rows) -> tuple[list[str], Row]:
@@ -96,7 +90,7 @@ def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str
     number, offset = start
     try:
         with _open(path) as file:
-            # A compressed file stops at its end, a plain one can be left standing behind it.
+            # Seeking stops at the end of a compressed file, but not of a plain one.
             if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
                 fix = "put it back, or --resume never"
                 raise UsageError(f"{path} is shorter than when this run last read it", fix=fix)
@@ -187,7 +181,7 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
     try:
         records = csv.reader(lines(START), delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(filter(None, records), [])]
-        # Names that are empty are no columns anybody asks for; spreadsheets leave several.
+        # Spreadsheets leave several empty names, which nobody asks for.
         twice = next((name for name in header if name and header.count(name) > 1), None)
         if twice:
             raise UsageError(f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own")
@@ -208,27 +202,20 @@ def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
 
     try:
         with pq.ParquetFile(path) as file:
-            groups, number = _groups_from(file.metadata, start.number)
-            for batch in file.iter_batches(batch_size=1000, row_groups=groups):
-                seen = min(len(batch), max(0, start.number - number))
-                number += seen
-                for row in batch.slice(seen).to_pylist():
-                    number += 1
-                    yield Mark(number), f"{path}, row {number}", row
+            number = 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                # A group before the mark is not read.
+                for batch in file.iter_batches(1000, [group]) if number + rows > start.number else ():
+                    seen = min(len(batch), max(0, start.number - number))
+                    for i, row in enumerate(batch.slice(seen).to_pylist(), number + seen + 1):
+                        yield Mark(i), f"{path}, row {i}", row
+                    number += len(batch)
+                    rows -= len(batch)
+                number += rows
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"{path} is not a sound Parquet file: {reason}") from error
-
-
-def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
-    """The row groups that hold `row` and what follows it, and how many rows lie before them."""
-    before = 0
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group).num_rows
-        if before + rows > row:
-            return list(range(group, metadata.num_row_groups)), before
-        before += rows
-    return [], before
+        raise UsageError(f"{path} is not a valid Parquet file: {reason}") from error
 
 
 def _running_text(path: Path, start: Mark) -> MarkedRows:

@@ -1,4 +1,4 @@
-"""What a run asks of its data and what it gets: lengths, prepared rows, counts of what was cut, and the collator."""
+"""Data requested and prepared: lengths, prepared rows, counts of truncated rows, and the collator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from dsrun.train.data.stream import RowStream
     from dsrun.train.data.token_files import TokenBin
 
-
 DEFAULT_LENGTH = 1024
-"""Cap of a source or block nobody chose, as in the Transformers example scripts."""
+"""Tokens of a source or block by default, as in the Transformers example scripts."""
 DEFAULT_TARGET = 128
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.recipe.data_files import FORMATS, data_format
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.readers import START, Mark, Row, Rows, read_all, read_marked, sample_of
+from dsrun.train.data.readers import START, Mark, Row, Rows, read_marked, sample_of
 from dsrun.train.model import HTTP_ERROR, first_line, unreachable
 
 SPLITS = ("train", "validation", "test")
@@ -51,7 +51,7 @@ class FileSource:
         return digest.hexdigest()
 
     def rows(self) -> Rows:
-        return read_all(self.paths, keep_linebreaks=self.keep_linebreaks)
+        return ((where, row) for _, where, row in self.rows_from((0, START)))
 
     def rows_from(self, place: Place) -> Iterator[tuple[Place, str, Row]]:
         """The rows from `place` on, each with the place after it; what lies before is not read."""
@@ -93,8 +93,8 @@ class Sources:
     """What there is: a name for the header, the splits that were found, and what is worth knowing about them."""
 
     name: str
-    splits: dict[str, Source] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
+    splits: dict[str, Source]
+    notices: list[str]
 
 
 def find_sources(spec: TrainSpec) -> Sources:
@@ -170,12 +170,8 @@ def _saved(path: Path) -> dict[str, Source]:
 
 def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
     """A folder of data files; the split stands in the name of the file or of a folder above it."""
-    files = [
-        file
-        for file in sorted(path.rglob("*"), key=_natural)
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
-    files = [file for file in files if _is_data(file)]
+    visible = (file for file in path.rglob("[!.]*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
+    files = sorted((file for file in visible if file.is_file() and _is_data(file)), key=_natural)
     if not files:
         raise UsageError(f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
     found: dict[str, list[Path]] = {}
@@ -183,7 +179,7 @@ def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source
         split = split_of(file.name) or split_of(str(file.relative_to(path).parent))
         found.setdefault(split or "", []).append(file)
     unnamed = found.pop("", [])
-    # As `datasets` has it: without any split in the names everything is training data.
+    # As in `datasets`: without any split in the names everything is training data.
     if not found:
         found = {"train": unnamed}
     elif unnamed:
@@ -201,27 +197,24 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
             name, spec.dataset_config, token=spec.token, cache_dir=spec.cache_dir, streaming=spec.streaming
         )
     except (OSError, ValueError, RuntimeError, HTTP_ERROR) as error:
-        _explain_hub(spec, error)
+        raise _hub_error(name, error) from error
     return _tables(loaded, name)
 
 
-def _explain_hub(spec: TrainSpec, error: Exception) -> NoReturn:
+def _hub_error(name: str, error: Exception) -> DsrunError:
     from datasets.exceptions import DatasetNotFoundError
 
-    name, reason = spec.dataset, first_line(error)
+    reason = first_line(error)
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
-            raise UsageError(
-                f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`"
-            ) from error
-        raise UsageError(
+            return UsageError(f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`")
+        return UsageError(
             f"dataset {name} does not exist on the Hub or is private, and there is no such folder here",
             fix="check the name; `hf auth login` for a private one",
-        ) from error
+        )
     if isinstance(error, ValueError | RuntimeError):
-        fix = "--dataset-config" if "onfig" in reason else None
-        raise UsageError(f"dataset {name}: {reason}", fix=fix) from error
-    raise unreachable(f"dataset {name}", reason, instead="--train-file FILE") from error
+        return UsageError(f"dataset {name}: {reason}", fix="--dataset-config" if "onfig" in reason else None)
+    return unreachable(f"dataset {name}", reason, instead="--train-file FILE")
 
 
 def _tables(loaded: Any, name: str) -> dict[str, Source]:
@@ -240,7 +233,7 @@ def _is_data(path: Path) -> bool:
         data_format(path)
     except UsageError:
         return False
-    # Files that stand beside data on the Hub and in saved models.
+    # Files found beside data on the Hub and in saved models.
     return path.name not in ("dataset_infos.json", "dataset_info.json", "state.json", "requirements.txt")
 
 

@@ -107,7 +107,7 @@ def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenB
 
 
 def dtype_hint(path: Path) -> str:
-    return f"write uint16 or uint32 into {path.name}.dtype beside it if that is what it holds"
+    return f"write uint16 or uint32 into {path.name}.dtype beside it if that is its dtype"
 
 
 def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None) -> int:
@@ -135,9 +135,9 @@ def is_bin(source: Source) -> TypeGuard[FileSource]:
 
 
 def open_tokens(
-    split: str, source: FileSource, request: DataRequest, block_size: int, notify: Callable[[str], None]
+    split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
 ) -> TokenBin:
-    """The blocks of a token file, which is looked through once for its largest id."""
+    """The blocks of a token file, which is scanned once for its largest id."""
     path = source.paths[0]
     if request.task != "causal-lm":
         raise UsageError(f"{path}: token files are for causal language models; {request.model_type} is not one")
@@ -146,9 +146,9 @@ def open_tokens(
     dtype = dtype_of(path, request.vocab_size)
     blocks = TokenBin(path, dtype, block_size)
     stat = path.stat()
-    # Hashing the content would cost as much as looking through it.
+    # Hashing the content would cost as much as scanning it.
     key = key_of({"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns, "dtype": dtype})
-    _, meta = obtain(key, lambda _: {"largest": largest_token(path, dtype)}, notify=notify)
+    _, meta = obtain(key, lambda _: {"largest": largest_token(path, dtype)}, waiting=waiting)
     hint = f"it was read as {dtype}; {dtype_hint(path)}"
     check_vocabulary(meta["largest"], request.vocab_size, f"{split} data ({path})", hint=hint)
     return blocks

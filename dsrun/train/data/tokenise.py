@@ -40,12 +40,9 @@ def affixes_of(tokenizer: Any) -> Affixes:
     """Find the affixes by looking at what the tokenizer adds to a word."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     full = tokenizer("a")["input_ids"]
-    before: list[int] = []
-    after: list[int] = []
-    for start in range(len(full) - len(plain) + 1):
-        if plain and full[start : start + len(plain)] == plain:
-            before, after = full[:start], full[start + len(plain) :]
-            break
+    starts = (i for i in range(len(full) - len(plain) + 1) if plain and full[i : i + len(plain)] == plain)
+    start = next(starts, None)
+    before, after = ([], []) if start is None else (full[:start], full[start + len(plain) :])
     end = tokenizer.eos_token_id
     if end is not None and end not in after:
         after = [*after, end]
@@ -128,9 +125,7 @@ class RowEncoder:
         return self._fit(encoded, counts)
 
     def _documents(self, rows: list[Row]) -> list[Row]:
-        ids = self.tokenizer([row["text"] for row in rows], add_special_tokens=False, verbose=False, **_IDS_ONLY)[
-            "input_ids"
-        ]
+        ids = self._plain([row["text"] for row in rows])
         # An empty document would be nothing but special tokens.
         return [
             {"input_ids": self.affixes.wrap(tokens, starts=row["starts"], ends=row["ends"])}

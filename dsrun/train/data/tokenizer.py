@@ -1,4 +1,4 @@
-"""What dsrun asks of a tokenizer: padding, languages, identity, and chat templates."""
+"""What dsrun needs of a tokenizer: padding, languages, identity, and chat templates."""
 
 from __future__ import annotations
 
@@ -161,12 +161,12 @@ def tokenizer_identity(tokenizer: Any) -> str:
     digest.update(json.dumps(own, sort_keys=True, default=str).encode())
     if tokenizer.is_fast:
         rules = json.loads(tokenizer.backend_tokenizer.to_str())
-        # These two are left over from the last call and set anew by every next one.
+        # Left over from the last call, and set anew by every next one.
         rules.pop("truncation", None)
         rules.pop("padding", None)
         digest.update(json.dumps(rules, sort_keys=True).encode())
     else:
-        # What a slow tokenizer consists of stands in its files alone (Marian has two SentencePiece models).
+        # The parts of a slow tokenizer are in its files alone (Marian has two SentencePiece models).
         with tempfile.TemporaryDirectory() as folder:
             for name in sorted(tokenizer.save_vocabulary(folder)):
                 digest.update(Path(name).read_bytes())
@@ -187,14 +187,15 @@ def set_languages(tokenizer: Any, source: str | None, target: str | None) -> Non
     target, which trains a wrong model in silence."""
     if not is_multilingual(tokenizer):
         return
+    codes = _codes(tokenizer) or ["CODE"]
     for language, flag in ((source, "--source-lang"), (target, "--target-lang")):
         if not language:
             raise UsageError(
                 f"{type(tokenizer).__name__} writes a language token into every sample and needs {flag}",
-                fix=f"{flag} {_some_codes(tokenizer)[0]} (known: {', '.join(_some_codes(tokenizer)[:8])} …)",
+                fix=f"{flag} {codes[0]} (known: {', '.join(codes[:8])} …)",
             )
         if not _knows(tokenizer, language):
-            close = [code for code in _codes(tokenizer) if code[:2] == language[:2]] or _some_codes(tokenizer)
+            close = [code for code in codes if code[:2] == language[:2]] or codes
             raise UsageError(
                 f"{flag} {language}: {type(tokenizer).__name__} does not know this language",
                 fix=f"known: {', '.join(close[:8])}",
@@ -214,10 +215,6 @@ def _codes(tokenizer: Any) -> list[str]:
         return list(codes)
     # NLLB keeps its codes among the special tokens only.
     return [token for token in getattr(tokenizer, "all_special_tokens", []) if "_" in token.strip("_")]
-
-
-def _some_codes(tokenizer: Any) -> list[str]:
-    return _codes(tokenizer) or ["CODE"]
 
 
 def _knows(tokenizer: Any, language: str) -> bool:

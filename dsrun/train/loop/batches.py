@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from dsrun.errors import UsageError
@@ -92,9 +90,7 @@ class GlobalBatchSampler(Sampler):
     def __len__(self) -> int:
         """Micro batches per epoch and rank; the same on every rank, as ZeRO-3 and DDP need."""
         full, rest = divmod(self.samples, self.split.global_batch)
-        if rest and self.drop_last:
-            return full * self.split.accumulation
-        return full * self.split.accumulation + math.ceil(rest / self.split.round)
+        return full * self.split.accumulation + (0 if self.drop_last else math.ceil(rest / self.split.round))
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
@@ -201,10 +197,3 @@ class BatchLoader(DataLoader):
         for part in (self.dataset, self.batch_sampler):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-
-
-def seed_worker(worker_id: int) -> None:
-    """Give each loader process its own NumPy and `random` state; torch has seeded itself already."""
-    seed = torch.initial_seed() % 2**32
-    random.seed(seed)
-    np.random.seed(seed)

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class LossState(TrainerCallback, ExportableState):
         """Called on all ranks before a checkpoint is written."""
         trainer = self.trainer
         self._noted = {
-            # float32 values are floats of Python exactly.
             "losses": all_gather_object(float(trainer._tr_loss)),
             "logged": trainer._globalstep_last_logged,
             "tokens": trainer.tokens_seen,
@@ -136,7 +135,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Example:
-    index: int
     source: str
     prediction: str
     reference: str
@@ -153,15 +151,15 @@ class Evaluation:
 class Evaluator:
     """Runs a model over a dataset in lock step on all ranks, as ZeRO-3's gathering of parameters needs."""
 
-    def __init__(self, trainer: Any, tokenizer: Any, *, rank: int, world_size: int) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.tokenizer = tokenizer
-        self.rank = rank
-        self.world_size = world_size
+        self.tokenizer = trainer.processing_class
+        self.rank, self.world_size = trainer.split.rank, trainer.split.world_size
 
     def run(self, rows: Any, *, generate: bool, progress: Progress) -> Evaluation:
         began = time.monotonic()
-        sampler = GlobalBatchSampler(len(rows), self._split(), shuffle=False)
+        split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
+        sampler = GlobalBatchSampler(len(rows), split, shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
         sums = torch.zeros(2, dtype=torch.float64, device=self.trainer.args.device)
         texts: list[tuple[int, str]] = []
@@ -172,19 +170,18 @@ class Evaluator:
             sums += self._loss(inputs)
             if generate:
                 texts += [pair for pair in zip(indices, self._generate(inputs), strict=True) if pair[0] != FILLER]
-            progress((step + 1) * self._split().round, len(rows))
+            progress((step + 1) * split.round, len(rows))
         if self.world_size > 1:
-            # MPS and some NCCL builds lack float64 reductions; both ends of this one are gloo or CUDA, which have it.
             dist.all_reduce(sums)
         loss = (sums[0] / sums[1].clamp(min=1)).item()
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         examples = self._gather(rows, texts) if generate else []
-        metrics |= self._scores(examples) if generate else {}
+        if generate:
+            # Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint.
+            predictions, references = [e.prediction for e in examples], [e.reference for e in examples]
+            metrics |= rank0_first(lambda: text_scores(predictions, references))
         seconds = time.monotonic() - began
         return Evaluation({**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples)
-
-    def _split(self) -> Split:
-        return Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
 
     @torch.no_grad()
     def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -222,22 +219,17 @@ class Evaluator:
         if shares is None:
             return []
         ordered = sorted(pair for share in shares for pair in share)
-        return [self._example(i, rows[i], text) for i, text in ordered]
+        return [self._example(rows[i], text) for i, text in ordered]
 
-    def _example(self, index: int, row: dict[str, Any], prediction: str) -> Example:
+    def _example(self, row: dict[str, Any], prediction: str) -> Example:
         source = row.get("source_text") or self._decode(row["input_ids"])
-        return Example(index, source, prediction, row.get("target_text") or self._decode(row["labels"]))
+        return Example(source, prediction, row.get("target_text") or self._decode(row["labels"]))
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != IGNORED], skip_special_tokens=True)
-
-    def _scores(self, examples: list[Example]) -> dict[str, float]:
-        """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
-        return rank0_first(lambda: text_scores([e.prediction for e in examples], [e.reference for e in examples]))
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as out:
         for e in examples:
-            row = {"source": e.source, "prediction": e.prediction, "reference": e.reference}
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            out.write(json.dumps(asdict(e), ensure_ascii=False) + "\n")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState
 
 from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
@@ -26,7 +26,6 @@ from dsrun.train.loop.batches import (
     StreamOfBatches,
     Taken,
     TrainingRows,
-    seed_worker,
 )
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
@@ -69,8 +68,8 @@ class TrainingLoader(BatchLoader):
             return next(batches, None)
         except (EOFError, OSError):
             if self.num_workers:
-                # The connections of a process that is killed break an instant before its parent is told. In here
-                # torch's handler of SIGCHLD raises what has happened, and not in the midst of what is done about this.
+                # The connections of a killed process break an instant before SIGCHLD comes, whose handler of torch
+                # raises the cause: here, and not while this error is handled.
                 time.sleep(DEATH_SECONDS)
             raise
 
@@ -103,11 +102,12 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
         "generator": torch.Generator().manual_seed(seed),
         "worker_init_fn": init_loader_worker,
     }
-    if not hasattr(rows, "__len__"):
+    is_stream = not hasattr(rows, "__len__")
+    if is_stream:
         # Each further worker would read the whole stream again.
         workers = min(workers, 1)
     options |= {"num_workers": workers, "timeout": LOADER_TIMEOUT_SECONDS if workers else 0}
-    if not hasattr(rows, "__len__"):
+    if is_stream:
         return TrainingLoader(StreamOfBatches(rows, split), batch_size=None, **options)
     sampler = GlobalBatchSampler(
         len(rows),
@@ -145,7 +145,8 @@ def init_loader_worker(worker_id: int) -> None:
     # Not os.getppid(): the rank may have died before this process came to its first line.
     rank = multiprocessing.parent_process()
     die_with_parent(os.getppid() if rank is None or rank.pid is None else rank.pid, signal.SIGKILL)
-    seed_worker(worker_id)
+    # For NumPy and `random`; torch has seeded itself already.
+    set_seed(torch.initial_seed() % 2**32)
 
 
 class DataPlace(TrainerCallback, ExportableState):
@@ -198,4 +199,3 @@ class SampleLedger(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._ledger is not None:
             self._ledger.close()
-            self._ledger = None

@@ -22,7 +22,7 @@ from dsrun.train.distributed import all_gather_object, all_ready
 SMALLEST_SCALE = 1.0
 
 MOST_IN_A_ROW = 10
-# Batches of skipped steps kept for inspection; a run that skips more than these has shown what it is like.
+# Batches of skipped steps kept for inspection.
 MOST_SAVED = 20
 FOLDER = "nan"
 
@@ -115,21 +115,18 @@ class NanGuard:
         return norm
 
     def _handle(self, trainer: Any, norm: Any, bad: dict[int, float], optimizer: Any) -> None:
-        if self.step in self.skipped_steps:
-            words = "its batch led to a NaN before and was skipped"
-        else:
-            words = _describe(norm, bad)
+        reason = "its batch led to a NaN before and was skipped"
+        if self.step not in self.skipped_steps:
+            reason = _describe(norm, bad)
             self._in_a_row += 1
             self._save()
-        applied = trainer.is_deepspeed_enabled and not getattr(optimizer, "overflow", False)
-        if self.step not in self.skipped_steps:
-            self._decide(words, applied=applied)
+            self._decide(reason, applied=trainer.is_deepspeed_enabled and not getattr(optimizer, "overflow", False))
         self._drop(trainer)
-        self.on_skip(self.step, words)
+        self.on_skip(self.step, reason)
 
-    def _decide(self, words: str, *, applied: bool) -> None:
+    def _decide(self, reason: str, *, applied: bool) -> None:
         """Raise where the step cannot be left out. All ranks know the same, so all raise or none."""
-        where = f"step {self.step}: {words}; its batch is in {self.folder}"
+        where = f"step {self.step}: {reason}; its batch is in {self.folder}"
         if self.policy == "rollback":
             raise NanLossError(where, rollback=self.record_rollback(self.step))
         if self.policy == "stop":
@@ -168,17 +165,14 @@ class NanGuard:
         """Raise NanLossError, on all ranks, where any rank's share of the weights is not finite: such a checkpoint
         would be worse than none."""
         if not all_ready(_weights_are_finite(model)):
-            words = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
-            raise NanLossError(words, rollback=self.policy == "rollback" and self.record_rollback(step))
+            message = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
+            raise NanLossError(message, rollback=self.policy == "rollback" and self.record_rollback(step))
 
     def _bad_losses(self) -> dict[int, float]:
         """The first loss that is not finite, by rank, before fp16's scaling; called on all ranks."""
-        everyones = all_gather_object([float(loss) for loss in self._losses])
-        return {
-            rank: next(loss for loss in losses if not math.isfinite(loss))
-            for rank, losses in enumerate(everyones)
-            if not all(map(math.isfinite, losses))
-        }
+        gathered = all_gather_object([float(loss) for loss in self._losses])
+        bad = {rank: [x for x in losses if not math.isfinite(x)] for rank, losses in enumerate(gathered)}
+        return {rank: losses[0] for rank, losses in bad.items() if losses}
 
     def _save(self) -> None:
         if self._saved >= MOST_SAVED:
@@ -208,8 +202,8 @@ def _weights_are_finite(model: Any) -> bool:
     # Under ZeRO-3 a parameter's own tensor is empty, and this rank's shard beside it.
     shards = [getattr(p, "ds_tensor", p).detach() for p in model.parameters()]
     shards = [shard for shard in shards if shard.numel() and shard.is_floating_point()]
-    # One number per device, so that each is waited for once; NaN and infinity survive the maximum and the sum.
-    largest: dict[torch.device, list[torch.Tensor]] = {}
-    for norm in torch._foreach_norm(shards, ord=math.inf) if shards else ():
-        largest.setdefault(norm.device, []).append(norm.float())
-    return all(bool(torch.isfinite(torch.stack(each).sum())) for each in largest.values())
+    norms = torch._foreach_norm(shards, ord=math.inf) if shards else ()
+    # One number, so that the device is waited for once; NaN and infinity survive the maximum.
+    return not norms or bool(
+        torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).max())
+    )

@@ -1,4 +1,4 @@
-"""Leaving when asked to: the ranks' vote, the save before the exit, and the evaluation that is made up for."""
+"""Stopping on request: the ranks' vote, the save before the exit, and the evaluation to make up for."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
+from dsrun.runs.schema import EventKind
 from dsrun.train.console import Console
 from dsrun.train.loop.callbacks import EngineCheck, LogLastStep, LossSpikeDetector, Profiler, Recorder, StopEarly
 from dsrun.train.loop.loaders import SampleLedger
@@ -23,9 +24,8 @@ from dsrun.train.records import RunRecords, peak_flops, step_of
 
 # The first save comes early, as nothing is known before it.
 FIRST_SAVE_SECONDS = 60.0
-# How much the interval must change before the user hears of it again.
-WORTH_A_WORD = 2.0
-
+# By what factor the interval must change to be reported again.
+REPORTED_CHANGE = 2.0
 
 PROGRESS_SECONDS = 60.0
 
@@ -71,10 +71,10 @@ class AdaptiveSaveInterval(TrainerCallback):
         self.trainer.wants_to_save = False
         self.seconds = self.interval(seconds)
         steps = max(1, round(self.seconds / self._step_seconds)) if self._step_seconds else 0
-        if not self._reported or not 1 / WORTH_A_WORD <= self.seconds / self._reported <= WORTH_A_WORD:
+        if not self._reported or not 1 / REPORTED_CHANGE <= self.seconds / self._reported <= REPORTED_CHANGE:
             self._reported = self.seconds
-            words = f"a save takes {seconds:.1f} s, so one is made every {self.seconds:.0f} s"
-            self.on_change(step, self.seconds, steps, words + (f" (about {steps:,} steps)" if steps else ""))
+            message = f"a save takes {seconds:.1f} s, so one is made every {self.seconds:.0f} s"
+            self.on_change(step, self.seconds, steps, message + (f" (about {steps:,} steps)" if steps else ""))
 
 
 def build_callbacks(
@@ -92,50 +92,46 @@ def build_callbacks(
     trainer.add_callback(EngineCheck(trainer))
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:
-        _record(trainer, plan, records, console, parameters)
+        peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
+        trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
+        trainer.add_callback(EventCallback(records))
+        trainer.add_callback(LossSpikeDetector(_reporter("spike", "", records, console)))
     if spec.sample_ledger:
         trainer.add_callback(SampleLedger(trainer, folder.path))
     if spec.profile:
-        profile = folder.path / "profile"
-        trainer.add_callback(Profiler(spec.profile, profile, console, rank=plan.world.rank))
+        trainer.add_callback(Profiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
     trainer.add_callback(HeartbeatCallback(context))
     trainer.add_callback(PendingEvaluationCallback(trainer))
 
 
-def _record(trainer: RunTrainer, plan: Plan, records: RunRecords, console: Console, parameters: int) -> None:
-    def spiked(step: int, words: str) -> None:
-        records.event("spike", step=step, message=words)
-        console.print(f"note: step {step}: {words}", style="yellow")
+def _reporter(kind: EventKind, what: str, records: RunRecords, console: Console) -> Callable[[int, str], None]:
+    """Writes an event (step, message) and prints it."""
 
-    peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
-    trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
-    trainer.add_callback(EventCallback(records))
-    trainer.add_callback(LossSpikeDetector(spiked))
+    def report(step: int, message: str) -> None:
+        records.event(kind, step=step, message=message)
+        console.print(f"note: step {step}{what}: {message}", style="yellow")
+
+    return report
 
 
 def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Console) -> NanGuard:
     skipped = steps_to_skip(run, plan.recipe)
-
-    def on_skip(step: int, words: str) -> None:
-        records.event("nan", step=step, message=words)
-        console.print(f"note: step {step} was left out: {words}", style="yellow")
-
     return NanGuard(
         plan.recipe.spec.on_nan,
         run,
         rank=plan.world.rank,
         skipped_steps=skipped,
         record_rollback=rollback_recorder(run, skipped, main=plan.world.is_main),
-        on_skip=on_skip,
+        on_skip=_reporter("nan", " was left out", records, console),
     )
 
 
 def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 
-    def on_change(step: int, seconds: float, steps: int, words: str) -> None:
-        records.event("interval", step=step, seconds=seconds, steps=steps, message=words)
-        console.print(f"note: {words}", style="yellow")
+    def on_change(step: int, seconds: float, steps: int, message: str) -> None:
+        records.event("interval", step=step, seconds=seconds, steps=steps, message=message)
+        console.print(f"note: {message}", style="yellow")
 
     return AdaptiveSaveInterval(
         trainer, lambda seconds: save_interval(seconds, mtbf), on_change, leads=plan.world.is_main
@@ -155,7 +151,7 @@ class EventCallback(TrainerCallback):
         self._reported = self.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # How far a run was that was killed without a word.
+        # Shows how far a run was that is killed.
         if self.clock() - self._reported >= PROGRESS_SECONDS:
             self._reported = self.clock()
             self.records.event("progress", step=state.global_step)

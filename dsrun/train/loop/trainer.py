@@ -202,8 +202,7 @@ class RunTrainer(Checkpointing):
         generate = self.args.predict_with_generate
         before = self.context.heart.phase
         self.context.heart.enter("generating" if generate else "evaluating")
-        evaluator = Evaluator(self, self.processing_class, rank=self.split.rank, world_size=self.split.world_size)
-        result = evaluator.run(rows, generate=generate, progress=self._evaluated())
+        result = Evaluator(self).run(rows, generate=generate, progress=self._evaluated())
         self.context.heart.enter(before)
         self.last_evaluation = result
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}

@@ -21,7 +21,7 @@ HEAD = """
 import os, signal, sys, time
 from dsrun.train.rank_context import handler_from_env
 stopping = handler_from_env(os.environ)
-stopping.listen()
+stopping.install()
 """
 
 

@@ -1,7 +1,7 @@
 """Blocks: what goes in comes out, once."""
 
 import pickle
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.train.data.stream import Blocks
+from dsrun.train.data.stream import blocks
 from dsrun.train.data.token_files import TokenBin, divide, dtype_of, largest_token, write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
@@ -20,46 +20,24 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("blocks")
 
 
-class Documents:
-    """Documents one after another; the state is the number of the next."""
-
-    def __init__(self, documents, at=0):
-        self.documents = documents
-        self.at = at
-
-    def __next__(self):
-        if self.at == len(self.documents):
-            raise StopIteration
-        self.at += 1
-        return {"input_ids": list(self.documents[self.at - 1])}
-
-    def state(self):
-        return self.at
-
-
 def blocks_of(documents, block, state=None):
+    """The blocks of documents with the states after them; a document's own state is the number of the next."""
     state = state or {"rows": 0, "used": 0}
-    return Blocks(Documents(documents, state["rows"]), block, state)
+    rows = (({"input_ids": list(ids)}, number) for number, ids in enumerate(documents, 1))
+    return blocks(islice(rows, state["rows"], None), block, state["rows"], state["used"])
 
 
 @given(documents=DOCUMENTS, block=st.integers(1, 17), before=st.integers(0, 40))
 def test_streamed_blocks_hold_documents_once(documents, block, before):
     """Streamed blocks hold the documents once, also when resumed."""
-    rows, states, blocks = [], [], blocks_of(documents, block)
-    while True:
-        states.append(blocks.state())
-        try:
-            rows.append(next(blocks))
-        except StopIteration:
-            break
+    made = list(blocks_of(documents, block))
+    rows, states = [row for row, _ in made], [None, *(state for _, state in made)]
     assert [token for row in rows for token in row["input_ids"]] == list(chain(*documents))
     assert all(len(row["input_ids"]) == block for row in rows[:-1])
     assert all(row["labels"] == row["input_ids"] for row in rows)
     before = min(before, len(rows))
     again = blocks_of(documents, block, states[before])
-    assert [next(again) for _ in rows[before:]] == rows[before:]
-    with pytest.raises(StopIteration):
-        next(again)
+    assert [row for row, _ in again] == rows[before:]
 
 
 @settings(deadline=None)

@@ -266,7 +266,7 @@ BROKEN = {
         r"plain.txt: plain text has no targets for seq2seq; layouts known: translation",
     ),
     "empty.json": ("[]", r"is empty"),
-    "cut.parquet": ("PAR1 nonsense PAR1", r"not a sound Parquet file"),
+    "cut.parquet": ("PAR1 nonsense PAR1", r"not a valid Parquet file"),
     "nested.jsonl": (
         '{"source": "a", "target": "b"}\n{"source": {"x": 1}, "target": "b"}\n',
         r"line 2: column 'source'",
