@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,12 +105,10 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
 
 def verification_json(done: Verification, reports: list[NodeReport]) -> dict[str, Any]:
     """The content of `dsrun verify-wheel --format json`; docs/wheels.md describes it."""
-    from dsrun.wheel.verify.check import report_dict
-
     return {
-        "wheel": report_dict(done.report),
+        "wheel": asdict(done.report) | {"path": str(done.report.path)},
         "machine": done.machine.as_dict() if done.machine else None,
-        "operations": [op_result.as_dict() for op_result in done.op_results],
+        "operations": [asdict(op_result) for op_result in done.op_results],
         "nodes": [each.as_dict() for each in reports],
         "findings": [each.as_dict() for each in done.findings],
     }

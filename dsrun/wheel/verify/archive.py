@@ -182,7 +182,7 @@ def _check_record(archive: Archive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("RECORD")
     if member is None:
-        return [_error("wheel_record", "has no .dist-info/RECORD to check its contents against", where)]
+        return [_error("wheel_record", "has no .dist-info/RECORD: its contents cannot be checked", where)]
     rows = {row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member))) if len(row) == 3}
     present = {name for name in archive.names if not name.endswith(_UNSIGNED)}
     found = [
