@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +20,6 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.files import replacing
 from dsrun.system.proc import ask
 from dsrun.wheel.cache import sha256_of
 from dsrun.wheel.compile.output import FULL
@@ -56,31 +56,22 @@ def release_version(text: str, where: object) -> str:
     )
 
 
-def fetch_sdist(
-    version: str, sha256: str, into: Path, *, cache: Path | None = None, python: str = sys.executable
-) -> Path:
-    """The sdist of DeepSpeed `version` with that hash, from `cache` or by pip's own configuration, in `into`.
+def fetch_sdist(version: str, sha256: str, cache: Path, *, python: str = sys.executable) -> Path:
+    """The sdist of DeepSpeed `version` with that hash, from the folder `cache` or downloaded into it by pip.
 
     pip prepares metadata after a download, which runs the package's setup.py; --require-hashes makes it compare the
-    hash first. Raises ToolError when the hash differs or pip fails, MissingError without pip; `into` is then as before.
+    hash first. Raises ToolError when the hash differs or pip fails, MissingError without pip.
     """
-    name = f"deepspeed-{version}.tar.gz"
-    kept = cache / name if cache else None
-    if kept and kept.is_file() and sha256_of(kept) == sha256:
+    kept = cache / f"deepspeed-{version}.tar.gz"
+    if kept.is_file() and sha256_of(kept) == sha256:
         return kept
-    work = into / ".pip"
-    work.mkdir(parents=True)
-    try:
-        path = _download(version, sha256, work, python)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pip-", dir=cache) as work:
+        path = _download(version, sha256, Path(work), python)
         if sha256_of(path) != sha256:
             raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
-        target = into / name if kept is None else kept
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as staged:
-            shutil.move(path, staged)
-        return target
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        path.replace(kept)
+    return kept
 
 
 def _download(version: str, sha256: str, work: Path, python: str) -> Path:
@@ -119,33 +110,20 @@ def _pip_error(version: str, sha256: str, said: str) -> ToolError | MissingError
     )
 
 
-class _Bounded(gzip.GzipFile):
-    """A gzip file that may be read up to a position: a bomb ends in an error instead of filling memory."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Up to `size` bytes."""
-        self._check(_MOST_BYTES + 1 if size is None or size < 0 else self.tell() + size)
-        return super().read(size)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to `offset`, decompressing what lies before."""
-        self._check(offset)
-        return super().seek(offset, whence)
-
-    def _check(self, position: int) -> None:
-        if position > _MOST_BYTES:
-            raise tarfile.ReadError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB")
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[tarfile.TarFile]:
-    """`path` as a tar archive; whatever is wrong with it becomes one UsageError, and a full disk stays an OSError."""
+    """`path` as a tar archive; a damaged or too large one raises UsageError, a full disk stays an OSError."""
     try:
-        with _Bounded(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            yield archive
+        with gzip.open(path) as file:
+            while file.read(1 << 20):
+                if file.tell() > _MOST_BYTES:
+                    raise tarfile.ReadError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB")
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                yield archive
     except _BROKEN as error:
         if isinstance(error, OSError) and error.errno in FULL:
-            raise  # the archive is whole: fetching it again would not help
+            raise  # the archive is intact: fetching it again would not help
         raise UsageError(f"{path} cannot be used as a source distribution: {error}", fix="fetch it again") from error
 
 

@@ -84,7 +84,7 @@ def _existing(text: str) -> Path | None:
         return None
 
 
-def resolve_source(text: str | None, into: Path, *, cache: Path | None = None) -> Source:
+def resolve_source(text: str | None, into: Path, *, cache: Path) -> Source:
     """Put the source that `text` means into `into`/deepspeed, where it may be changed.
 
     Fetched sdists are kept in `cache` (a folder; their hash is compared at each use). Raises UsageError, ToolError or
@@ -173,17 +173,13 @@ def _tree_version(path: Path) -> str:
     return release_version(text, path / "version.txt")
 
 
-def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path | None) -> Source:
+def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path) -> Source:
     sha256 = wanted.digest.removeprefix("sha256:")
     given = _existing((text or "").strip())
-    archive = given or fetch_sdist(wanted.version, sha256, target.parent, cache=cache)
-    try:
-        if sha256_of(archive) != sha256:
-            raise UsageError(f"{archive} changed while it was read", fix="try again when nobody writes to it")
-        unpack(archive, target)
-    finally:
-        if given is None and cache is None:
-            archive.unlink()
+    archive = given or fetch_sdist(wanted.version, sha256, cache)
+    if sha256_of(archive) != sha256:
+        raise UsageError(f"{archive} changed while it was read", fix="try again when nobody writes to it")
+    unpack(archive, target)
     found = _tree_version(target)
     if found != wanted.version:
         raise UsageError(f"the sdist of DeepSpeed {wanted.version} says that it is {found}")

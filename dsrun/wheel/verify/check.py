@@ -1,12 +1,11 @@
-"""A wheel against this machine: what it says of itself, whether that fits here, and whether its operations run."""
+"""Verify a wheel: its contents, whether it fits this machine, and whether its operations run; and the report."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,41 +13,39 @@ from dsrun.errors import ToolError
 from dsrun.findings import Finding
 from dsrun.system.hostlist import compressed
 from dsrun.system.proc import Answer, ask
-from dsrun.wheel.target.ops import all_ops
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import Library, WheelReport, read_archive
 from dsrun.wheel.verify.machine import Gpu, Machine, last_object, this_machine
+
+if TYPE_CHECKING:
+    from dsrun.wheel.verify.nodes import NodeReport
 
 Result = Literal["ran", "loaded", "failed"]
 
 # A program of its own: only a child process loads torch, and its source is sent to nodes that have no dsrun.
 RUN_OPS = Path(__file__).with_name("run_ops.py")
 
-# With these findings installing or importing is bound to fail, and saying so once is enough.
-_HOPELESS = frozenset(
+# With these findings installing or importing is bound to fail; they are reported once.
+_FATAL = frozenset(
     ["python_tag", "platform_tag", "platform_code", "torch_missing", "torch_version", "torch_cuda", "cxx11_abi"]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpResult:
-    """What became of one operation: "ran" once with a right result, "loaded" only, or "failed", with the details."""
+    """The result of one operation: "ran" with a correct result, only "loaded", or "failed", with the details."""
 
     op: str
     result: Result
     what: str
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
 
 def can_smoke_test(report: WheelReport, findings: Iterable[Finding]) -> bool:
-    """Whether the wheel has operations, and nothing is known that keeps them from loading."""
-    hopeless = any(each.code in _HOPELESS for each in findings)
-    return bool(report.accelerator and report.installed_ops and not hopeless)
+    """Whether the wheel has operations, and no finding that prevents loading them."""
+    fatal = any(each.code in _FATAL for each in findings)
+    return bool(report.accelerator and report.installed_ops and not fatal)
 
 
 def arguments(report: WheelReport, site: str | None) -> list[str]:
@@ -57,24 +54,13 @@ def arguments(report: WheelReport, site: str | None) -> list[str]:
     return [*place, "--accelerator", str(report.accelerator), *report.installed_ops]
 
 
-def op_results_from(told: Mapping[str, Any]) -> tuple[OpResult, ...]:
-    """The proofs in the child's JSON object."""
-    return tuple(
-        OpResult(op=str(name), result=each["result"], what=str(each["what"]), seconds=float(each["seconds"]))
-        for name, each in told["ops"].items()
-    )
-
-
-def op_findings(told: Mapping[str, Any], op_results: Sequence[OpResult], where: str) -> list[Finding]:
-    """An error for every operation that failed, and for an import that did."""
-    found = [
-        Finding(level="error", code="op_fails", message=f"{op_result.op}: {op_result.what}", where=where)
-        for op_result in op_results
-        if op_result.result == "failed"
-    ]
-    if told.get("error"):
-        found.append(Finding(level="error", code="import_fails", message=str(told["error"]), where=where))
-    return found
+def parse_op_results(output: Mapping[str, Any], where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
+    """The results in run_ops.py's JSON object, with an error for each failed operation and for a failed import."""
+    results = tuple(OpResult(op=name, **each) for name, each in output["ops"].items())
+    failures = [("op_fails", f"{each.op}: {each.what}") for each in results if each.result == "failed"]
+    if output.get("error"):
+        failures.append(("import_fails", output["error"]))
+    return results, [Finding(level="error", code=code, message=text, where=where) for code, text in failures]
 
 
 INSTALL_SECONDS = 600
@@ -83,7 +69,7 @@ RUN_OPS_SECONDS = 900
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What is known of a wheel, and of one machine with it. `machine` None: compared with GPUs alone."""
+    """The results for a wheel on one machine. `machine` None: compared with GPUs alone."""
 
     report: WheelReport
     findings: tuple[Finding, ...]
@@ -102,32 +88,27 @@ def examine(path: Path) -> tuple[WheelReport, list[Finding]]:
         return read_archive(archive), check_archive(archive)
 
 
-def gpu_ops() -> frozenset[str]:
-    """The operations whose kernels run on the GPU, in any version of DeepSpeed that dsrun knows."""
-    return frozenset(op.name for op in all_ops() if op.code == "cuda")
-
-
 def needed_libraries(report: WheelReport) -> tuple[str, ...]:
-    """Every shared library that one of the wheel's own asks for, except those it brings."""
+    """Every shared library that the wheel's libraries need, except those it contains."""
     brought = {Path(library.path).name for library in report.libraries}
     return tuple(sorted({name for library in report.libraries for name in library.needed} - brought))
 
 
 def verify_for(path: Path, gpus: Sequence[Gpu]) -> Verification:
-    """The wheel against GPUs, without regard to this machine."""
+    """Compare the wheel with GPUs, regardless of this machine."""
     report, findings = examine(path)
-    return Verification(report=report, findings=(*findings, *compare_with_gpus(report, gpus, gpu_ops())))
+    return Verification(report=report, findings=(*findings, *compare_with_gpus(report, gpus)))
 
 
 def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
-    """The wheel against this machine and the environment of the interpreter `python`.
+    """Compare the wheel with this machine and the environment of the interpreter `python`.
 
-    With torch there, and nothing found that forbids it, the wheel is installed into a folder of its own and each
-    operation runs once in a child process. Nothing that is installed is touched.
+    If torch is installed and no finding prevents it, the wheel is unpacked into a temporary folder and each operation
+    runs once in a child process. The environment is not changed.
     """
     report, findings = examine(path)
     machine = this_machine(needed_libraries(report), python)
-    findings += compare(report, machine, gpu_ops=gpu_ops())
+    findings += compare(report, machine)
     op_results: tuple[OpResult, ...] = ()
     if prove and can_smoke_test(report, findings):
         op_results, failures = _smoke_test(report, python, machine.node)
@@ -137,27 +118,13 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
 
 def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
     with tempfile.TemporaryDirectory(prefix="dsrun-smoke-test-") as folder:
+        with open_wheel(report.path) as archive:
+            archive.unpack(Path(folder))
         try:
-            _install(report.path, python, Path(folder))
             answer = ask([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)
-            told = last_object(answer, "loading the operations")
+            return parse_op_results(last_object(answer, "loading the operations"), where)
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
-    op_results = op_results_from(told)
-    return op_results, op_findings(told, op_results, where)
-
-
-def _install(wheel: Path, python: str, folder: Path) -> None:
-    """What pip does with the wheel, into `folder`; where the environment has no pip, its files alone."""
-    command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    alone = ["--no-deps", "--no-index", "--no-compile", "--target", str(folder)]
-    answer = ask([*command, *alone, os.fspath(wheel)], seconds=INSTALL_SECONDS)
-    if answer.exit_code == 0:
-        return
-    if "No module named pip" not in answer.stderr:
-        raise ToolError(f"pip: {reason(answer)}")
-    with open_wheel(wheel) as archive:
-        archive.unpack(folder)
 
 
 def reason(answer: Answer) -> str:
@@ -167,24 +134,13 @@ def reason(answer: Answer) -> str:
     return (wrong or lines[-1:] or [f"exit code {answer.exit_code}"])[0].removeprefix("ERROR: ")
 
 
-def report_dict(report: WheelReport) -> dict[str, Any]:
-    """The wheel as plain JSON values."""
-    return asdict(report) | {"path": str(report.path)}
-
-
-if TYPE_CHECKING:
-    from dsrun.wheel.verify.check import Verification
-    from dsrun.wheel.verify.machine import Machine
-    from dsrun.wheel.verify.nodes import NodeReport
-
 _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
-_PLURAL = {"error": "errors", "warning": "warnings", "info": "remarks"}
-_SINGULAR = {"error": "error", "warning": "warning", "info": "remark"}
+_COUNTED = {"error": "error", "warning": "warning", "info": "remark"}
 
 
 def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:
-    """The whole answer of verify-wheel."""
+    """The lines that verify-wheel prints."""
     yield from _heading(done.report)
     yield ""
     yield from table([_HEAD, *(_library_row(each) for each in done.report.libraries)])
@@ -226,7 +182,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
-    """A line for each finding, what mends it below, and a sum."""
+    """A line for each finding, its fix below, and the totals."""
     every = list(findings)
     for each in every:
         place = f"{each.where}: " if each.where else ""
@@ -234,11 +190,7 @@ def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
         if each.fix:
             yield f"    {each.fix}"
     counts = Counter(each.level for each in every)
-    words = [
-        f"{count} {(_PLURAL if count > 1 else _SINGULAR)[level]}"
-        for level in ("error", "warning", "info")
-        if (count := counts[level])
-    ]
+    words = [f"{counts[level]} {word}{'s' * (counts[level] > 1)}" for level, word in _COUNTED.items() if counts[level]]
     yield f"{name}: {', '.join(words) or 'no findings'}"
 
 
@@ -249,7 +201,7 @@ def gpu_text(machine: Machine) -> str:
 
 
 def rows(reports: Sequence[NodeReport]) -> list[tuple[str, ...]]:
-    """The table of `dsrun wheel push`: one row a node, under a heading."""
+    """The table of `dsrun wheel push`: a heading, and one row for each node."""
     head = ("node", "Python", "torch", "driver", "GPU", "result")
     return [head, *(_row(each) for each in reports)]
 
@@ -273,7 +225,7 @@ def _result(done: NodeReport) -> str:
 
 
 def differences(reports: Sequence[NodeReport]) -> list[Finding]:
-    """What the nodes that answered do not have in common: an error each, as one run will span them."""
+    """An error for each property in which the nodes differ, since one run will span them."""
     machines = [each.machine for each in reports if each.machine]
     found = []
     for what, of in _COMPARED.items():
@@ -282,7 +234,7 @@ def differences(reports: Sequence[NodeReport]) -> list[Finding]:
             groups[of(machine)].append(machine.node)
         if len(groups) > 1:
             sides = "; ".join(f"{value or 'none'} on {compressed(names)}" for value, names in groups.items())
-            fix = "make them alike, or leave the odd ones out"
+            fix = "make them alike, or exclude those that differ"
             message = f"{what} differs: {sides}"
             found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
     return found

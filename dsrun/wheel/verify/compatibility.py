@@ -1,11 +1,12 @@
-"""Whether a wheel suits a machine: everything that would go wrong, found before anything is installed."""
+"""Whether a wheel fits a machine: every problem is found before anything is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding, Level
 from dsrun.wheel.target.arch import minor_release
+from dsrun.wheel.target.ops import all_ops
 from dsrun.wheel.verify.contents import Library, WheelReport, version_key
 from dsrun.wheel.verify.fatbin import Service, cuda_of_isa, service, sm
 from dsrun.wheel.verify.isa_level import highest, lacking
@@ -13,36 +14,30 @@ from dsrun.wheel.verify.machine import Gpu, Machine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
 _REBUILD = "build it with dsrun build-wheel in this environment"
-# torch loads these itself before any operation; where torch is missing or another, that is the thing to say.
+# torch loads these itself before any operation; if torch is missing or another version, that is the finding.
 _WITH_TORCH = ("libc10", "libtorch", "libcudart.so", "libcublas", "libcurand", "libnccl", "libcusparse", "libcusolver")
 _ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
 
 
-def compare(
-    report: WheelReport, machine: Machine, *, gpus: Sequence[Gpu] | None = None, gpu_ops: Collection[str] = ()
-) -> list[Finding]:
-    """What a machine has against a wheel, worst first.
-
-    `gpus` replaces the machine's own (the wheel may be for others); `gpu_ops` are the operations whose code runs on
-    the GPU, so that a library of theirs without any is known to be wrong.
-    """
-    wanted = machine.gpus if gpus is None else tuple(gpus)
-    found = [
-        *_about(report, gpu_ops),
-        *_python(report, machine),
-        *_torch(report, machine),
-        *_gpu_code(report, wanted, where=machine.node if gpus is None else ""),
-        *_driver(report, machine, wanted if gpus is None else ()),
-        *_accelerator(report, machine, wanted),
-        *_system(report, machine),
-    ]
-    return _sorted(found)
+def compare(report: WheelReport, machine: Machine) -> list[Finding]:
+    """Every problem of a wheel on a machine, worst first."""
+    return _sorted(
+        [
+            *_about(report),
+            *_python(report, machine),
+            *_torch(report, machine),
+            *_gpu_code(report, machine.gpus, where=machine.node),
+            *_driver(report, machine),
+            *_accelerator(report, machine),
+            *_system(report, machine),
+        ]
+    )
 
 
-def compare_with_gpus(report: WheelReport, gpus: Sequence[Gpu], gpu_ops: Collection[str] = ()) -> list[Finding]:
-    """What GPUs alone have against a wheel, when nothing else is known of the machines they are in."""
+def compare_with_gpus(report: WheelReport, gpus: Sequence[Gpu]) -> list[Finding]:
+    """Every problem of a wheel on these GPUs, when nothing else is known of their machines."""
     unsuited = _no_cuda_wheel(report, "") if gpus and report.accelerator == "cpu" else []
-    return _sorted([*_about(report, gpu_ops), *_gpu_code(report, gpus, where=""), *unsuited])
+    return _sorted([*_about(report), *_gpu_code(report, gpus, where=""), *unsuited])
 
 
 def _sorted(found: Iterable[Finding]) -> list[Finding]:
@@ -58,8 +53,9 @@ def _names(libraries: Iterable[Library]) -> str:
     return ", ".join(library.op or library.path for library in libraries)
 
 
-def _about(report: WheelReport, gpu_ops: Collection[str]) -> Iterator[Finding]:
-    """What is wrong with the wheel wherever it goes."""
+def _about(report: WheelReport) -> Iterator[Finding]:
+    """Problems of the wheel on any machine."""
+    gpu_ops = {op.name for op in all_ops() if op.code == "cuda"}
     there = {library.op for library in report.libraries}
     lost = [name for name in report.installed_ops if name not in there]
     if lost:
@@ -175,7 +171,7 @@ def _add(gpu: Gpu) -> str:
     return "add {}.{} to --arch of dsrun build-wheel".format(*gpu.capability)
 
 
-def _driver(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def _driver(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     if machine.driver_cuda is None:
         return
     known = version_key(machine.driver_cuda)
@@ -185,7 +181,7 @@ def _driver(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
         message = f"needs CUDA {report.cuda}, the driver {machine.driver or ''} knows CUDA {machine.driver_cuda}"
         yield _error("driver_old", message, update, machine.node)
         return
-    for gpu in {gpu.capability: gpu for gpu in gpus}.values():
+    for gpu in {gpu.capability: gpu for gpu in machine.gpus}.values():
         stuck = [
             each
             for each in report.libraries
@@ -202,12 +198,12 @@ def _driver(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
             yield _error("driver_ptx", message, f"{update}, or {_add(gpu)}", machine.node)
 
 
-def _accelerator(report: WheelReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def _accelerator(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     """DeepSpeed uses a compiled operation only under the accelerator it was built for (OpBuilder.load)."""
-    if report.accelerator == "cpu" and gpus and machine.torch_cuda:
+    if report.accelerator == "cpu" and machine.gpus and machine.torch_cuda:
         yield from _no_cuda_wheel(report, machine.node)
-    if report.accelerator == "cuda" and not gpus and machine.torch_cuda:
-        message = "no GPU is to be seen here: its operations can be loaded, but no kernel can be tried"
+    if report.accelerator == "cuda" and not machine.gpus and machine.torch_cuda:
+        message = "no GPU is visible here: its operations can be loaded, but no kernel can run"
         yield Finding(level="info", code="no_gpu", message=message, where=machine.node)
 
 
@@ -238,7 +234,7 @@ def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None)
         newest = max(over.values(), key=version_key)
         wanted = f"{'glibc ' if what == 'glibc' else 'a libstdc++ with GLIBCXX_'}{newest}"
         message = f"{_names(over)}: needs {wanted}, here is {have}"
-        yield _error(what, message, "build it on the oldest system it shall run on", machine.node)
+        yield _error(what, message, "build it on the oldest system it must run on", machine.node)
 
 
 def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:

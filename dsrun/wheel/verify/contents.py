@@ -1,4 +1,4 @@
-"""What a wheel holds: its operations, the processors and GPUs they are for, and what they need around them.
+"""What a wheel contains: its operations, the processors and GPUs they are for, and what they need.
 
 Nothing of the wheel is executed, and neither CUDA nor torch is needed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,8 +31,6 @@ _LIBRARY = re.compile(r".+\.so(?:\.\d+)*")
 _BUILT = "deepspeed/git_version_info_installed.py"
 _NO_CUDA = "0.0"
 _MAX_THREADS = 8
-
-
 # pyelftools checks little of what it reads; a damaged file makes it fail in any of these ways.
 _DAMAGED = (
     ELFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, OverflowError, MemoryError, OSError,
@@ -72,10 +70,10 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelReport:
-    """A wheel read from outside.
+    """What is read from a wheel.
 
     `torch` ("2.13"), `cuda` ("13.0"), `accelerator` ("cuda", "cpu") and `installed_ops` are what DeepSpeed's build
-    noted; None and () in a wheel that is not DeepSpeed's or was not built with operations.
+    recorded; None and () in a wheel that is not DeepSpeed's or was not built with operations.
     """
 
     path: Path
@@ -95,10 +93,7 @@ class WheelReport:
 
 
 def read_wheel(path: Path) -> WheelReport:
-    """Read the wheel at `path`.
-
-    Raises UsageError for a file that is not a wheel, truncated, damaged or malicious (`dsrun.wheel.verify.archive`).
-    """
+    """Read the wheel at `path`. Raises UsageError as `open_wheel` does, and for damaged libraries."""
     with open_wheel(path) as archive:
         return read_archive(archive)
 
@@ -113,12 +108,7 @@ def read_archive(archive: Archive) -> WheelReport:
         path=archive.path,
         sha256=sha256_of(archive.path),
         size=archive.path.stat().st_size,
-        name=archive.name.name,
-        version=archive.name.version,
-        local=archive.name.local,
-        python=archive.name.python,
-        abi=archive.name.abi,
-        platform=archive.name.platform,
+        **vars(archive.name),
         torch=str(torch["version"]) if "version" in torch else None,
         cuda=None if cuda == _NO_CUDA else cuda,
         accelerator=str(built["accelerator_name"]) if built.get("accelerator_name") else None,
@@ -128,7 +118,7 @@ def read_archive(archive: Archive) -> WheelReport:
 
 
 def _built(archive: Archive) -> dict[str, Any]:
-    """The assignments in what DeepSpeed's build noted, read as text: a wheel to be judged is not executed."""
+    """The assignments in the file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed."""
     if _BUILT not in archive.names:
         return {}
     try:
@@ -167,7 +157,7 @@ def op_of(path: str) -> str | None:
 
 
 def read_library(file: Path, name: str) -> Library:
-    """Read the ELF file `file`, which is `name` in its wheel. Raises UsageError when it is none or damaged."""
+    """Read the ELF file `file`, which is `name` in its wheel. Raises UsageError when it is not one or is damaged."""
     try:
         with file.open("rb") as opened:
             return _library(ELFFile(opened), file, name)
@@ -202,8 +192,7 @@ def _needed(elf: ELFFile) -> tuple[str, ...]:
     dynamic = elf.get_section_by_name(".dynamic")
     if not isinstance(dynamic, DynamicSection):
         return ()
-    tags: Iterable[Any] = dynamic.iter_tags("DT_NEEDED")
-    return tuple(str(tag.needed) for tag in tags)
+    return tuple(str(tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
 
 
 def _versions(elf: ELFFile) -> Iterator[str]:
@@ -211,9 +200,7 @@ def _versions(elf: ELFFile) -> Iterator[str]:
     section = elf.get_section_by_name(".gnu.version_r")
     if not isinstance(section, GNUVerNeedSection):
         return
-    for _, versions in section.iter_versions():
-        for version in versions:
-            yield str(version.name)
+    yield from (str(version.name) for _, versions in section.iter_versions() for version in versions)
 
 
 def _highest(versions: list[str], family: str) -> str | None:

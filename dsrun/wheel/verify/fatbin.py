@@ -12,6 +12,7 @@ A payload may be compressed, a header never is, so no decompression is needed to
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
 _KINDS: dict[int, Kind] = {1: "ptx", 2: "sass", 8: "lto"}
+_NOT_ZERO = re.compile(rb"[^\0]")
 _EXACT, _FAMILY = 0x100000, 0x200000
 
 
@@ -48,12 +50,13 @@ class Entry:
 def read_fatbin(section: bytes | memoryview) -> tuple[Entry, ...]:
     """Every entry in the bytes of a `.nv_fatbin` section, in its order.
 
-    Raises FatbinError where a container or an entry reaches past its end, or where something else stands
-    between containers: a library that was cut short or damaged must not pass for one with less code.
+    Raises FatbinError where a container or an entry reaches past its end, or where something other than zeros lies
+    between containers: a truncated or damaged library must not pass for one with less code.
     """
     entries: list[Entry] = []
     at, section = 0, memoryview(section)
-    while (at := _after_zeros(section, at)) < len(section):
+    while found := _NOT_ZERO.search(section, at):
+        at = found.start()
         if at + _CONTAINER.size > len(section):
             raise FatbinError(f"the section ends inside a container's header, at byte {at}")
         magic, _, header, size = _CONTAINER.unpack_from(section, at)
@@ -65,16 +68,6 @@ def read_fatbin(section: bytes | memoryview) -> tuple[Entry, ...]:
         entries += _entries(section, at + header, end)
         at = end
     return tuple(entries)
-
-
-def _after_zeros(section: memoryview, at: int) -> int:
-    """The next byte from `at` on that is not zero; looked for in blocks, as padding may be long."""
-    while at < len(section):
-        rest = bytes(section[at : at + 4096]).lstrip(b"\0")
-        if rest:
-            return min(at + 4096, len(section)) - len(rest)
-        at += 4096
-    return len(section)
 
 
 def _entries(section: memoryview, at: int, end: int) -> Iterator[Entry]:
@@ -90,7 +83,7 @@ def _entries(section: memoryview, at: int, end: int) -> Iterator[Entry]:
             version=f"{major}.{minor}",
         )
         at += header + size
-    if bytes(section[at:end]).strip(b"\0"):
+    if _NOT_ZERO.search(section, at, end):
         raise FatbinError(f"the container ends inside an entry's header, at byte {at}")
 
 

@@ -11,10 +11,8 @@ import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
 
 from dsrun.errors import ToolError
 from dsrun.wheel.target.cpu import X86_LEVELS
@@ -55,10 +53,7 @@ _MNEMONICS = re.compile(
 )
 _SIGNS = ((3, _V4), (2, _V3), (1, _V2))
 
-# Bits of GNU_PROPERTY_X86_ISA_1_NEEDED, lowest first: baseline, v2, v3, v4 (psABI, "Program Property").
-_ISA_BITS = len(LEVELS)
-
-# The names of GCC's -march whose processors have a level; others are unknown and stay so.
+# GCC's -march names whose processors have a level; others are unknown.
 _V2_NAMES = (
     "nehalem corei7 westmere silvermont goldmont goldmont-plus tremont btver1 bdver1 bdver2 sandybridge ivybridge"
 )
@@ -92,7 +87,7 @@ def level_of_code(blocks: Iterable[bytes]) -> str:
 
 
 def level_of_flags(flags: str) -> str | None:
-    """The level of GCC's flags as it notes them in debug information; None when they tell nothing.
+    """The level of GCC's flags as it notes them in debug information; None when they imply none.
 
     The name in -march is not enough: on a processor newer than itself GCC writes an older name for "native" and
     adds what that one lacks ("-march=znver3 … -mavx512f").
@@ -102,12 +97,6 @@ def level_of_flags(flags: str) -> str | None:
     levels += [number for flag, number in _FLAGS.items() if flag in words]
     known = [level for level in levels if level is not None]
     return LEVELS[max(known)] if known else None
-
-
-def level_of_isa(needed: int) -> str | None:
-    """The level in a GNU property note's GNU_PROPERTY_X86_ISA_1_NEEDED; None when no bit is set."""
-    highest = (needed & ((1 << _ISA_BITS) - 1)).bit_length()
-    return LEVELS[highest - 1] if highest else None
 
 
 def highest(levels: Iterable[str | None]) -> str | None:
@@ -141,12 +130,8 @@ def disassembly(objdump: str, library: Path) -> Iterator[bytes]:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:
-            rest = b""
-            while block := process.stdout.read(_CHUNK):
-                whole, newline, tail = block.rpartition(b"\n")
-                yield rest + whole + newline
-                rest = tail
-            yield rest
+            while lines := process.stdout.readlines(_CHUNK):
+                yield b"".join(lines)
         except BaseException:
             process.kill()
             raise
@@ -165,7 +150,7 @@ def section_data(elf: ELFFile, section: str) -> bytes:
 
 
 def cpu_level(elf: ELFFile, path: Path) -> str | None:
-    """The instructions themselves where objdump is there, else what the compiler or assembler noted.
+    """From the instructions where objdump is installed, else from the flags that the compiler noted.
 
     The note is second best: DeepSpeed's shm_comm switches AVX-512 on for single functions whatever -march says,
     and a library compiled for a new processor need not use what it has.
@@ -178,15 +163,4 @@ def cpu_level(elf: ELFFile, path: Path) -> str | None:
         return level_of_code(disassembly(objdump, path))
     # The compiler's name and flags are in the debug information, which `strip` removes.
     noted = {text.decode("latin-1") for text in _PRODUCER.findall(section_data(elf, ".debug_str"))}
-    return highest([_noted_isa(elf), *map(level_of_flags, noted)])
-
-
-def _noted_isa(elf: ELFFile) -> str | None:
-    section = elf.get_section_by_name(".note.gnu.property")
-    if not isinstance(section, NoteSection):
-        return None
-    properties: list[Any] = [
-        each for note in section.iter_notes() if isinstance(note["n_desc"], list) for each in note["n_desc"]
-    ]
-    needed = [each["pr_data"] for each in properties if each["pr_type"] == "GNU_PROPERTY_X86_ISA_1_NEEDED"]
-    return highest(level_of_isa(bits) for bits in needed if isinstance(bits, int))
+    return highest(map(level_of_flags, noted))

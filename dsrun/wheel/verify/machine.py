@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,11 @@ from dsrun.wheel.verify.fatbin import sm
 
 PROBE = Path(probe.__file__)
 _PROBE_SECONDS = 60
-_MARK = "{"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU that is there, or that a wheel is meant for; `name` may be no more than "sm_90"."""
+    """A GPU of a machine, or that a wheel is built for; `name` may be only "sm_90"."""
 
     name: str
     capability: Capability
@@ -30,7 +30,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What dsrun/wheel/verify/probe.py found; None where it could not tell. `python` is the tag of CPython, "cp311".
+    """What dsrun/wheel/verify/probe.py found; None is unknown. `python` is the tag of CPython, "cp311".
 
     `driver_cuda` is the newest CUDA the driver knows ("12.4"); `cpu_flags` are /proc/cpuinfo's, and `absent` the
     libraries asked for that the loader would not find.
@@ -61,8 +61,7 @@ class Machine:
 def machine_from(facts: Mapping[str, Any], node: str | None = None) -> Machine:
     """The machine that a probe's JSON describes; `node` is what the user calls it."""
     gpus = tuple(
-        Gpu(name=str(each["name"]), capability=(int(each["capability"][0]), int(each["capability"][1])))
-        for each in facts["gpus"]
+        Gpu(name=each["name"], capability=(each["capability"][0], each["capability"][1])) for each in facts["gpus"]
     )
     collections = {"cpu_flags": frozenset(facts["cpu_flags"]), "absent": tuple(facts["absent"]), "gpus": gpus}
     return Machine(**{**facts, **collections, "node": node or str(facts["node"])})
@@ -83,17 +82,14 @@ def last_object(answer: Answer, program: str) -> dict[str, Any]:
     Raises ToolError with the last line of stderr when there is none.
     """
     for line in reversed(answer.stdout.splitlines()):
-        if line.startswith(_MARK):
-            try:
-                found = json.loads(line)
-            except ValueError:
-                break
-            if isinstance(found, dict):
+        if line.startswith("{"):
+            with suppress(ValueError):
+                found: dict[str, Any] = json.loads(line)
                 return found
-    said = answer.stderr.strip().splitlines()
-    raise ToolError(f"{program} failed with exit code {answer.exit_code}: {said[-1] if said else 'no output'}")
+    stderr = answer.stderr.strip().splitlines()
+    raise ToolError(f"{program} failed with exit code {answer.exit_code}: {stderr[-1] if stderr else 'no output'}")
 
 
 def gpus_for(capabilities: Iterable[Capability]) -> tuple[Gpu, ...]:
-    """GPUs of which no more is known than their compute capability."""
+    """GPUs of which only the compute capability is known."""
     return tuple(Gpu(name=sm(capability), capability=capability) for capability in capabilities)

@@ -7,12 +7,11 @@ import json
 import os
 import shlex
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,16 +22,13 @@ from dsrun.system.hostlist import expand_hosts, read_hostfile
 from dsrun.system.proc import Answer, ask
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
-    INSTALL_SECONDS,
     RUN_OPS,
     RUN_OPS_SECONDS,
     OpResult,
     arguments,
     can_smoke_test,
-    gpu_ops,
     needed_libraries,
-    op_findings,
-    op_results_from,
+    parse_op_results,
     reason,
 )
 from dsrun.wheel.verify.compatibility import compare
@@ -48,9 +44,8 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 _SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet")
 
 
-def way_here(environ: Mapping[str, str] | None = None) -> Way:
+def way_here(environ: Mapping[str, str] = os.environ) -> Way:
     """How nodes are reached from here: srun inside a SLURM allocation, else ssh."""
-    environ = os.environ if environ is None else environ
     return "srun" if environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
 
 
@@ -68,16 +63,14 @@ class Node:
         return [*_SSH, self.name, shlex.join(command)]
 
     def run(self, command: Sequence[str], *, seconds: float, feed: Path | None = None) -> Answer:
-        """Run `command` there with the local file `feed` for stdin.
-
-        Raises ToolError after `seconds`, MissingError when the way itself is not installed here.
-        """
+        """Run `command` there with the local file `feed` as stdin. Raises ToolError and MissingError as `ask` does."""
         return ask(self.argv(command), seconds=seconds, feed=feed)
 
 
 INSTALL = Path(install_wheel.__file__)
 AT_ONCE = 16  # more logins at a time are refused by sshd's MaxStartups on some clusters
 _COPY_SECONDS = 1800
+_INSTALL_SECONDS = 600
 _SHORT_SECONDS = 120
 # The folder is the user's alone, and a copy that stops half way leaves nothing.
 _RECEIVE = 'umask 077; mkdir -p "$1" && cat > "$1/$2" || { rm -f "$1/$2"; exit 1; }'
@@ -86,7 +79,7 @@ _MAKE_FOLDER = 'umask 077; mkdir -p "$1"'
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What came of one node. `installed`: "installed", "already there", or None when it did not come to that."""
+    """The result on one node. `installed`: "installed", "already there", or None when that step was not reached."""
 
     node: str
     installed: str | None = None
@@ -105,7 +98,7 @@ class NodeReport:
             "node": self.node,
             "installed": self.installed,
             "machine": self.machine.as_dict() if self.machine else None,
-            "operations": [op_result.as_dict() for op_result in self.op_results],
+            "operations": [asdict(op_result) for op_result in self.op_results],
             "findings": [each.as_dict() for each in self.findings],
         }
 
@@ -115,20 +108,15 @@ class NodeTask:
     """What to do on every node.
 
     `folder` is where the wheel goes, `python` the interpreter there; `target` is the folder to install into instead
-    of its environment. `part` is the name the file has until it is whole. `broadcast`: it is there under that name.
+    of its environment. `part` is the file's name until it is complete. `broadcast`: it was already copied under it.
     """
 
     report: WheelReport
-    python: str = sys.executable
-    folder: str = ""
+    python: str
+    folder: str
     target: str | None = None
     part: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.part")
     broadcast: bool = False
-
-    @property
-    def wheel(self) -> str:
-        """Where the wheel lies when it is whole."""
-        return f"{self.folder}/{self.report.path.name}"
 
 
 def default_folder() -> str:
@@ -137,7 +125,7 @@ def default_folder() -> str:
 
 
 def temporary_task(report: WheelReport, python: str) -> NodeTask:
-    """To verify on a node and leave nothing there: wheel and installation in one folder that `clear` removes."""
+    """To verify on a node and leave nothing there: wheel and installation in one folder that is removed afterwards."""
     folder = f"/tmp/dsrun-verify-{uuid.uuid4().hex}"
     return NodeTask(report=report, python=python, folder=folder, target=f"{folder}/site")
 
@@ -156,39 +144,32 @@ def run_on_node(node: Node, task: NodeTask) -> NodeReport:
     done = NodeReport(node=node.name)
     try:
         if not task.broadcast:
-            copy(node, task)
+            _copy(node, task)
         done = replace(done, installed=_install(node, task))
         facts = _run(node, task, PROBE, needed_libraries(task.report), _SHORT_SECONDS)
         machine = machine_from(facts, node.name)
-        findings = tuple(replace(each, where=node.name) for each in compare(task.report, machine, gpu_ops=gpu_ops()))
+        findings = tuple(replace(each, where=node.name) for each in compare(task.report, machine))
         done = replace(done, machine=machine, findings=findings)
         if not can_smoke_test(task.report, findings):
             return done
-        told = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
-        results = op_results_from(told)
-        return replace(done, op_results=results, findings=(*findings, *op_findings(told, results, node.name)))
+        output = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
+        results, failures = parse_op_results(output, node.name)
+        return replace(done, op_results=results, findings=(*findings, *failures))
     except DsrunError as error:
         fault = Finding(level="error", code="node_failed", message=error.message, fix=error.fix or "", where=node.name)
         return replace(done, findings=(*done.findings, fault))
 
 
-def copy(node: Node, task: NodeTask) -> None:
-    """Stream the wheel to the node under its passing name. Raises ToolError."""
+def _copy(node: Node, task: NodeTask) -> None:
+    """Stream the wheel to the node under its temporary name. Raises ToolError."""
     command = ["sh", "-c", _RECEIVE, "sh", task.folder, task.part]
     answer = node.run(command, seconds=_COPY_SECONDS, feed=task.report.path)
     if answer.exit_code:
         raise ToolError(f"copying to {task.folder}: {reason(answer)}")
 
 
-def _make_folder(node: Node, folder: str) -> bool:
-    try:
-        return node.run(["sh", "-c", _MAKE_FOLDER, "sh", folder], seconds=_SHORT_SECONDS).exit_code == 0
-    except DsrunError:
-        return False
-
-
 def run_temporary(node: Node, task: NodeTask) -> NodeReport:
-    """`run_on_node`, and remove the folder of the task; a node that is gone keeps it."""
+    """`run_on_node`, and remove the folder of the task; an unreachable node keeps it."""
     try:
         return run_on_node(node, task)
     finally:
@@ -197,7 +178,7 @@ def run_temporary(node: Node, task: NodeTask) -> NodeReport:
 
 
 def _run(node: Node, task: NodeTask, program: Path, words: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run one of dsrun's programs there, sent through stdin to the interpreter that is asked about."""
+    """Run one of dsrun's programs there, sent through stdin to the task's interpreter."""
     answer = node.run([task.python, "-", *words], seconds=seconds, feed=program)
     return last_object(answer, task.python)
 
@@ -205,15 +186,15 @@ def _run(node: Node, task: NodeTask, program: Path, words: Sequence[str], second
 def _install(node: Node, task: NodeTask) -> str:
     wanted = {
         "part": f"{task.folder}/{task.part}",
-        "wheel": task.wheel,
+        "wheel": f"{task.folder}/{task.report.path.name}",
         "sha256": task.report.sha256,
         "name": task.report.name,
         "target": task.target,
     }
-    told = _run(node, task, INSTALL, [json.dumps(wanted)], INSTALL_SECONDS)
-    if "error" in told:
-        raise ToolError(f"installing: {told['error']}")
-    return str(told["how"])
+    output = _run(node, task, INSTALL, [json.dumps(wanted)], _INSTALL_SECONDS)
+    if "error" in output:
+        raise ToolError(f"installing: {output['error']}")
+    return str(output["how"])
 
 
 def nodes_meant(
@@ -239,22 +220,24 @@ def nodes_meant(
 def push(nodes: Sequence[Node], task: NodeTask, *, at_once: int = AT_ONCE) -> list[NodeReport]:
     """Copy the wheel to every node, install and smoke-test it there; the reports are in the order of `nodes`.
 
-    A node that fails has a finding and does not keep the others waiting. In a SLURM allocation sbcast copies, when
-    it is there and works; otherwise each node is sent its own copy.
+    A node that fails has a finding and does not block the others. In a SLURM allocation sbcast copies the wheel, if it
+    is installed and works; otherwise each node receives its own copy.
     """
     task = replace(task, broadcast=_broadcast(nodes, task, at_once))
     return map_nodes(nodes, partial(run_on_node, task=task), at_once=at_once)
 
 
 def _broadcast(nodes: Sequence[Node], task: NodeTask, at_once: int) -> bool:
-    """Whether the wheel is on all nodes now: sbcast goes to the whole allocation, and needs the folder there."""
+    """Copy the wheel to all nodes with sbcast, which needs the folder there. Whether that worked."""
     if len(nodes) < 2 or any(node.way != "srun" for node in nodes):
         return False
-    made = map_nodes(nodes, lambda node: _make_folder(node, task.folder), at_once=at_once)
-    if not all(made) or shutil.which("sbcast") is None:
-        return False
+
+    def make_folder(node: Node) -> bool:
+        return node.run(["sh", "-c", _MAKE_FOLDER, "sh", task.folder], seconds=_SHORT_SECONDS).exit_code == 0
+
     command = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{task.part}"]
     try:
-        return ask(command, seconds=_COPY_SECONDS).exit_code == 0
-    except DsrunError:
+        made = map_nodes(nodes, make_folder, at_once=at_once)
+        return all(made) and ask(command, seconds=_COPY_SECONDS).exit_code == 0
+    except DsrunError:  # also when sbcast is not installed
         return False

@@ -60,19 +60,18 @@ NODE = Machine(
     gpus=(A100,),
     cpu_flags=V3,
 )
-GPU_OPS = frozenset({"fused_adam"})
 
 
-def found(report=REPORT, machine=NODE, **gpus):
+def found(report=REPORT, machine=NODE):
     """(level, code) -> message of every finding."""
-    every = compare(report, machine, gpu_ops=GPU_OPS, **gpus)
+    every = compare(report, machine)
     return {(each.level, each.code): each.message for each in every}
 
 
-def only(report=REPORT, machine=NODE, **gpus):
+def only(report=REPORT, machine=NODE):
     """Level, code and message of the only finding."""
-    ((level, code), message) = next(iter(found(report, machine, **gpus).items()))
-    assert len(found(report, machine, **gpus)) == 1
+    ((level, code), message) = next(iter(found(report, machine).items()))
+    assert len(found(report, machine)) == 1
     return level, code, message
 
 
@@ -120,7 +119,7 @@ def test_sass_and_ptx_service_per_gpu(sass, ptx, gpu, expected):
 
 
 def test_no_sass_and_no_ptx_is_an_error():
-    level, code, message = only(gpus=gpus_for([(12, 0)]))
+    level, code, message = only(machine=replace(NODE, gpus=gpus_for([(12, 0)])))
     assert (level, code) == ("error", "arch_missing")
     assert message == "fused_adam: no sm_120 code, and no PTX to fall back on"
 
@@ -131,7 +130,7 @@ def test_local_gpu_is_named():
 
 
 def test_one_finding_per_gpu_type():
-    every = compare(REPORT, replace(NODE, gpus=(Gpu(name="V100", capability=(7, 0)),) * 8), gpu_ops=GPU_OPS)
+    every = compare(REPORT, replace(NODE, gpus=(Gpu(name="V100", capability=(7, 0)),) * 8))
     assert [each.code for each in every] == ["arch_missing"]
     assert every[0].fix == "add 7.0 to --arch of dsrun build-wheel"
     assert every[0].where == "gpu01"
@@ -139,13 +138,13 @@ def test_one_finding_per_gpu_type():
 
 def test_ptx_fallback_is_a_warning():
     report = with_libraries(replace(ADAM, ptx=("9.0",), ptx_isa="9.0"), HOST)
-    level, code, message = only(report, gpus=gpus_for([(12, 0)]))
+    level, code, message = only(report, machine=replace(NODE, gpus=gpus_for([(12, 0)])))
     assert (level, code) == ("warning", "arch_ptx")
     assert "which the driver compiles at the first use" in message
 
 
 def test_tegra_is_a_warning():
-    assert only(gpus=gpus_for([(8, 7)]))[:2] == ("warning", "arch_tegra")
+    assert only(machine=replace(NODE, gpus=gpus_for([(8, 7)])))[:2] == ("warning", "arch_tegra")
 
 
 def test_gpu_op_without_gpu_code_is_an_error():
@@ -160,15 +159,15 @@ def test_lto_only_code_is_no_gpu_code():
 
 
 def test_compare_with_gpus_without_machine():
-    every = compare_with_gpus(REPORT, gpus_for([(8, 0), (9, 0), (10, 0)]), GPU_OPS)
+    every = compare_with_gpus(REPORT, gpus_for([(8, 0), (9, 0), (10, 0)]))
     assert [(each.code, each.where) for each in every] == [("arch_missing", "")]
     assert "sm_100" in every[0].message
-    assert compare_with_gpus(REPORT, gpus_for([(8, 9)]), GPU_OPS) == []
+    assert compare_with_gpus(REPORT, gpus_for([(8, 9)])) == []
 
 
 def test_cpu_wheel_on_gpu_is_an_error():
     report = replace(REPORT, accelerator="cpu", cuda=None, libraries=(HOST,), installed_ops=("cpu_adam",))
-    (each,) = compare_with_gpus(report, gpus_for([(8, 0)]), GPU_OPS)
+    (each,) = compare_with_gpus(report, gpus_for([(8, 0)]))
     assert (each.level, each.code) == ("error", "accelerator")
     assert ("error", "accelerator") in found(report)
 

@@ -16,7 +16,6 @@ from dsrun.wheel.verify.isa_level import (
     lacking,
     level_of_code,
     level_of_flags,
-    level_of_isa,
     split_level,
 )
 from tests.tiny_wheels import (
@@ -249,11 +248,9 @@ def test_highest_cpu_level_of_blocks_counts():
     assert level_of_code(blocks) == "x86-64-v4+avx512_vpopcntdq"
 
 
-def test_cpu_level_from_flags_and_notes():
+def test_cpu_level_from_flags():
     assert level_of_flags("GNU C17 -march=x86-64-v3 -O2") == "x86-64-v3"
     assert level_of_flags("GNU C17 -march=rv64gc") is None
-    assert level_of_isa(0b0111) == "x86-64-v3"
-    assert level_of_isa(0) is None
     assert highest(["x86-64", None, "x86-64-v3"]) == "x86-64-v3"
     assert highest([None]) is None
     assert split_level("x86-64-v4+avx512_bf16") == (3, frozenset({"avx512_bf16"}))

@@ -37,7 +37,7 @@ def test_source_tree_is_labelled_by_content_digest(tree, tmp_path):
     identity = identify_source(str(tree))
     short = identity.digest.removeprefix("sha256:")[:8]
     assert (identity.kind, identity.version, identity.label) == ("tree", "0.19.9", f"patched.{short}")
-    source = resolve_source(str(tree), tmp_path / "into")
+    source = resolve_source(str(tree), tmp_path / "into", cache=tmp_path / "cache")
     assert source.digest == identity.digest
     assert (source.folder / "deepspeed/ops/op_builder").readlink() == Path("../../op_builder")
     assert os.access(source.folder / "bin/ds", os.X_OK)
@@ -71,7 +71,7 @@ def test_tree_digest_ignores_build_leftovers(tree, tmp_path):
     (tree / "build.txt").write_text("+local")
     (tree / "deepspeed/git_version_info_installed.py").write_text("version='1'")
     assert identify_source(str(tree)) == before
-    source = resolve_source(str(tree), tmp_path / "into")
+    source = resolve_source(str(tree), tmp_path / "into", cache=tmp_path / "cache")
     left = {path.relative_to(source.folder).as_posix() for path in source.folder.rglob("*")}
     assert not left & {"build", "dist", "build.txt", "deepspeed/ops/cpu_adam_op.so", "deepspeed.egg-info"}
 
@@ -97,7 +97,7 @@ def test_symlink_out_of_tree_is_refused(tree, tmp_path):
     (tmp_path / "secret").write_text("x")
     (tree / "csrc").symlink_to(tmp_path / "secret")
     with pytest.raises(UsageError, match="leads out of the source tree"):
-        resolve_source(str(tree), tmp_path / "into")
+        resolve_source(str(tree), tmp_path / "into", cache=tmp_path / "cache")
     assert list((tmp_path / "into").iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_fifo_in_tree_is_refused(tree):
 def test_existing_target_is_not_touched(tree, tmp_path):
     (tmp_path / "into/deepspeed").mkdir(parents=True)
     with pytest.raises(UsageError, match="exists already"):
-        resolve_source(str(tree), tmp_path / "into")
+        resolve_source(str(tree), tmp_path / "into", cache=tmp_path / "cache")
     assert (tmp_path / "into/deepspeed").is_dir()
 
 
@@ -146,7 +146,7 @@ def repository(tree):
 def test_clean_checkout_is_labelled_by_commit(repository, tmp_path):
     commit = git("rev-parse", "HEAD", cwd=repository)
     (repository / "ignored.o").write_text("")
-    source = resolve_source(str(repository), tmp_path / "into")
+    source = resolve_source(str(repository), tmp_path / "into", cache=tmp_path / "cache")
     assert (source.kind, source.version, source.label) == ("git", "0.19.9", f"git.{commit[:8]}")
     assert source.digest == f"git:{commit}"
     assert not (source.folder / ".git").exists()
@@ -163,7 +163,7 @@ def test_changed_checkout_is_patched(repository, tmp_path, change):
         (repository / "new.cpp").write_text("")
     else:
         (repository / "bin/ds").unlink()
-    source = resolve_source(str(repository), tmp_path / "into")
+    source = resolve_source(str(repository), tmp_path / "into", cache=tmp_path / "cache")
     assert source.kind == "tree"
     assert source.label == f"patched.{source.digest.removeprefix('sha256:')[:8]}"
     assert (source.folder / "new.cpp").exists() == (change == "new file")
@@ -179,7 +179,7 @@ def test_git_source_from_remote(repository, tmp_path, ref):
     text = f"git+file://{bare}{ref.replace('COMMIT', commit)}"
     identity = identify_source(text)
     assert (identity.digest, identity.label) == (f"git:{commit}", f"git.{commit[:8]}")
-    source = resolve_source(text, tmp_path / "into")
+    source = resolve_source(text, tmp_path / "into", cache=tmp_path / "cache")
     assert (source.version, source.digest) == ("0.19.9", f"git:{commit}")
     assert not (source.folder / ".git").exists()
     assert (source.folder / "setup.py").exists()
@@ -190,7 +190,7 @@ def test_git_ref_or_commit_not_found(repository, tmp_path):
     with pytest.raises(UsageError, match="no branch or tag 'v1'"):
         identify_source(f"git+file://{repository}@v1")
     with pytest.raises(ToolError, match=r"has no commit|cannot fetch"):
-        resolve_source(f"git+file://{repository}@{'ab' * 20}", tmp_path / "into")
+        resolve_source(f"git+file://{repository}@{'ab' * 20}", tmp_path / "into", cache=tmp_path / "cache")
     assert list((tmp_path / "into").iterdir()) == []
     with pytest.raises(ToolError, match=r"cannot reach .*: fatal: "):
         identify_source(f"git+file://{tmp_path}/nowhere.git@v1")
@@ -202,5 +202,5 @@ def test_git_source_with_symlink_out_is_refused(repository, tmp_path):
     git("add", ".", cwd=repository)
     git("commit", "--quiet", "-m", "two", cwd=repository)
     with pytest.raises(UsageError, match="leads out of the source tree"):
-        resolve_source(f"git+file://{repository}", tmp_path / "into")
+        resolve_source(f"git+file://{repository}", tmp_path / "into", cache=tmp_path / "cache")
     assert list((tmp_path / "into").iterdir()) == []
