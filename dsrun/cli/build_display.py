@@ -39,8 +39,8 @@ def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
     if event.kind == "library":
         return f"{event.name}: compiling"
     if event.kind == "file":
-        file = f"{event.file} " if event.file else ""
-        text = f"{event.label}: {file}compiled ({event.done} of {event.total})"
+        file = f", {event.file}" if event.file else ""
+        text = f"{event.label}: {event.done} of {event.total} files{file}"
     elif event.kind == "end" and event.code == 0:
         text = f"{event.label}: done in {duration(tracker.seconds()[event.label])}"
     else:

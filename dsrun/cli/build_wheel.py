@@ -19,12 +19,12 @@ from dsrun.cli.options import DEBUG, HYPHENS
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 from dsrun.system.variables import cache_root
-from dsrun.wheel.cache import Entry, WheelCache, copy_out
+from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build, preferred_folder
-from dsrun.wheel.compile.context import Flags
+from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.environment import difference
 from dsrun.wheel.compile.plan import resolve
-from dsrun.wheel.compile.run import Job, plan_builds
+from dsrun.wheel.compile.run import WheelBuild, plan_processes
 
 
 @click.command(
@@ -61,21 +61,21 @@ def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: 
     if output is not None:
         _refuse_unwritable(output)
     with _stopped_like_ctrl_c():
-        resolved = resolve(Flags(**given))
-        for notice in resolved.notices:
+        plan = resolve(BuildOptions(**given))
+        for notice in plan.notices:
             print_note(notice)
-        for job in resolved.jobs:
-            _print_request(job, resolved.origin)
+        for build in plan.builds:
+            _print_request(build, plan.origin)
         store = WheelCache(cache_root() / "wheels")
         if dry_run:
-            for job in resolved.jobs:
-                _show(job, store)
+            for build in plan.builds:
+                _show(build, store)
             return 0
-        entries = [_obtain(job, store, force=force, keep=keep) for job in resolved.jobs]
+        entries = [_obtain(build, store, force=force, keep=keep) for build in plan.builds]
         paths = [entry.wheel for entry in entries]
         if output is not None:
             # Each of two gets its own folder: both have a WHEEL.json.
-            folders = [output / job.request.local_version if len(entries) > 1 else output for job in resolved.jobs]
+            folders = [output / build.request.local_version if len(entries) > 1 else output for build in plan.builds]
             paths = [copy_out(entry, folder, force=force) for entry, folder in zip(entries, folders, strict=True)]
     for path in paths:
         click.echo(path)
@@ -120,8 +120,8 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _print_request(job: Job, origin: str) -> None:
-    request = job.request
+def _print_request(build: WheelBuild, origin: str) -> None:
+    request = build.request
     what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
     print_detail(
         f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
@@ -129,27 +129,27 @@ def _print_request(job: Job, origin: str) -> None:
     )
 
 
-def _obtain(job: Job, store: WheelCache, *, force: bool, keep: bool) -> Entry:
-    found = None if force else store.find(job.request.key)
+def _obtain(build: WheelBuild, store: WheelCache, *, force: bool, keep: bool) -> CacheEntry:
+    found = None if force else store.find(build.request.key)
     if found:
         return found
-    print_detail(f"compiling with {job.jobs} {'job' if job.jobs == 1 else 'jobs'}")
+    print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
     with progress_display() as watch:
-        return cached_build(job, store, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
+        return cached_build(build, store, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
 
 
-def _show(job: Job, store: WheelCache) -> None:
+def _show(build: WheelBuild, store: WheelCache) -> None:
     """Print the commands of a build and how their environment differs from this one, ready for a shell."""
-    place = str(preferred_folder(job.request.key))
+    place = str(preferred_folder(build.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
         folder = Path(scratch)
-        builds, _ = plan_builds(job, folder, os.environ)
-        for build in builds:
-            click.echo(f"# {build.label}")
-            for name, value in sorted(difference(os.environ, build.env).items()):
+        processes, _ = plan_processes(build, folder, os.environ)
+        for process in processes:
+            click.echo(f"# {process.label}")
+            for name, value in sorted(difference(os.environ, process.env).items()):
                 line = f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
                 click.echo(line.replace(scratch, place))
-            click.echo(f"cd {shlex.quote(str(build.tree))}".replace(scratch, place))
-            click.echo(shlex.join(build.argv).replace(scratch, place))
-    stored = store.find(job.request.key)
-    print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {store.folder(job.request.key)}")
+            click.echo(f"cd {shlex.quote(str(process.tree))}".replace(scratch, place))
+            click.echo(shlex.join(process.argv).replace(scratch, place))
+    stored = store.find(build.request.key)
+    print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {store.folder(build.request.key)}")

@@ -1,4 +1,4 @@
-"""Finished wheels by what went into them. An entry is there as a whole or not at all.
+"""Finished wheels by what went into them. Entries are written atomically.
 
     ROOT/KEY/NAME.whl   ROOT/KEY/WHEEL.json   ROOT/KEY/build.log   ROOT/KEY.lock
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,20 @@ VERSION = 1
 
 
 def make_record(
-    request: Request, report: WheelReport, *, seconds: Mapping[str, float], by_build: Mapping[str, float], started: str
+    request: Request,
+    report: WheelReport,
+    *,
+    seconds: Mapping[str, float],
+    by_process: Mapping[str, float],
+    started: str,
 ) -> dict[str, Any]:
-    """The contents of WHEEL.json. `seconds`: wall-clock seconds by phase, `by_build`: by compiling process (named
+    """The contents of WHEEL.json. `seconds`: wall-clock seconds by phase, `by_process`: by compiling process (named
     after its operations); `started`: ISO 8601.
     """
+
+    def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+        return {name: round(value, 1) for name, value in seconds.items()}
+
     return {
         "version": VERSION,
         "wheel": report.path.name,
@@ -45,33 +54,21 @@ def make_record(
         "inputs": request.as_dict(),
         "ops": {"asked": list(request.ops), "built": sorted(report.installed_ops)},
         "libraries": [
-            {
-                "path": library.path,
-                "op": library.op,
-                "size": library.size,
-                "sass": list(library.sass),
-                "ptx": list(library.ptx),
-            }
+            {name: getattr(library, name) for name in ("path", "op", "size", "sass", "ptx")}
             for library in report.libraries
         ],
         "started": started,
-        "seconds": _rounded(seconds) | {"builds": _rounded(by_build)},
+        "seconds": rounded(seconds) | {"builds": rounded(by_process)},
     }
 
 
-def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 1) for name, value in seconds.items()}
-
-
-def write_record(folder: Path, record: Mapping[str, Any]) -> Path:
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write WHEEL.json into `folder`, which nobody reads yet."""
-    path = folder / RECORD_NAME
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return path
+    (folder / RECORD_NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """WHEEL.json of `folder`; None when there is none, or none that can be read as one of version 1."""
+    """WHEEL.json of `folder`; None when it is missing, unreadable or of another version."""
     try:
         found = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -87,18 +84,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def wrong_with(folder: Path, names: Sequence[str] = ()) -> str | None:
-    """What is wrong with the wheel beside WHEEL.json in `folder`; None when its SHA-256 is the one recorded.
-
-    `names`: files that must be there too.
-    """
+def wrong_with(folder: Path) -> str | None:
+    """What is wrong with the wheel beside WHEEL.json in `folder`; None when its SHA-256 is the one recorded."""
     record = read_record(folder)
     if record is None:
         return f"{RECORD_NAME} is missing or unreadable"
     wheel = folder / Path(record["wheel"]).name
-    gone = [name for name in (wheel.name, *names) if not (folder / name).is_file()]
-    if gone:
-        return f"{gone[0]} is missing"
     try:
         same = sha256_of(wheel) == record["sha256"]
     except OSError as error:
@@ -110,16 +101,11 @@ LOG_NAME = "build.log"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A stored wheel, its record and the log of its build."""
+class CacheEntry:
+    """A stored wheel, in one folder with its record and the log of its build."""
 
     folder: Path
     wheel: Path
-
-    @property
-    def log(self) -> Path:
-        """Everything the build printed."""
-        return self.folder / LOG_NAME
 
 
 class WheelCache:
@@ -132,10 +118,10 @@ class WheelCache:
         """Where the entry of `key` is, or would be."""
         return self.root / key
 
-    def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> Entry | None:
+    def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> CacheEntry | None:
         """The entry of `key`, its wheel read and compared with the recorded SHA-256.
 
-        None when there is none; one that is damaged is none either, and what is wrong with it is told to `damaged`.
+        None when it is missing or damaged; `damaged` is then called with the problem.
         """
         folder = self.folder(key)
         if not folder.is_dir():
@@ -148,7 +134,7 @@ class WheelCache:
 
     @contextmanager
     def exclusive(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock of `key`; `waiting` is called once when another process has it. It frees itself on death.
+        """Hold the lock of `key`, which ends with the process; `waiting` is called once when another process has it.
 
         Raises MissingError when the store cannot be written.
         """
@@ -185,15 +171,11 @@ class WheelCache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, key: str, staged: Path) -> Entry:
+    def publish(self, key: str, staged: Path) -> CacheEntry:
         """Make `staged`, which holds a wheel and its WHEEL.json, the entry of `key`. Hold the lock.
 
-        Everything is on the disk before the rename makes it visible, and compared with its record once more: a wheel
-        that was damaged on its way is never stored. Raises OSError.
+        Everything is on the disk before the rename makes it visible. Raises OSError.
         """
-        wrong = wrong_with(staged, (LOG_NAME,))
-        if wrong:
-            raise OSError(f"the wheel was damaged while it was stored: {wrong}")
         for path in (*staged.iterdir(), staged):
             _sync(path)
         folder = self.folder(key)
@@ -208,18 +190,17 @@ class WheelCache:
         return _entry(folder)
 
 
-def copy_out(entry: Entry, into: Path, *, force: bool = False) -> Path:
-    """Put the entry's wheel, WHEEL.json and log into the folder `into`; returns the wheel there.
+def copy_out(entry: CacheEntry, into: Path, *, force: bool = False) -> Path:
+    """Copy the entry's wheel, WHEEL.json and log into the folder `into`, each atomically; returns the wheel there.
 
-    Each file appears whole. A different wheel of that name, or the record of another one that is there, is replaced
-    only with `force`: UsageError, before anything is written.
+    A different wheel of that name, or the record of another existing one, is replaced only with `force`: UsageError,
+    before anything is written.
     """
-    names = (entry.wheel.name, RECORD_NAME, LOG_NAME)
     if not force:
-        _refuse_other(entry, into)
+        _check_overwrite(entry, into)
     try:
         into.mkdir(parents=True, exist_ok=True)
-        for name in names:
+        for name in (entry.wheel.name, RECORD_NAME, LOG_NAME):
             # A copy and no hard link: whoever edits it would edit the store.
             with replacing(into / name) as partial:
                 shutil.copyfile(entry.folder / name, partial)
@@ -228,24 +209,22 @@ def copy_out(entry: Entry, into: Path, *, force: bool = False) -> Path:
     return into / entry.wheel.name
 
 
-def _refuse_other(entry: Entry, into: Path) -> None:
-    """An equal wheel may stay, another one of that name or another wheel's record may not be lost."""
+def _check_overwrite(entry: CacheEntry, into: Path) -> None:
     wheel = into / entry.wheel.name
     if wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(entry.wheel)):
-        raise UsageError(f"{wheel} is there already and is another file", fix="give another -o, or --force")
+        raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")
     record = read_record(into)
-    other = record and record["wheel"] != entry.wheel.name and (into / Path(record["wheel"]).name).exists()
-    if record and other:
+    if record and record["wheel"] != entry.wheel.name and (into / Path(record["wheel"]).name).exists():
         raise UsageError(
             f"{into / RECORD_NAME} describes {record['wheel']}",
             fix="give a folder of its own with -o, or --force to replace the record",
         )
 
 
-def _entry(folder: Path) -> Entry:
+def _entry(folder: Path) -> CacheEntry:
     record = read_record(folder)
     assert record is not None  # wrong_with() has just read it
-    return Entry(folder, folder / Path(record["wheel"]).name)
+    return CacheEntry(folder, folder / Path(record["wheel"]).name)
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which DeepSpeed is built: a released version, a file, a folder or a commit; and its files in a folder of ours."""
+"""Which DeepSpeed is built: a released version, a file, a folder or a commit; and fetching it into a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHORT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class SourceIdentity:
     """Which source a build takes, known before anything is fetched.
 
     `digest` names its content: "sha256:…" of the sdist or of the tree's files, "git:…" with the commit. `label` is
@@ -43,14 +43,7 @@ class Identity:
     label: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source(Identity):
-    """The source in a folder of ours that may be written to."""
-
-    folder: Path
-
-
-def identify_source(text: str | None) -> Identity:
+def identify_source(text: str | None) -> SourceIdentity:
     """Which source `--deepspeed text` means.
 
     A version ("0.19.8", or with its hash "0.19.9#sha256=HEX"), a .tar.gz file, a folder, "git+URL@REF", or None for
@@ -62,7 +55,7 @@ def identify_source(text: str | None) -> Identity:
     text = text.strip()
     if text.startswith("git+"):
         commit = remote_commit(parse_remote(text))
-        return Identity(kind="git", version="", digest=f"git:{commit}", label=f"git.{commit[:_SHORT]}")
+        return SourceIdentity(kind="git", version="", digest=f"git:{commit}", label=f"git.{commit[:_SHORT]}")
     version = _VERSION.fullmatch(text)
     path = _existing(text)
     if path is None and version:
@@ -76,7 +69,7 @@ def identify_source(text: str | None) -> Identity:
 
 
 def _existing(text: str) -> Path | None:
-    """The file or folder that `text` names; None without, and for what no file system takes as a name."""
+    """The file or folder that `text` names; None when it does not exist or is not a valid name."""
     try:
         path = Path(text).expanduser()
         return path if text and (path.is_dir() or path.is_file()) else None
@@ -84,34 +77,38 @@ def _existing(text: str) -> Path | None:
         return None
 
 
-def resolve_source(text: str | None, into: Path, *, cache: Path) -> Source:
-    """Put the source that `text` means into `into`/deepspeed, where it may be changed.
+def resolve_source(text: str | None, into: Path, *, cache: Path) -> SourceIdentity:
+    """Put the source that `text` means into the new folder `into`, where it may be changed.
 
-    Fetched sdists are kept in `cache` (a folder; their hash is compared at each use). Raises UsageError, ToolError or
-    MissingError; `into` then holds nothing new.
+    Fetched sdists are kept in the folder `cache`; their hash is compared at each use. Raises UsageError, ToolError or
+    MissingError; `into` then does not exist.
     """
     wanted = identify_source(text)
-    target = into / "deepspeed"
-    if target.exists():
-        raise UsageError(f"{target} exists already", fix="give an empty folder")
-    into.mkdir(parents=True, exist_ok=True)
+    if into.exists():
+        raise UsageError(f"{into} exists already", fix="give a new folder")
+    into.parent.mkdir(parents=True, exist_ok=True)
+    text = (text or "").strip()
     try:
         if wanted.kind == "sdist":
-            return _from_sdist(wanted, text, target, cache)
-        if text is not None and text.strip().startswith("git+"):
-            return _from_remote(wanted, text.strip(), target)
-        return _from_folder(wanted, Path(str(text).strip()).expanduser(), target)
+            _from_sdist(wanted, text, into, cache)
+        elif text.startswith("git+"):
+            check_out(parse_remote(text), wanted.digest.removeprefix("git:"), into)
+            shutil.rmtree(into / ".git")
+            check_links(into, tree_files(into))
+        else:
+            _from_folder(wanted, Path(text).expanduser(), into)
+        return replace(wanted, version=wanted.version or _tree_version(into))
     except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(into, ignore_errors=True)
         raise
 
 
-def _released(version: str, sha256: str) -> Identity:
-    return Identity(kind="sdist", version=version, digest=f"sha256:{sha256}", label="")
+def _released(version: str, sha256: str) -> SourceIdentity:
+    return SourceIdentity(kind="sdist", version=version, digest=f"sha256:{sha256}", label="")
 
 
 def _hash_of(version: str, given: str | None) -> str:
-    """The hash to hold the sdist of `version` to: the lock's, else the one that was given."""
+    """The expected hash of the sdist of `version`: the lock's, else the given one."""
     locked = read_lock().sdists.get(version)
     if locked and given and given.lower() != locked:
         raise UsageError(f"the lock's SHA-256 of DeepSpeed {version} is {locked}, not {given.lower()}")
@@ -129,8 +126,8 @@ def _versions() -> str:
     return ", ".join(read_lock().sdists)
 
 
-def _file(path: Path) -> Identity:
-    """An sdist on disk. One that calls itself a version of the lock must be that version, byte for byte."""
+def _file(path: Path) -> SourceIdentity:
+    """An sdist on disk. One named as a version of the lock must have its hash."""
     sha256 = sha256_of(path)
     version = read_version(path)
     locked = read_lock().sdists.get(version)
@@ -140,24 +137,24 @@ def _file(path: Path) -> Identity:
     if locked and named and named[1] == version:
         raise UsageError(
             f"{path} is not DeepSpeed {version}: its SHA-256 is {sha256}, and the lock has {locked}",
-            fix="fetch it again; a patched one must have a name of its own, such as deepspeed-patched.tar.gz",
+            fix="fetch it again, or give a patched one another name, such as deepspeed-patched.tar.gz",
         )
-    return Identity(kind="sdist", version=version, digest=f"sha256:{sha256}", label=f"patched.{sha256[:_SHORT]}")
+    return SourceIdentity(kind="sdist", version=version, digest=f"sha256:{sha256}", label=f"patched.{sha256[:_SHORT]}")
 
 
-def _folder(path: Path) -> Identity:
+def _folder(path: Path) -> SourceIdentity:
     version = _tree_version(path)
     checkout = read_checkout(path)
     if checkout and not checkout.dirty:
         digest = f"git:{checkout.commit}"
-        return Identity(kind="git", version=version, digest=digest, label=f"git.{checkout.commit[:_SHORT]}")
+        return SourceIdentity(kind="git", version=version, digest=digest, label=f"git.{checkout.commit[:_SHORT]}")
     digest = tree_digest(path, checkout.files if checkout else tree_files(path))
     label = f"patched.{digest.removeprefix('sha256:')[:_SHORT]}"
-    return Identity(kind="tree", version=version, digest=digest, label=label)
+    return SourceIdentity(kind="tree", version=version, digest=digest, label=label)
 
 
 def _tree_version(path: Path) -> str:
-    """What version.txt beside setup.py says. Raises UsageError for a folder that is not DeepSpeed's source."""
+    """The version in version.txt beside setup.py. Raises UsageError for a folder that is not DeepSpeed's source."""
     lacking = [name for name in ("setup.py", "version.txt", "op_builder") if not (path / name).exists()]
     if lacking:
         raise UsageError(
@@ -173,36 +170,17 @@ def _tree_version(path: Path) -> str:
     return release_version(text, path / "version.txt")
 
 
-def _from_sdist(wanted: Identity, text: str | None, target: Path, cache: Path) -> Source:
-    sha256 = wanted.digest.removeprefix("sha256:")
-    given = _existing((text or "").strip())
-    archive = given or fetch_sdist(wanted.version, sha256, cache)
-    if sha256_of(archive) != sha256:
-        raise UsageError(f"{archive} changed while it was read", fix="try again when nobody writes to it")
-    unpack(archive, target)
-    found = _tree_version(target)
+def _from_sdist(wanted: SourceIdentity, text: str, into: Path, cache: Path) -> None:
+    unpack(_existing(text) or fetch_sdist(wanted.version, wanted.digest.removeprefix("sha256:"), cache), into)
+    found = _tree_version(into)
     if found != wanted.version:
-        raise UsageError(f"the sdist of DeepSpeed {wanted.version} says that it is {found}")
-    return _source(wanted, target)
+        raise UsageError(f"the sdist of DeepSpeed {wanted.version} contains version {found}")
 
 
-def _from_remote(wanted: Identity, text: str, target: Path) -> Source:
-    check_out(parse_remote(text), wanted.digest.removeprefix("git:"), target)
-    shutil.rmtree(target / ".git")
-    check_links(target, tree_files(target))
-    return _source(wanted, target, version=_tree_version(target))
-
-
-def _from_folder(wanted: Identity, path: Path, target: Path) -> Source:
+def _from_folder(wanted: SourceIdentity, path: Path, into: Path) -> None:
     checkout = read_checkout(path)
     files = list(checkout.files if checkout else tree_files(path))
-    copy_tree(path, files, target)
-    changed = wanted.kind == "tree" and tree_digest(target, files) != wanted.digest
+    copy_tree(path, files, into)
+    changed = wanted.kind == "tree" and tree_digest(into, files) != wanted.digest
     if changed or (checkout and wanted.kind == "git" and wanted.digest != f"git:{checkout.commit}"):
         raise UsageError(f"{path} changed while it was copied", fix="try again when nobody writes to it")
-    return _source(wanted, target)
-
-
-def _source(wanted: Identity, folder: Path, version: str | None = None) -> Source:
-    known = replace(wanted, version=version or wanted.version)
-    return Source(**vars(known), folder=folder)

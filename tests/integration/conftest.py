@@ -156,15 +156,13 @@ def records(folder: Path, key: str) -> list[float]:
 
 
 @pytest.fixture(scope="session")
-def sdist(tmp_path_factory):
+def sdist():
     """The source of the DeepSpeed that is installed here, kept in the user's cache."""
-    into = tmp_path_factory.mktemp("sdist")
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return fetch_sdist(
         version("deepspeed"),
         read_lock().sdists[version("deepspeed")],
-        into,
-        cache=Path(root) / "dsrun-tests/sdists",
+        Path(root) / "dsrun-tests/sdists",
     )
 
 

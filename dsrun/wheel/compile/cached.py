@@ -1,4 +1,4 @@
-"""A wheel for a job: the stored one when there is one, else built, checked and stored."""
+"""A wheel for a request: the cached one, else built, checked and cached."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
 from dsrun.wheel.compile.output import FULL, Watch
-from dsrun.wheel.compile.run import Job, build_wheel
+from dsrun.wheel.compile.run import WheelBuild, build_wheel
 
 if TYPE_CHECKING:
-    from dsrun.wheel.cache import Entry, WheelCache
+    from dsrun.wheel.cache import CacheEntry, WheelCache
 
 PREFIX = "dsrun-wheel-"
 _MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
@@ -25,10 +25,10 @@ _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
 def preferred_folder(key: str) -> Path:
-    """Where the request `key` is compiled when nobody else is there.
+    """Where the request `key` is compiled unless the folder is taken.
 
-    setuptools takes CC apart at spaces and torch hands it on as it is, so it cannot be quoted: a temporary folder whose
-    path would need quotes is passed over for /tmp.
+    setuptools splits CC at spaces and torch passes it on as it is, so it cannot be quoted: a temporary folder whose
+    path would need quotes is replaced by /tmp.
     """
     root = tempfile.gettempdir()
     return Path(root if _PLAIN.fullmatch(root) else "/tmp", f"{PREFIX}{key}")
@@ -61,10 +61,9 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    """A lock on the folder `path`, made if need be; None when it cannot be ours.
+    """A lock on the folder `path`, which is created if missing; None when another process or user has it.
 
-    The lock is on the folder itself, which its holder removes: whoever gets the lock looks whether the name still
-    means the folder that was locked.
+    The holder removes the locked folder itself, so the name is compared with the locked folder afterwards.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -83,7 +82,7 @@ def _lock(path: Path) -> int | None:
 
 
 def cached_build(
-    job: Job,
+    build: WheelBuild,
     store: WheelCache,
     *,
     environ: Mapping[str, str],
@@ -91,14 +90,14 @@ def cached_build(
     watch: Watch,
     force: bool = False,
     keep: bool = False,
-) -> Entry:
-    """The entry of `job` in `store`, whose wheel is read and compared with its recorded hash.
+) -> CacheEntry:
+    """The entry of `build` in `store`, whose wheel is read and compared with its recorded hash.
 
-    Of two processes that want the same wheel one builds it and the other waits for it. `force`: build again what is
-    stored, but take what another process has built in the meantime. `keep`: leave the folder it is compiled in.
-    Raises ToolError when the build fails, MissingError when the store cannot be written.
+    Of two processes that need the same wheel one builds it and the other waits. `force`: rebuild a cached wheel, but
+    take one that another process has built in the meantime. `keep`: keep the build folder. Raises ToolError when the
+    build fails, MissingError when the store cannot be written.
     """
-    key = job.request.key
+    key = build.request.key
     waited = False
 
     def report_damage(why: str) -> None:
@@ -120,7 +119,7 @@ def cached_build(
         with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
             if keep:
                 notify(f"compiled in {folder}, which is kept")
-            build_wheel(job, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
+            build_wheel(build, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
             try:
                 entry = store.publish(key, staged)
             except OSError as error:

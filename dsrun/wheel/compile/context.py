@@ -1,4 +1,4 @@
-"""What a build stands on: the environment it is for, its target and the tools, refused when they do not fit."""
+"""The context of a build: the target environment, the GPUs and the tools, checked against each other."""
 
 from __future__ import annotations
 
@@ -30,36 +30,32 @@ if TYPE_CHECKING:
     from dsrun.wheel.target.nvcc import Nvcc
     from dsrun.wheel.target.toolchain import TorchFacts
 
-# Xeon Phi has AVX-512, but not the parts of it that the level x86-64-v4 asks for.
+# Xeon Phi has AVX-512, but not all parts that x86-64-v4 needs.
 _LESS = "knl"
 
 
 def node_level(features: Iterable[str]) -> str | None:
-    """The highest level that one node's features vouch for; None when they say nothing of its processor.
+    """The highest level that one node's features imply; None when none of them names a processor.
 
-    A level's own name ("x86-64-v3") says so itself. Features mean "at least": a node called `avx2` and `genoa` has what
-    a Genoa has.
+    Features mean "at least": a node called `avx2` and `genoa` has what a Genoa has. A level is its own feature.
     """
     words = {word.strip().lower().replace("_", "-") for word in features}
-    known: dict[str, str] = {
-        word: level for level, words in read_toml("build", "cpu.toml")["features"].items() for word in words
-    }
-    found = {known.get(word) or known.get(word.replace("-", "_")) for word in words} | (words & set(known.values()))
-    levels = {level for level in found if level}
+    table: dict[str, list[str]] = read_toml("build", "cpu.toml")["features"]
+    known = {word.replace("_", "-"): level for level, names in table.items() for word in (level, *names)}
     if _LESS in words:
         return known[_LESS]
-    return max(levels, default=None)
+    return max((known[word] for word in words & set(known)), default=None)
 
 
 def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
-    """The level common to all nodes by their features; None when one of them says nothing, or there is none."""
+    """The level common to all nodes by their features; None without nodes, or when one has no such feature."""
     levels = [node_level(features) for features in nodes]
     known = [level for level in levels if level]
-    return common_level(known) if known and len(known) == len(levels) else None
+    return common_level(known) if levels and known == levels else None
 
 
-# What the build imports from the target environment before a compiler is called, by the question below.
-_ASK_PACKAGES = """
+# What the build imports from the target environment before a compiler is called.
+_PACKAGES = """
 from importlib.metadata import version, PackageNotFoundError
 for name in ("setuptools", "wheel"):
     try:
@@ -76,8 +72,8 @@ _BF16 = "bf16_switched_off"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """What the command line asked for, as typed; None where it said nothing."""
+class BuildOptions:
+    """The options of build-wheel as typed; None is not given."""
 
     arch: str = "auto"
     ops: str | None = None
@@ -106,7 +102,7 @@ class Diagnostics:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a build stands on."""
+    """The environment a wheel is for, its target, and the tools to build it."""
 
     python: Path
     torch: TorchFacts
@@ -116,14 +112,14 @@ class BuildContext:
     level: str
 
 
-def detect_build_context(flags: Flags, environ: Mapping[str, str], diagnostics: Diagnostics) -> BuildContext:
-    """The environment, the target and the tools, when they go together. Raises UsageError, MissingError, ToolError."""
-    python = _interpreter(flags.python, environ)
+def detect_build_context(options: BuildOptions, environ: Mapping[str, str], diagnostics: Diagnostics) -> BuildContext:
+    """The environment, the target and the tools. Raises UsageError, MissingError or ToolError when they do not fit."""
+    python = _interpreter(options.python, environ)
     torch = _torch(python)
     target = decide_target(
-        flags.arch, torch_cuda=torch.cuda, gpus=visible_gpus(environ), gres=cluster_gpus, partition=flags.partition
+        options.arch, torch_cuda=torch.cuda, gpus=visible_gpus(environ), gres=cluster_gpus, partition=options.partition
     )
-    cxx = find_cxx(environ, flags.cxx)
+    cxx = find_cxx(environ, options.cxx)
     cuda = target.kind == "cuda"
     nvcc = find_nvcc(environ, torch.site_packages, cuda=torch.cuda) if cuda else None
     diagnostics.add(check_tools(target.kind, torch, nvcc, cxx, others=all_cxx(environ)))
@@ -138,7 +134,7 @@ def detect_build_context(flags: Flags, environ: Mapping[str, str], diagnostics: 
         )
         # Whether bf16 matters depends on the operations: see _notices.
         diagnostics.add([finding for finding in found if finding.code != _BF16])
-    level = flags.cpu or _default_level(flags.partition, diagnostics)
+    level = options.cpu or _default_level(options.partition, diagnostics)
     resolve_level(cxx, level)
     return BuildContext(python=python, torch=torch, target=target, cxx=cxx, nvcc=nvcc, level=level)
 
@@ -166,10 +162,10 @@ def _torch(python: Path) -> TorchFacts:
 
 
 def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
-    """What the build needs of the target environment itself, as there is no build isolation."""
+    """Check for the build tools in the target environment, as there is no build isolation."""
     from packaging.version import Version
 
-    lines = ask([str(python), "-c", _ASK_PACKAGES], seconds=_ASK_S).stdout.splitlines()
+    lines = ask([str(python), "-c", _PACKAGES], seconds=_ASK_S).stdout.splitlines()
     found = dict(line.split()[1:] for line in lines if line.startswith("dsrun: "))
     setuptools = found.get("setuptools")
     if setuptools is None or ("wheel" not in found and Version(setuptools) < Version(_BDIST_WHEEL)):
@@ -180,7 +176,7 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
 
 
 def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
-    """What all nodes of the cluster have, as far as their features tell, else what this machine and most have."""
+    """The level of all nodes of the cluster if their features name one, else the default for this machine."""
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from packaging.version import Version
 
-if TYPE_CHECKING:
-    from dsrun.wheel.target.ops import Op
+from dsrun.wheel.target.ops import Op, op_table
 
 SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
 """Where compilers and DeepSpeed look for headers and libraries. They pass, and are part of the request's key."""
@@ -50,14 +49,13 @@ def build_environment(
     compilers: Mapping[str, str],
     cuda_home: Path | None,
     ops: Iterable[Op],
-    table: Iterable[Op],
     jobs: int,
     tree: Path,
     cache: Path | None = None,
 ) -> dict[str, str]:
     """The whole environment for compiling `ops` in the source tree `tree` with `jobs` compilers at a time.
 
-    `compilers`: CXX and CC, which call the compiler cache `cache` themselves. Every operation of `table` is switched
+    `compilers`: CXX and CC, which call the compiler cache `cache` themselves. Every operation is switched
     explicitly: DeepSpeed reads 0 and unset differently when DS_BUILD_OPS is set. What is in the environment for
     somebody else's build is dropped.
     """
@@ -65,7 +63,7 @@ def build_environment(
     kept = {
         name: value for name, value in environ.items() if name not in _NOT_FOR_BUILDS and not name.startswith(_PREFIXES)
     }
-    switches = {op.variable: "0" for op in table} | {op.variable: "1" for op in table if op.name in wanted}
+    switches = {op.variable: str(int(op.name in wanted)) for op in op_table(request.deepspeed)}
     return {
         **kept,
         **switches,
@@ -106,10 +104,10 @@ def _cuda(request: Request, cuda_home: Path | None) -> dict[str, str]:
 
 
 def _caching(cache: Path | None, cuda_home: Path | None, tree: Path) -> dict[str, str]:
-    """Settings for ccache, in whose eyes another folder and a wrapper written anew are other compilations.
+    """Settings for ccache, which otherwise counts another folder and a rewritten wrapper as other compilations.
 
     torch 2.13 would put a cache from PATH in front of our wrappers too, and older ones none in front of nvcc. sccache
-    does not take nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
+    does not support nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
     """
     variables = {"TORCH_NO_COMPILER_WRAPPER": "1"}
     if cache and cache.name == "ccache":
@@ -124,15 +122,13 @@ def _caching(cache: Path | None, cuda_home: Path | None, tree: Path) -> dict[str
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """What to change in `before` to get `after`; None stands for a variable to unset."""
+    """What to change in `before` to get `after`; None is a variable to unset."""
     changed: dict[str, str | None] = {name: value for name, value in after.items() if before.get(name) != value}
     return changed | {name: None for name in before if name not in after}
 
 
 RECIPE = "1"
 """Version of the way dsrun builds. Raise it when the same inputs give other bytes than before."""
-
-_KEY_DIGITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +168,7 @@ class Request:
     def key(self) -> str:
         """Name of the request in the store: the first 20 hexadecimal digits of the inputs' SHA-256."""
         text = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     @property
     def local_version(self) -> str:

@@ -1,15 +1,13 @@
-"""What a build's output says: how far it is, how long it will take, and what went wrong first."""
+"""Parse a build's output: its progress, the time left, and the first error."""
 
 from __future__ import annotations
 
 import errno
-import os
 import re
-import select
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,7 +24,7 @@ _EXTENSION = re.compile(r"^building '([\w.]+)' extension$")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something worth a line: a build or a library begins, a file is compiled, a build has ended.
+    """A build or a library begins, a file is finished, or a build has ended.
 
     `file` and its number `done` of `total` for "file"; `code` for "end"; `name` is the build's label or the library's
     name without its package.
@@ -96,7 +94,7 @@ class Tracker:
         self._parts = {label: _Part(weight) for label, weight in self.weights.items()}
 
     def note(self, event: Event, now: float) -> None:
-        """Take in what happened at `now`."""
+        """Record an event at `now`."""
         part = self._parts[event.label]
         if event.kind == "begin":
             part.began = now
@@ -118,7 +116,7 @@ class Tracker:
         return sum(part.weight * min(1.0, part.share) for part in self._parts.values()) / whole if whole else 0.0
 
     def left(self, now: float) -> float | None:
-        """Seconds that remain if the rest goes on as it went so far; None before anything is finished."""
+        """Seconds that remain at the rate so far; None before anything is finished."""
         done = self.done
         if self._began is None or done <= 0:
             return None
@@ -141,77 +139,33 @@ def duration(seconds: float) -> str:
 
 Watch = Callable[[Event, Tracker], None]
 
-# ninja's status line says that a command has ended; that it failed stands in the line it prints right after.
-_FAILED = "FAILED: "
-_MOMENT_MS = 200
-
 
 def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    """Log every line the parallel builds write into `pipe`, and call `watch` for those that mean something.
+    """Log every line the parallel builds write into `pipe`, and call `watch` for each event.
 
     `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
     """
-    lines = _lines(pipe.fileno())
     try:
-        _follow(lines, log, tracker, watch, codes)
+        for raw in pipe:
+            line = raw.decode(errors="replace")
+            try:
+                log.write(line)
+            except OSError:  # a full disk must not stop the reading: the builds would block
+                codes[""] = errno.ENOSPC
+            event = parse_line(*split_line(line))
+            if event is None or event.label not in tracker.weights:
+                continue
+            if event.kind == "end":
+                codes[event.label] = event.code
+            tracker.note(event, time.monotonic())
+            watch(event, tracker)
     finally:
-        for _ in lines:  # whatever happened to the watcher: a build nobody reads from would wait for ever
+        for _ in pipe:  # also when `watch` fails: a build whose output nobody reads would block
             pass
 
 
-def _follow(lines: Iterator[str | None], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    def notify(event: Event) -> None:
-        tracker.note(event, time.monotonic())
-        watch(event, tracker)
-
-    held: dict[str, Event] = {}  # compiled files, until the next line of their build
-    for line in lines:
-        if line is None:
-            for label in tuple(held):
-                notify(held.pop(label))
-            continue
-        try:
-            log.write(line)
-        except OSError:  # a full disk must not stop the reading: the builds would wait for ever
-            codes[""] = errno.ENOSPC
-        label, text = split_line(line)
-        before = held.pop(label, None)
-        if before and not text.startswith(_FAILED):
-            notify(before)
-        event = parse_line(label, text)
-        if event is None or label not in tracker.weights:
-            continue
-        if event.kind == "file":
-            held[label] = event
-            continue
-        if event.kind == "end":
-            codes[label] = event.code
-        notify(event)
-    for event in held.values():
-        notify(event)
-
-
-def _lines(descriptor: int) -> Iterator[str | None]:
-    """Whole lines with their ends; None when no other has come for a moment."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    rest = b""
-    while True:
-        if not poll.poll(_MOMENT_MS):
-            yield None
-            poll.poll()
-        chunk = os.read(descriptor, 1 << 16)
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line.decode(errors="replace") + "\n"
-        if not chunk:
-            if rest:
-                yield rest.decode(errors="replace")
-            return
-
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What a full disk, or a full share of one, is called."""
+"""Error numbers of a full disk or an exhausted quota."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[mK]")
 _QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
@@ -233,7 +187,7 @@ _ECHO = ("Error compiling objects for extension", "Command '['ninja'", "returned
 _DISK = re.compile(r"No space left on device|ENOSPC|Disk quota exceeded|\[Errno (?:28|122)\]")
 _MEMORY = re.compile(
     r"Killed signal terminated program|virtual memory exhausted|out of memory allocating|std::bad_alloc"
-    # ninja's word for a compiler that went without a word of its own: 128 + SIGKILL.
+    # ninja's line for a killed compiler: 128 + SIGKILL.
     r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]"
 )
 

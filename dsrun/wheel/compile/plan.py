@@ -1,4 +1,4 @@
-"""From flags and what is on this machine to the wheels to build: what cannot be built is refused before compiling."""
+"""From options and this machine to the wheels to build: what cannot be built is rejected before compiling."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dsrun.errors import UsageError
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
-from dsrun.wheel.compile.context import BuildContext, Diagnostics, Flags, detect_build_context
+from dsrun.wheel.compile.context import BuildContext, BuildOptions, Diagnostics, detect_build_context
 from dsrun.wheel.compile.environment import Request, search_paths, unused_flags, without_flags
-from dsrun.wheel.compile.run import Job
-from dsrun.wheel.select_source import Identity, identify_source, resolve_source
+from dsrun.wheel.compile.run import WheelBuild
+from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_source
 from dsrun.wheel.target.arch import Archs, env_value, split_archs
 from dsrun.wheel.target.cpu import NATIVE, identity
-from dsrun.wheel.target.cxx import Probe, compiler_cache
+from dsrun.wheel.target.cxx import Probe
 from dsrun.wheel.target.nvcc import prepare_home
-from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops, op_table
+from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
 _CUDA_JOB_BYTES = 4 << 30
@@ -55,26 +55,25 @@ _USE_BF16 = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
+class BuildPlan:
     """The wheels to build, and what the user should know before it starts."""
 
-    jobs: tuple[Job, ...]
+    builds: tuple[WheelBuild, ...]
     notices: tuple[str, ...] = ()
     origin: str = ""
-    """In words, where the target comes from."""
 
 
-def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
-    """Decide everything about the wheels that `flags` ask for. Nothing is compiled beyond probes of a few lines.
+def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> BuildPlan:
+    """Decide everything about the wheels that `options` ask for. Nothing is compiled beyond probes of a few lines.
 
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
     diagnostics = Diagnostics()
     clean = without_flags(environ)
-    context = detect_build_context(flags, environ, diagnostics)
-    with _identified(flags.deepspeed) as source, _probe(context, clean) as probe:
+    context = detect_build_context(options, environ, diagnostics)
+    with _identified(options.deepspeed, environ) as source, _probe(context, clean) as probe:
         ops, notices = choose_ops(
-            flags.ops,
+            options.ops,
             context.target.kind,
             available=probe.available,
             version=source.version,
@@ -83,42 +82,35 @@ def resolve(flags: Flags, environ: Mapping[str, str] = os.environ) -> Resolved:
         )
         diagnostics.notices += notices
         diagnostics.add(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
-    named = named_ops(flags.ops, context.target.kind, source.version)
+    named = named_ops(options.ops, context.target.kind, source.version)
     ops = _without_too_new(ops, context.target.archs, named, diagnostics)
-    diagnostics.notices += _notices(flags, environ, ops, context)
+    diagnostics.notices += _notices(options, environ, ops, context)
     cuda = context.target.kind == "cuda"
-    parts = split_archs(context.target.archs) if flags.split and cuda else (context.target.archs,)
+    parts = split_archs(context.target.archs) if options.split and cuda else (context.target.archs,)
     wheels = [(archs, _of_part(ops, archs, diagnostics)) for archs in parts]
     kernels = any(op.code == "cuda" for op in ops)
-    made = [
-        Job(
-            request=_request(source, context, archs=archs, ops=held, flags=flags, environ=environ),
+    builds = [
+        WheelBuild(
+            request=_request(source, context, archs=archs, ops=held, options=options, environ=environ),
             ops=held,
-            table=op_table(source.version),
-            deepspeed=flags.deepspeed,
-            sdists=cache_root(environ) / "sdists",
-            python=context.python,
-            cxx=context.cxx,
-            compiler_cache=compiler_cache(environ),
-            level=context.level,
-            nvcc=context.nvcc,
-            site_packages=context.torch.site_packages,
-            jobs=flags.jobs or jobs(host.cores(), host.memory_available(), kernels),
+            deepspeed=options.deepspeed,
+            context=context,
+            jobs=options.jobs or jobs(host.cores(), host.memory_available(), kernels),
         )
         for archs, held in wheels
     ]
-    return Resolved(jobs=tuple(made), notices=tuple(diagnostics.notices), origin=context.target.origin)
+    return BuildPlan(builds=tuple(builds), notices=tuple(diagnostics.notices), origin=context.target.origin)
 
 
 @contextmanager
-def _identified(text: str | None) -> Iterator[Identity]:
-    """What --deepspeed means; a git address says its version only once it is fetched."""
+def _identified(text: str | None, environ: Mapping[str, str]) -> Iterator[SourceIdentity]:
+    """What --deepspeed means; the version of a git address is known only once it is fetched."""
     found = identify_source(text)
     if found.version:
         yield found
         return
     with tempfile.TemporaryDirectory(prefix="dsrun-source-") as folder:
-        yield resolve_source(text, Path(folder) / "source")
+        yield resolve_source(text, Path(folder) / "source", cache=cache_root(environ) / "sdists")
 
 
 @contextmanager
@@ -132,14 +124,14 @@ def _probe(context: BuildContext, environ: Mapping[str, str]) -> Iterator[Probe]
 
 
 def _with_code(op: Op, archs: Archs) -> bool:
-    """Whether the operation's own builder leaves any of `archs`; one without would fail after the others."""
+    """Whether the operation's own builder keeps any of `archs`; without one it would fail after the others."""
     return not archs or op.lowest is None or bool(expected_code(env_value(archs), op.lowest)[0])
 
 
 def _without_too_new(
     ops: Sequence[Op], archs: Archs, named: Collection[str], diagnostics: Diagnostics
 ) -> tuple[Op, ...]:
-    """`ops` without those for newer GPUs than all of `archs`, which only a group may have brought."""
+    """`ops` without those for newer GPUs than all of `archs`; such an operation named in --ops is an error."""
     for op in ops:
         if _with_code(op, archs):
             continue
@@ -155,7 +147,7 @@ def _without_too_new(
 
 
 def _of_part(ops: Sequence[Op], archs: Archs, diagnostics: Diagnostics) -> tuple[Op, ...]:
-    """Those of `ops` that the wheel for `archs`, one of two, holds."""
+    """Those of `ops` that the wheel for `archs`, one of two, contains."""
     kept = tuple(op for op in ops if _with_code(op, archs))
     if not kept:
         raise UsageError(f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch")
@@ -167,12 +159,12 @@ def _of_part(ops: Sequence[Op], archs: Archs, diagnostics: Diagnostics) -> tuple
     return kept
 
 
-def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext) -> list[str]:
+def _notices(options: BuildOptions, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext) -> list[str]:
     notices = []
     unused = unused_flags(environ)
     if unused:
         notices.append(f"{', '.join(unused)} in the environment: not used for this build")
-    if context.level == NATIVE and flags.cpu is None:
+    if context.level == NATIVE and options.cpu is None:
         notices.append("the CPU operations are compiled for this machine's own processor: no level is known for it")
     if context.target.kind != "cuda":
         return notices
@@ -181,7 +173,7 @@ def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], contex
         if op.lowest and expected_code(value, op.lowest) != expected_code(value, None):
             notices.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
     affected = [op.name for op in ops if op.name in _USE_BF16]
-    if affected and not flags.split and len(split_archs(context.target.archs)) > 1:
+    if affected and not options.split and len(split_archs(context.target.archs)) > 1:
         notices.append(
             f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs; "
             "--split builds two wheels instead"
@@ -190,12 +182,12 @@ def _notices(flags: Flags, environ: Mapping[str, str], ops: Sequence[Op], contex
 
 
 def _request(
-    source: Identity,
+    source: SourceIdentity,
     context: BuildContext,
     *,
     archs: Archs,
     ops: Sequence[Op],
-    flags: Flags,
+    options: BuildOptions,
     environ: Mapping[str, str],
 ) -> Request:
     on_gpu = context.target.kind == "cuda"
@@ -215,6 +207,6 @@ def _request(
         ops=tuple(sorted(op.name for op in ops)),
         cpu=identity(context.level),
         compiler=f"{context.cxx.kind} {context.cxx.version}",
-        symbols=flags.symbols,
+        symbols=options.symbols,
         environment=search_paths(environ),
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
 from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
+from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
@@ -25,14 +26,14 @@ from dsrun.wheel.compile.environment import build_environment
 from dsrun.wheel.compile.output import FULL, Tracker, Watch, first_failure, follow, split_line
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
+from dsrun.wheel.target.cxx import compiler_cache
 from dsrun.wheel.target.nvcc import prepare_home
 from dsrun.wheel.target.ops import links
 from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
+    from dsrun.wheel.compile.context import BuildContext
     from dsrun.wheel.compile.environment import Request
-    from dsrun.wheel.target.cxx import Cxx
-    from dsrun.wheel.target.nvcc import Nvcc
     from dsrun.wheel.target.ops import Op
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would
@@ -44,28 +45,19 @@ _GRACE_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A request and the means to build it: everything that does not change the result."""
+class WheelBuild:
+    """One wheel to build: the request, and what does not change the result."""
 
     request: Request
     ops: tuple[Op, ...]
-    table: tuple[Op, ...]
     deepspeed: str | None
     """--deepspeed as given."""
-    sdists: Path
-    """Where fetched sdists are kept."""
-    python: Path
-    cxx: Cxx
-    compiler_cache: Path | None
-    level: str
-    nvcc: Nvcc | None
-    site_packages: Path
-    """Of torch, where parts of the CUDA toolkit may be."""
+    context: BuildContext
     jobs: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
+class CompileProcess:
     """One process of a build: what it compiles, where, with which command and environment."""
 
     label: str
@@ -96,57 +88,54 @@ def _tree(folder: Path, group: Sequence[Op]) -> Path:
     return folder / "trees" / _label(group)
 
 
-def plan_builds(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[list[Build], int]:
+def plan_processes(build: WheelBuild, folder: Path, environ: Mapping[str, str]) -> tuple[list[CompileProcess], int]:
     """The processes to start and how many may run at once; each has a source tree of its own below `folder`.
 
     The compilers' wrappers, and where torch needs one a CUDA_HOME of links, are written there.
     """
-    groups = group_ops(job.ops)
-    width = min(job.jobs, len(groups))
-    compilers = _compilers(job, folder)
-    cuda_home = prepare_home(job.nvcc, job.site_packages, folder / "cuda", job.cxx) if job.nvcc else None
-    builds = []
-    for group in groups:
-        label, tree = _label(group), _tree(folder, group)
+    context, groups = build.context, group_ops(build.ops)
+    labels = ["+".join(op.name for op in group) for group in groups]
+    trees = [folder / "trees" / label for label in labels]  # setup.py writes into its own
+    width = min(build.jobs, len(groups))
+    cache = compiler_cache(environ)
+    compilers = compiler_environment(
+        folder / "bin",
+        context.cxx,
+        context.level,
+        debug=build.request.symbols,
+        cache=str(cache) if cache else None,
+        links=links(build.ops),
+        # Paths in __FILE__ and debug information would differ from one build folder to the next. Not in CFLAGS: torch
+        # takes those apart at spaces.
+        append=[f"-ffile-prefix-map={tree}=." for tree in trees],
+    )
+    cuda_home = None
+    if context.nvcc:
+        cuda_home = prepare_home(context.nvcc, context.torch.site_packages, folder / "cuda", context.cxx)
+    processes = []
+    for label, group, tree in zip(labels, groups, trees, strict=True):
         env = build_environment(
             environ,
-            job.request,
-            python=job.python,
+            build.request,
+            python=context.python,
             compilers=compilers,
             cuda_home=cuda_home,
             ops=group,
-            table=job.table,
-            jobs=max(1, job.jobs // width),
+            jobs=max(1, build.jobs // width),
             tree=tree,
-            cache=job.compiler_cache,
+            cache=cache,
         )
-        argv = (str(job.python), "-c", HOOK, str(folder / "wheels" / label))
-        builds.append(Build(label=label, ops=group, tree=tree, argv=argv, env=env))
-    return builds, width
+        argv = (str(context.python), "-c", HOOK, str(folder / "wheels" / label))
+        processes.append(CompileProcess(label=label, ops=group, tree=tree, argv=argv, env=env))
+    return processes, width
 
 
-def _compilers(job: Job, folder: Path) -> dict[str, str]:
-    """Write the compilers' wrappers below `folder`; CXX and CC."""
-    # Paths in __FILE__ and debug information would differ from one build folder to the next. Not in CFLAGS: torch
-    # takes those apart at spaces.
-    maps = [f"-ffile-prefix-map={_tree(folder, group)}=." for group in group_ops(job.ops)]
-    return compiler_environment(
-        folder / "bin",
-        job.cxx,
-        job.level,
-        debug=job.request.symbols,
-        cache=str(job.compiler_cache) if job.compiler_cache else None,
-        links=links(job.ops),
-        append=maps,
-    )
-
-
-def make_tracker(builds: Sequence[Build], request: Request) -> Tracker:
+def make_tracker(processes: Sequence[CompileProcess], request: Request) -> Tracker:
     """A tracker that expects kernels to take longer, the more so the more architectures there are."""
     archs = len(request.archs.split(";"))
     return Tracker(
-        weights={build.label: sum(_weight(op, archs) for op in build.ops) for build in builds},
-        libraries={build.label: len(build.ops) for build in builds},
+        weights={process.label: sum(_weight(op, archs) for op in process.ops) for process in processes},
+        libraries={process.label: len(process.ops) for process in processes},
     )
 
 
@@ -158,16 +147,16 @@ def _weight(op: Op, archs: int) -> float:
 
 
 def build_wheel(
-    job: Job, folder: Path, staged: Path, *, environ: Mapping[str, str], watch: Watch, failed_log: Path
-) -> Path:
-    """Build the wheel of `job` in the empty `folder`, and put it with WHEEL.json and its log into `staged`.
+    build: WheelBuild, folder: Path, staged: Path, *, environ: Mapping[str, str], watch: Watch, failed_log: Path
+) -> None:
+    """Build the wheel in the empty `folder`, and put it with WHEEL.json and its log into `staged`.
 
     `watch` is called from another thread with every event. Raises ToolError in one line when a compiler fails or the
-    wheel is not what was asked for; the log is then in `failed_log`. KeyboardInterrupt when it was stopped; no process
+    wheel is not what was requested; the log is then in `failed_log`. KeyboardInterrupt when it was stopped; no process
     is left behind.
     """
     try:
-        return _build(job, folder, staged, environ, watch)
+        _build(build, folder, staged, environ, watch)
     except ToolError as error:
         raise with_log(error, staged / LOG_NAME, failed_log) from error
     except OSError as error:
@@ -176,35 +165,33 @@ def build_wheel(
         raise disk_full(folder, error.strerror or "full") from error
 
 
-def _build(job: Job, folder: Path, staged: Path, environ: Mapping[str, str], watch: Watch) -> Path:
+def _build(build: WheelBuild, folder: Path, staged: Path, environ: Mapping[str, str], watch: Watch) -> None:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    source = resolve_source(job.deepspeed, folder / "source", cache=job.sdists)
-    if source.digest != job.request.source:
+    source = resolve_source(build.deepspeed, folder / "source", cache=cache_root(environ) / "sdists")
+    if source.digest != build.request.source:
         raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")
-    builds, width = plan_builds(job, folder, environ)
-    for build in builds:
-        _copy_tree(source.folder, build.tree)
-    tracker = make_tracker(builds, job.request)
+    processes, width = plan_processes(build, folder, environ)
+    for process in processes:
+        _copy_tree(folder / "source", process.tree)
+    tracker = make_tracker(processes, build.request)
     prepared = time.monotonic()
-    _compile(builds, width, staged / LOG_NAME, folder=folder, tracker=tracker, watch=watch)
+    _compile(processes, width, staged / LOG_NAME, folder=folder, tracker=tracker, watch=watch)
     compiled = time.monotonic()
-    wheel = assemble([_only_wheel(folder / "wheels" / build.label) for build in builds], staged)
+    wheel = assemble([_only_wheel(Path(process.argv[-1])) for process in processes], staged)
     report = read_wheel(wheel)
-    wrong = wrong_with_wheel(report, job.request, job.ops)
+    wrong = wrong_with_wheel(report, build.request, build.ops)
     if wrong:
         raise ToolError(f"the wheel is not what was asked for: {'; '.join(wrong)}")
+    ended = time.monotonic()
     seconds = {
-        "prepare": prepared - began,
-        "compile": compiled - prepared,
-        "check": time.monotonic() - compiled,
-        "total": time.monotonic() - began,
-    }
-    write_record(staged, make_record(job.request, report, seconds=seconds, by_build=tracker.seconds(), started=started))
-    return wheel
+        "prepare": prepared - began, "compile": compiled - prepared, "check": ended - compiled, "total": ended - began,
+    }  # fmt: skip
+    record = make_record(build.request, report, seconds=seconds, by_process=tracker.seconds(), started=started)
+    write_record(staged, record)
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    """setup.py writes into its own tree, so that no two builds can share one; what an earlier build left is not taken.
+    """Copy the source for one process; what an earlier build left there is not copied.
 
     `deepspeed/git_version_info_installed.py` comes with the sdist and would stay if setup.py did not write it.
     """
@@ -216,17 +203,19 @@ def _copy_tree(source: Path, target: Path) -> None:
 def _only_wheel(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise ToolError(f"the build ended well and left {len(wheels)} wheels in {folder.name}")
+        raise ToolError(f"the build succeeded but left {len(wheels)} wheels in {folder.name}")
     return wheels[0]
 
 
-def _compile(builds: Sequence[Build], width: int, log: Path, *, folder: Path, tracker: Tracker, watch: Watch) -> None:
-    """Run all builds; ToolError names the first real error."""
+def _compile(
+    processes: Sequence[CompileProcess], width: int, log: Path, *, folder: Path, tracker: Tracker, watch: Watch
+) -> None:
+    """Run all processes; ToolError names the first real error."""
     plan = folder / "plan.json"
-    entries = [{"label": b.label, "argv": b.argv, "cwd": str(b.tree), "env": b.env} for b in builds]
+    entries = [{"label": b.label, "argv": b.argv, "cwd": str(b.tree), "env": b.env} for b in processes]
     plan.write_text(json.dumps({"width": width, "builds": entries}), encoding="utf-8")
-    for build in builds:
-        Path(build.argv[-1]).mkdir(parents=True)
+    for process in processes:
+        Path(process.argv[-1]).mkdir(parents=True)
     argv = [sys.executable, "-I", parallel.__file__, str(plan)]
     code, codes = _run_builds(argv, log, tracker, watch)
     if code:
@@ -278,7 +267,7 @@ def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
 
 
 def disk_full(folder: Path, why: str) -> ToolError:
-    """The error for a build in `folder` that had no room."""
+    """The error for a build in `folder` whose disk is full."""
     return ToolError(
         f"no space left on the disk of {folder.parent} or of the store: {why}",
         fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",
@@ -286,7 +275,7 @@ def disk_full(folder: Path, why: str) -> ToolError:
 
 
 def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
-    """`error`, with where the whole output is."""
+    """`error`, with the path of the full output."""
     if not log.is_file():
         return error
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Level
 from dsrun.system.hostlist import compressed
 from dsrun.system.proc import Answer, ask
 from dsrun.wheel.verify.archive import check_archive, open_wheel
@@ -136,7 +136,7 @@ def reason(answer: Answer) -> str:
 
 _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
-_COUNTED = {"error": "error", "warning": "warning", "info": "remark"}
+_COUNTED: dict[Level, str] = {"error": "error", "warning": "warning", "info": "remark"}
 
 
 def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -192,7 +192,8 @@ def _needed(elf: ELFFile) -> tuple[str, ...]:
     dynamic = elf.get_section_by_name(".dynamic")
     if not isinstance(dynamic, DynamicSection):
         return ()
-    return tuple(str(tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
+    tags: Iterable[Any] = dynamic.iter_tags("DT_NEEDED")
+    return tuple(str(tag.needed) for tag in tags)
 
 
 def _versions(elf: ELFFile) -> Iterator[str]:

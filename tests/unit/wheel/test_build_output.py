@@ -38,24 +38,14 @@ def test_build_events_and_log_are_complete():
     text = f"{BEGIN}a\tcopying\n{COMPILED}b\t!begin\n{END}no label\nb\t!end 3\nb\twithout an end"
     seen, log, codes, _ = followed(text)
     assert seen == [
-        ("begin", "a", ""), ("begin", "b", ""), ("file", "a", "one.cpp"), ("end", "a", ""), ("end", "b", ""),
+        ("begin", "a", ""), ("file", "a", "one.cpp"), ("begin", "b", ""), ("end", "a", ""), ("end", "b", ""),
     ]  # fmt: skip
     assert log.getvalue() == text
     assert codes == {"a": 0, "b": 3}
 
 
-def test_failed_file_does_not_count_as_compiled():
-    """ninja prints the status line of a command first, and that it failed in the next line."""
-    failed = "a\tFAILED: [code=1] one.o \n"
-    seen, log, _, tracker = followed(f"{BEGIN}{COMPILED}b\t!begin\n{failed}a\t!end 1\n")
-    assert [kind for kind, label, _ in seen if label == "a"] == ["begin", "end"]
-    assert failed in log.getvalue()
-    assert followed(f"{BEGIN}{COMPILED}{failed}")[3].done == 0
-    assert tracker.done == 0.5  # a build that has ended takes no more time
-
-
-def test_compiled_file_is_reported_at_once():
-    """A compiled file is reported before the next line arrives."""
+def test_finished_file_is_reported_at_once():
+    """A finished file is reported before the next line arrives."""
     read, write = os.pipe()
     seen: queue.Queue[str] = queue.Queue()
     tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})

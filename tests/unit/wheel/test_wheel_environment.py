@@ -29,7 +29,6 @@ def made(request=CPU, environ=None, names=("cpu_adam",), cuda_home=None, cache=N
         compilers={"CXX": "/b/bin/g++", "CC": "/b/bin/gcc"},
         cuda_home=cuda_home,
         ops=ops,
-        table=TABLE,
         jobs=3,
         tree=TREE,
         cache=cache,

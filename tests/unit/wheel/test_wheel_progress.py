@@ -125,7 +125,7 @@ def test_progress_lines_without_terminal():
     assert said == [
         None,
         "cpu_adam: compiling",
-        "a: cpu_adam.cpp compiled (1 of 2); about 1 min 30 s left",
+        "a: 1 of 2 files, cpu_adam.cpp; about 1 min 30 s left",
         "a: done in 1 min 00 s; about 1 min 00 s left",
         "a: failed",
     ]
