@@ -10,9 +10,9 @@ from tests.faults.harness import Result
 BEGIN, END = "<!-- results: python -m tests.faults --write -->", "<!-- end of results -->"
 LEGEND = """\
 Each field holds the exit code of the first command and, after an arrow, that of the same command given again; then
-how soon the fault was noticed. 0: the run went on by itself and ended well; 75: it left as it was told to, with a
-checkpoint where training had begun; 143: it was told twice and left at once; 1 and 2: it ended with its reason; -9: the
-command itself was killed."""
+the detection time. 0: the run continued by itself and completed; 75: it stopped on the signal, with a checkpoint if
+training had begun; 143: a second signal ended it at once; 1 and 2: it failed and gave the reason; -9: the command itself
+was killed."""
 
 
 def tables(results: Sequence[Result]) -> str:
@@ -25,9 +25,9 @@ def tables(results: Sequence[Result]) -> str:
 def summary(results: Sequence[Result]) -> str:
     """How many recovered, and the slowest detection."""
     good = sum(not each.wrong for each in results)
-    noticed = [each.detected_s for each in results if each.detected_s is not None]
-    words = f"{good} of {len(results)} cells end as they have to"
-    return words + (f"; slowest to be noticed: {max(noticed):.1f} s" if noticed else "")
+    detected = [each.detected_s for each in results if each.detected_s is not None]
+    text = f"{good} of {len(results)} cells pass"
+    return text + (f"; slowest detection: {max(detected):.1f} s" if detected else "")
 
 
 def _matrix(cells: Iterable[Result]) -> str:
@@ -44,14 +44,14 @@ def _matrix(cells: Iterable[Result]) -> str:
 
 def _list(others: Iterable[Result]) -> str:
     rows = [[each.name.replace("-", " "), _field(each), each.cause or ""] for each in others]
-    return _rows(["damage or surroundings", "ends", "cause"], rows)
+    return _rows(["damage or environment", "exit codes", "cause"], rows)
 
 
 def _field(result: Result) -> str:
-    words = " → ".join(map(str, result.codes))
+    text = " → ".join(map(str, result.codes))
     if result.detected_s is not None:
-        words += f", {result.detected_s:.1f} s"
-    return words + (f" **{result.wrong[0]}**" if result.wrong else "")
+        text += f", {result.detected_s:.1f} s"
+    return text + (f" **{result.wrong[0]}**" if result.wrong else "")
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The tables that stand in docs/reliability.md."""
+"""The tables of docs/reliability.md."""
 
 from tests.faults.cells import PHASES
 from tests.faults.harness import Result
@@ -15,15 +15,15 @@ RESULTS = [
 def test_fault_report_row_per_fault_and_column_per_phase():
     lines = [line for line in tables(RESULTS).splitlines() if line.startswith("|")]
     rows = [[field.strip() for field in line.strip("|").split("|")] for line in lines]
-    head, _, killed, told = rows[:4]
+    head, _, killed, stopped = rows[:4]
     assert head == ["fault", *PHASES]
     assert killed[0] == "SIGKILL of a rank"
     assert dict(zip(head, killed, strict=True))["forward"] == "0, 0.1 s"
     assert dict(zip(head, killed, strict=True))["saving"] == "0, 0.3 s **2 left**"
-    assert dict(zip(head, told, strict=True))["forward"] == "75 → 0"
+    assert dict(zip(head, stopped, strict=True))["forward"] == "75 → 0"
     assert rows[-1] == ["full disk", "1 → 0", "disk_full"]
 
 
 def test_fault_report_summary_counts_failed_cells():
-    """The summary counts the cells that went wrong."""
-    assert summary(RESULTS) == "3 of 4 cells end as they have to; slowest to be noticed: 0.3 s"
+    """The summary counts the cells that failed."""
+    assert summary(RESULTS) == "3 of 4 cells pass; slowest detection: 0.3 s"
