@@ -79,15 +79,6 @@ def group_ops(ops: Sequence[Op]) -> list[tuple[Op, ...]]:
     return sorted(groups, key=lambda group: -sum(_weight(op, 3) for op in group))
 
 
-def _label(group: Sequence[Op]) -> str:
-    return "+".join(op.name for op in group)
-
-
-def _tree(folder: Path, group: Sequence[Op]) -> Path:
-    """The source tree of one build, as setup.py writes into its own."""
-    return folder / "trees" / _label(group)
-
-
 def plan_processes(build: WheelBuild, folder: Path, environ: Mapping[str, str]) -> tuple[list[CompileProcess], int]:
     """The processes to start and how many may run at once; each has a source tree of its own below `folder`.
 
