@@ -62,13 +62,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m bench
 
 docs: $(VENV)/.train
-	$(BIN)/python -m dsrun.recipe.reference docs/train.md
-	$(BIN)/python -m dsrun.zero.reference docs/config.md
-	$(BIN)/python -m dsrun.zero.lint.codes docs/config-check.md
-	$(BIN)/python -m dsrun.slurm.reference docs/slurm.md
-	$(BIN)/python -m dsrun.zero.reference ds_configs
-	$(BIN)/python -m dsrun.wheel.reference docs/wheels.md
-	$(BIN)/python -m dsrun.diagnosis.rules docs/diagnose.md
+	$(BIN)/python -m tools.docs
 
 # `==` would also take 2.13.0+cpu where an index has one; `===` compares the whole version.
 $(CUDA_VENV)/.ready:

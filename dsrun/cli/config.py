@@ -15,12 +15,11 @@ from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
 from dsrun.recipe.batch import batch_plan
 from dsrun.zero.generate.blocks import HardwareFacts
-from dsrun.zero.generate.config import generate, nearest_key, render
+from dsrun.zero.generate.config import PURPOSES, generate, nearest_key, render
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
 from dsrun.zero.generate.spec import ZeroSpec, options
 from dsrun.zero.memory.model.configs import Settings, find
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.reference import LINES, listing
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
@@ -87,8 +86,10 @@ def run(**values: Any) -> int:
         return 0
     own = {name: values.pop(name) for name in BY_ITSELF}
     if own["list_shipped"]:
-        files = [{"file": name, "does": line} for name, line in LINES.items()]
-        text = json_text({"files": files}) if own["form"] == "json" else listing() + "\n"
+        files = [{"file": name, "does": line} for name, line in PURPOSES.items()]
+        width = max(map(len, PURPOSES))
+        lines = (f"{name:<{width}}  {line.replace('`', '')}\n" for name, line in PURPOSES.items())
+        text = json_text({"files": files}) if own["form"] == "json" else "".join(lines)
     else:
         # click gives None for what was not given, also where the default is empty.
         given: dict[str, Any] = {

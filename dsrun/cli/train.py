@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +18,11 @@ from dsrun.cli.output import print_note, print_table
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
+    from dsrun.recipe.flags import Flag
     from dsrun.recipe.recipe import Recipe
 
 PREPARER = "dsrun.train.prepare"
+HELP_COLUMN = 30
 
 
 class TrainCommand(click.Command):
@@ -25,13 +30,38 @@ class TrainCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any(arg in ("-h", "--help") for arg in args):
-            from dsrun.recipe.reference import help_text
-
             click.echo(f"Usage: {ctx.command_path} [FLAGS]\n\n  {self.get_short_help_str(200)}\n")
             click.echo(help_text(shutil.get_terminal_size().columns))
             ctx.exit()
         ctx.obj = list(args)
         return []
+
+
+def help_text(width: int = 80) -> str:
+    """The flags of `dsrun train` as plain text of at most `width` columns."""
+    from dsrun.recipe.flags import hf_flags, hf_version, own_flags
+
+    groups = groupby(own_flags().values(), key=attrgetter("group"))
+    parts = ["\n".join([f"{title}:", *(_help_entry(flag, width) for flag in flags)]) for title, flags in groups]
+    names = " ".join(flag.shown for flag in sorted(hf_flags().values(), key=attrgetter("name")))
+    title = f"Training arguments of Transformers ({hf_version()}), under their own names:"
+    listed = textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    notes = "Hyphens and underscores in a flag are the same; a switch takes an optional true or false, and --no-NAME "
+    notes += "turns it off. Flags that Transformers 5 removed are translated with a notice."
+    parts += [f"{textwrap.fill(title, width)}\n{listed}", textwrap.fill(notes, width)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _help_entry(flag: Flag, width: int) -> str:
+    """One flag: name and value to the left, meaning to the right, or below where there is no room."""
+    head = f"  {flag.shown} {flag.value_text}".rstrip()
+    default = flag.default_text
+    meaning = flag.help + (f" [{default}]" if default not in ("", "false") else "")
+    indent = " " * HELP_COLUMN
+    lines = textwrap.wrap(meaning, max(20, width - HELP_COLUMN), break_on_hyphens=False)
+    if len(head) > HELP_COLUMN - 2:
+        return "\n".join([head, *(indent + line for line in lines)])
+    return "\n".join([head.ljust(HELP_COLUMN) + lines[0], *(indent + line for line in lines[1:])])
 
 
 @click.command(cls=TrainCommand, name="train")

@@ -7,7 +7,6 @@ replaces the text between the markers of that file.
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from dsrun.docpage import GeneratedPart, table
 from dsrun.findings import Level
 
 Then = Literal["restart", "shrink", "resume", "stop"]
@@ -81,28 +79,3 @@ def causes() -> Mapping[str, Cause]:
 def cause_named(code: str) -> Cause:
     """The cause of that code; UNKNOWN, that a restart may help, where there is none."""
     return causes().get(code, UNKNOWN)
-
-
-_THEN = {
-    "restart": "starts again",
-    "shrink": "starts again with less memory",
-    "resume": "ends with 75",
-    "stop": "stops",
-}
-
-
-def markdown() -> str:
-    """One row a cause: code, what it means, what helps, and what the supervisor does."""
-    rows = (
-        (f"`{cause.code}`", f"{cause.title}: {cause.means}", cause.fix, _THEN[cause.then])
-        for cause in causes().values()
-        if cause.level != "info"
-    )
-    return table(("cause", "what it means", "what helps", "the supervisor"), rows) + "\n"
-
-
-PART = GeneratedPart("dsrun.diagnosis.rules", markdown)
-
-
-if __name__ == "__main__":
-    PART.main(sys.argv[1:])

@@ -28,6 +28,7 @@ RENAMED = {"debug": "trainer_debug"}
 JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config"})
 # Never shown, never written to a run folder.
 SECRETS = frozenset({"token", "hub_token"})
+HIDDEN = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +62,38 @@ class Flag:
         """The flag as documentation and errors write it: ours with hyphens, the others as they are."""
         return shown(self.name, self.owner)
 
+    @property
+    def default_text(self) -> str:
+        """The default as help and docs write it, in words where it is chosen when a run starts; empty for none."""
+        if self.default is None or self.default == []:
+            return CHOSEN.get(self.name, "")
+        return shown_value(self.name, self.default)
+
+    @property
+    def value_text(self) -> str:
+        """What follows the flag: its choices, its placeholder, or nothing for a switch."""
+        if self.choices is not None:
+            return "|".join(self.choices)
+        if self.kind == "bool":
+            return ""
+        word = self.metavar or {"int": "N"}.get(self.kind, self.name.upper())
+        return f"{word} …" if self.kind == "list" else word
+
 
 def shown(name: str, owner: str = "hf") -> str:
     """`--name`, with hyphens where the flag is ours."""
     return "--" + (name.replace("_", "-") if owner == "dsrun" else name)
+
+
+def shown_value(name: str, value: Any) -> str:
+    """A value as a message or `--explain` shows it: secrets hidden, booleans and lists as they are typed."""
+    if name in SECRETS and value is not None:
+        return HIDDEN
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
 
 
 def normalise(name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError, nearest
-from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, SECRETS, Flag, hf_flags, own_flags
+from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, Flag, hf_flags, own_flags, shown_value
 
 # The words HfArgumentParser takes, and YAML's on/off.
 TRUE_WORDS = frozenset({"true", "yes", "t", "y", "1", "on"})
@@ -166,7 +166,6 @@ YAML_FLOAT = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
 COMMAND_LINE = "command line"
-HIDDEN = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,17 +184,6 @@ class ParsedValue:
 
     def __str__(self) -> str:
         return f"{self.where} {shown_value(self.name, self.value)}"
-
-
-def shown_value(name: str, value: Any) -> str:
-    """A value as a message or `--explain` shows it: secrets hidden, booleans and lists as they are typed."""
-    if name in SECRETS and value is not None:
-        return HIDDEN
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return str(value)
 
 
 def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, where: str) -> ParsedValue:

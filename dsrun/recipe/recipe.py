@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags
-from dsrun.recipe.parsed_value import COMMAND_LINE, shown_value
+from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags, shown_value
+from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.spec import TrainSpec
 
 DEFAULT = "default"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling
-from dsrun.recipe.parsed_value import ParsedValue, Rejected, check_choice, shown_value
+from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling, shown_value
+from dsrun.recipe.parsed_value import ParsedValue, Rejected, check_choice
 
 SAME = object()
 TESTS: dict[str, Callable[[Any], bool]] = {

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import SECRETS, all_flags, own_flags
-from dsrun.recipe.parsed_value import HIDDEN, shown_value
+from dsrun.recipe.flags import HIDDEN, SECRETS, all_flags, own_flags, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import earlier_signatures, signatures

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dsrun.datafiles import data_folder
-from dsrun.zero.reference import SHIPPED
+from dsrun.zero.generate.config import SHIPPED
 
 
 def printed(dsrun, *args: str) -> dict:

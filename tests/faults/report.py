@@ -11,8 +11,8 @@ BEGIN, END = "<!-- results: python -m tests.faults --write -->", "<!-- end of re
 LEGEND = """\
 Each field holds the exit code of the first command and, after an arrow, that of the same command given again; then
 the detection time. 0: the run continued by itself and completed; 75: it stopped on the signal, with a checkpoint if
-training had begun; 143: a second signal ended it at once; 1 and 2: it failed and gave the reason; -9: the command itself
-was killed."""
+training had begun; 143: a second signal ended it at once; 1 and 2: it failed and gave the reason; -9: the command
+itself was killed."""
 
 
 def tables(results: Sequence[Result]) -> str:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from dsrun.cli.config import command
 from dsrun.datafiles import data_folder
-from dsrun.zero.reference import SHIPPED
+from dsrun.zero.generate.config import SHIPPED
 from tests.integration.conftest import many_engines
 
 pytestmark = [pytest.mark.train, pytest.mark.exhaustive]

@@ -8,7 +8,9 @@ other key, checked against the keys that the installed release reads.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
@@ -24,6 +26,12 @@ REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_ne
 """Findings that refuse what was asked also where DeepSpeed would go on without it."""
 # Their keys are the arguments of the class that is named beside them.
 FREE = ("optimizer.params", "scheduler.params")
+
+_SHIPPED = tomllib.loads(Path(__file__).with_name("shipped.toml").read_text(encoding="utf-8"))
+SHIPPED = {name: ZeroSpec(**file["options"]) for name, file in _SHIPPED.items()}
+"""What each file of ds_configs/ is generated from."""
+PURPOSES: dict[str, str] = {name: file["does"] for name, file in _SHIPPED.items()}
+"""What each file of ds_configs/ is for, in one line of Markdown."""
 
 
 def overrides(words: tuple[str, ...]) -> dict[str, Any]:

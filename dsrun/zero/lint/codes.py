@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsrun.docpage import GeneratedPart, table
 from dsrun.findings import Finding, Level
 from dsrun.zero import schema
 from dsrun.zero.lint.source import Position, Source, dotted
@@ -26,12 +24,6 @@ CODES = {
     name: Code(**row)
     for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
-
-
-def markdown() -> str:
-    """The codes as a Markdown table."""
-    rows = [(f"`{name}`", code.levels, code.meaning, code.stops) for name, code in CODES.items()]
-    return table(("code", "level", "what is the matter", "who stops at an error"), rows) + "\n"
 
 
 def printable(text: str) -> str:
@@ -76,9 +68,3 @@ class Findings:
         """Everything that was found, in the order of the file and without repetitions."""
         ordered = sorted(self.rows, key=lambda row: (row[0].line, row[0].column))
         return list(dict.fromkeys(finding for _, finding in ordered))
-
-
-PART = GeneratedPart("dsrun.zero.lint.codes", markdown)
-
-if __name__ == "__main__":
-    PART.main(sys.argv[1:])

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
+from dsrun.recipe import recipe
+from dsrun.recipe.spec import TrainSpec
+from dsrun.zero import rules as rules_module
+from dsrun.zero.generate import spec as spec_module
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import build, generate, nested
 from dsrun.zero.generate.explain import notices
@@ -242,3 +250,13 @@ def test_flag_rules_name_existing_flags():
 def test_bf16_on_gpu_without_bf16_is_refused():
     with pytest.raises(UsageError, match=r"Tesla V100 has no bf16"):
         generate(ZeroSpec(precision="bf16", gpu="v100"), facts=HardwareFacts(gpu=lookup("v100")))
+
+
+def test_data_files_and_code_name_the_same_things():
+    assert spec_module.WHEN.keys() == rules_module.read_rules("flags").keys()
+    assert rules_module.WHEN.keys() == rules_module.read_rules("config").keys()
+    for declared in (ZeroSpec, TrainSpec):
+        file = Path(sys.modules[declared.__module__].__file__).with_suffix(".toml")
+        assert tomllib.loads(file.read_text(encoding="utf-8")).keys() == {each.name for each in fields(declared)}
+    checks = Path(recipe.__file__).with_name("checks.toml")
+    assert tomllib.loads(checks.read_text(encoding="utf-8"))["checks"].keys() == recipe.WHEN.keys()

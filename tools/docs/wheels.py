@@ -1,18 +1,13 @@
-"""The generated part of docs/wheels.md: which torch and CUDA serve which GPU, from build/gpus.toml and cuda.toml.
-
-`python -m dsrun.wheel.reference` prints it; `python -m dsrun.wheel.reference docs/wheels.md` puts it between the
-markers of that file.
-"""
+"""The tables of docs/wheels.md: which torch and CUDA serve which GPU, from build/gpus.toml and cuda.toml."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 
-from dsrun.docpage import GeneratedPart, table
 from dsrun.hardware.gpus import gpu_table
 from dsrun.wheel.target.arch import Capability, host_limits, nvcc_versions, tegra, torch_releases
 from dsrun.wheel.target.gpus import product_lines, serving
+from tools.docs import table
 
 
 def markdown() -> str:
@@ -73,10 +68,3 @@ def _nvcc_rows() -> Iterable[Sequence[str]]:
     for version, compiled in nvcc_versions().items():
         limits = host_limits(version) or {}
         yield (version, ", ".join(map(_dotted, compiled)), str(limits.get("gcc", "")), str(limits.get("clang", "")))
-
-
-PART = GeneratedPart("dsrun.wheel.reference", markdown)
-
-
-if __name__ == "__main__":
-    PART.main(sys.argv[1:])
