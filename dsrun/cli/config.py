@@ -158,7 +158,7 @@ def _model_config(model: str) -> dict[str, Any]:
     try:
         return find(model).config
     except MissingError:
-        print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills what says auto)")
+        print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills in auto)")
         return {}
 
 

@@ -151,10 +151,7 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 def _command_options(given: dict[str, Any]) -> CommandOptions:
     data = tuple(
-        word
-        for name in ("train_file", "dataset")
-        if given[name]
-        for word in (f"--{name.replace('_', '-')}", given[name])
+        arg for name in ("train_file", "dataset") if given[name] for arg in (f"--{name.replace('_', '-')}", given[name])
     )
     folder = Path(given["model"]).expanduser()
     # Without weights, the commands that follow must train from scratch.

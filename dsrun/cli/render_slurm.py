@@ -50,16 +50,16 @@ class RenderedProgram:
     recipe: Recipe | None = None
 
 
-def find_job(words: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
-    """What runs: the words after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
+def find_job(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
+    """What runs: the arguments after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
     here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
-    if tuple(words[:2]) == ("dsrun", "train"):
-        words = words[1:]
-    if words and words[0] == "train":
-        return _train(words[1:], config or here, cwd)
-    if words:
-        _refuse_tokens(words)
-        return RenderedProgram(program=any_program(words), config=config or here)
+    if tuple(args[:2]) == ("dsrun", "train"):
+        args = args[1:]
+    if args and args[0] == "train":
+        return _train(args[1:], config or here, cwd)
+    if args:
+        _refuse_tokens(args)
+        return RenderedProgram(program=any_program(args), config=config or here)
     if config or here:
         name = str(config or here)
         _refuse_no_training(name, cwd)
@@ -78,8 +78,8 @@ def _refuse_no_training(name: str, cwd: Path) -> None:
         )
 
 
-def _train(words: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
-    recipe = resolve(words, cwd)
+def _train(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
+    recipe = resolve(args, cwd)
     for name in ("token", "hub_token"):
         if recipe.given(name) and recipe.sources[name] == "command line":
             raise UsageError(
@@ -92,7 +92,7 @@ def _train(words: Sequence[str], config: str | None, cwd: Path) -> RenderedProgr
         print_note(notice)
     name = recipe.spec.model or recipe.spec.model_type or "train"
     program = train_program(
-        words,
+        args,
         output=recipe.spec.output,
         name=name.rstrip("/").rpartition("/")[2],
         on_cpu=bool(recipe.hf.get("use_cpu")),
@@ -112,11 +112,11 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
     batch_of(recipe, spec.nodes * workers(spec))
 
 
-def _refuse_tokens(words: Sequence[str]) -> None:
-    for word in words:
-        if _TOKEN.search(word):
+def _refuse_tokens(args: Sequence[str]) -> None:
+    for arg in args:
+        if _TOKEN.search(arg):
             raise UsageError(
-                f"{word[:6]}… looks like a token, and everybody can read a job's script",
+                f"{arg[:6]}… looks like a token, and everybody can read a job's script",
                 fix="put it into a variable and name the variable with --env",
             )
 
@@ -148,9 +148,9 @@ class RenderCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, program = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
-        for word in own:
-            if word == ":" or word.startswith(("--het-group", "--pack-group")):
-                raise UsageError(f"{word}: heterogeneous jobs are not supported", fix=HETJOB)
+        for arg in own:
+            if arg == ":" or arg.startswith(("--het-group", "--pack-group")):
+                raise UsageError(f"{arg}: heterogeneous jobs are not supported", fix=HETJOB)
         ctx.obj = program
         try:
             return super().parse_args(ctx, list(own))

@@ -123,10 +123,10 @@ def _write_model(
 
 
 def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
-    """Bring ``folder`` to the state that ``fill`` writes, unless its mark says it is in it."""
+    """Bring ``folder`` to the state that ``fill`` writes, unless its mark shows that it is there already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     key = _key()
-    # Several processes of one job may ask at once: one builds, the others wait and reuse.
+    # Several processes of one job may come here at once: one builds, the others wait and reuse.
     with FileLock(folder.parent / f".{folder.name}.lock"):
         mark = _read_mark(folder)
         if mark is not None and (mark["name"], mark["key"]) == (name, key) and _is_complete(folder, mark):

@@ -77,7 +77,7 @@ def number_phrases(
     def rows(numbers: list[int]) -> list[PhraseRow]:
         return [{"translation": {"en": english(n), "ro": romanian(n)}} for n in numbers]
 
-    # The small splits draw first, so that a wish for more training rows cannot change the test set.
+    # The small splits draw first, so that the number of training rows does not change the test set.
     test_rows, validation_rows = rows(_draw(test, taken, rng)), rows(_draw(validation, taken, rng))
     return Splits(rows([*_draw(train, taken, rng), *range(ALWAYS_TRAINED)]), validation_rows, test_rows)
 

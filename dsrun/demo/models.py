@@ -66,8 +66,8 @@ per sample of a causal LM)."""
 # Sentences a user may put before a phrase with --source-prefix, in the manner of the T5 paper.
 _PREFIXES: Final = ("translate english to romanian:", "translate romanian to english:")
 
-# Each turn is <|role|>, a line break, the text, <|end|>.  The generation block marks what the
-# assistant said, so that a trainer can ask the tokenizer for a mask of it.
+# Each turn is <|role|>, a line break, the text, <|end|>.  The generation block marks the
+# assistant's text, so that a trainer can get a mask of it from the tokenizer.
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -140,13 +140,13 @@ def llama_config(vocabulary_size: int) -> dict[str, object]:
 
 
 def llama_generation() -> dict[str, object]:
-    """The generation_config.json of demo-llama: greedy, with a bound on the answer."""
+    """The generation_config.json of demo-llama: greedy, with a maximum length."""
     ids = {"pad_token_id": LLAMA_PAD, "bos_token_id": LLAMA_BOS, "eos_token_id": LLAMA_EOS}
     return {**ids, "max_length": 128, "do_sample": False}
 
 
 def t5_words(phrase: str) -> list[str]:
-    """Cut a phrase into the demo-t5 tokens: words led by ``▁``, and ``-nine`` as a token of its own."""
+    """Cut a phrase into the demo-t5 tokens: words with ``▁`` in front, and ``-nine`` as a token of its own."""
     words: list[str] = []
     for word in phrase.split():
         head, *tail = word.split("-")

@@ -93,7 +93,7 @@ def test_checkpoint_verify_reads_contents_and_exits_3(run):
     done = dsrun("verify", run.path)
     assert done.returncode == 3
     assert f"{shard}: contents differ from the manifest" in done.stdout
-    assert f"{run.checkpoint(10)}: whole" in done.stdout
+    assert f"{run.checkpoint(10)}: intact" in done.stdout
     assert dsrun("verify", run.checkpoint(10)).returncode == 0
     output = json.loads(dsrun("verify", run.checkpoint(20), "--format", "json").stdout)
     (checked,) = output["checkpoints"]
@@ -112,7 +112,7 @@ def test_checkpoint_rotated_during_verify_is_not_damaged(run, monkeypatch, capsy
 
     monkeypatch.setattr(checkpoint_command, "read_through", read_while_training_rotates)
     assert checkpoint_command.command.main(["verify", str(run.path)], standalone_mode=False) == 0
-    assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["whole", "whole"]
+    assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["intact", "intact"]
 
 
 def test_checkpoint_inspect_takes_newest_complete(run):
