@@ -238,7 +238,8 @@ def _scheduler(config: Config, log: Log) -> None:
 
 
 STEPS: tuple[Callable[[Config, Log], None], ...] = (
-    _removed, _bare_zero, _offload, _zero_keys, _moved_aio, _renamed, _compile, _bf16, _allreduce, _optimizer, _scheduler,
+    _removed, _bare_zero, _offload, _zero_keys, _moved_aio, _renamed, _compile, _bf16, _allreduce,
+    _optimizer, _scheduler,
 )  # fmt: skip
 
 
