@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.hardware.gpus import lookup
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 
 _PATIENCE_S = 30  # a busy controller takes several seconds
 # Node, features, GRES; -O would cut its columns, %G is never cut.
@@ -39,12 +39,12 @@ def cluster_nodes(partition: str | None = None) -> tuple[Node, ...] | None:
     if partition is not None:
         command.append(f"--partition={partition}")
     try:
-        answer = ask(command, seconds=_PATIENCE_S)
+        answer = capture(command, seconds=_PATIENCE_S)
     except MissingError:
         return None
-    if answer.exit_code != 0 and _NO_CLUSTER in answer.stderr:
+    if answer.returncode != 0 and _NO_CLUSTER in answer.stderr:
         return None
-    if answer.exit_code != 0:
+    if answer.returncode != 0:
         said = (answer.stderr.strip() or answer.stdout.strip() or "no reason given").splitlines()[-1]
         raise ToolError(f"sinfo failed: {said}", fix="is the SLURM controller up? `scontrol ping`")
     return parse_nodes(answer.stdout)

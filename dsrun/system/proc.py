@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
@@ -226,30 +225,21 @@ def _tethered(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> 
     return tethered(argv, os.getpid())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a finished program said; `exit_code` as Popen gives it, negative for death by a signal."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-def ask(
+def capture(
     argv: Sequence[str],
     *,
     seconds: float,
     changes: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     feed: Path | None = None,
-) -> Answer:
+) -> subprocess.CompletedProcess[str]:
     """Run `argv` to its end with `changes` to the environment; its stdin is the file `feed`, or nothing.
 
     Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
     """
     try:
         with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
-            done = subprocess.run(
+            return subprocess.run(
                 argv,
                 env={**os.environ, **(changes or {})},
                 cwd=cwd,
@@ -264,4 +254,3 @@ def ask(
         raise ToolError(f"{argv[0]} did not end within {seconds:g} s") from error
     except FileNotFoundError as error:
         raise MissingError(f"there is no program {argv[0]}") from error
-    return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)

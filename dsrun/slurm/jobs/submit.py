@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
-from dsrun.system.proc import Answer
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
 _WOULD = re.compile(
@@ -38,7 +38,7 @@ def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], No
     """
     answer = _sbatch(["--parsable", *extra], script)
     found = _NUMBER.fullmatch(answer.stdout.strip().rpartition("\n")[2])
-    if answer.exit_code != 0 or not found:
+    if answer.returncode != 0 or not found:
         raise ToolError(f"SLURM refuses the job: {query.error_line(answer)}", fix="try --test-only")
     for line in answer.stderr.splitlines():
         if notify and line.strip():
@@ -49,7 +49,7 @@ def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], No
 def test_only(script: str) -> str:
     """Whether and when the job would start, in one line. Uses up a job number. Raises as `submit` does."""
     answer = _sbatch(["--test-only"], script)
-    if answer.exit_code != 0:
+    if answer.returncode != 0:
         # Also said of jobs that sbatch takes and that wait: for a drained node, or for ever.
         raise ToolError(f"SLURM could not start the job now: {query.error_line(answer)}")
     return forecast(query.error_line(answer))
@@ -66,7 +66,7 @@ def forecast(output: str) -> str:
     return f"would start at {found['start']} {where} with {found['cores']} cores"
 
 
-def _sbatch(options: Sequence[str], script: str) -> Answer:
+def _sbatch(options: Sequence[str], script: str) -> CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="dsrun-") as folder:
         path = Path(folder) / "job.sh"
         path.write_bytes(script.encode("utf-8", "surrogateescape"))

@@ -36,7 +36,7 @@ def made(gpus: str, nodes: int = 1, **changes):
 @pytest.fixture
 def no_steps(monkeypatch):
     """Training a step would be the failure."""
-    monkeypatch.setattr("dsrun.system.proc.ask", lambda *args, **options: pytest.fail("a step was taken"))
+    monkeypatch.setattr("dsrun.system.proc.capture", lambda *args, **options: pytest.fail("a step was taken"))
 
 
 @pytest.mark.usefixtures("no_steps")
