@@ -15,10 +15,10 @@ from dsrun.cli.options import format_option
 from dsrun.cli.output import print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.runs.records import plain
-from dsrun.slurm.cluster import query
 from dsrun.slurm.jobs.queue import Job, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
+from dsrun.system import slurm
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
@@ -120,7 +120,7 @@ def explained_reason(job: Job) -> str:
 
 
 def _print_one(job: Job) -> None:
-    text = query.job(job.id)
+    text = slurm.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
     ended = f", exit code {view.result}" if view and view.is_final else ""
     lines = {

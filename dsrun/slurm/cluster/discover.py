@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dsrun.errors import MissingError, ToolError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.hardware.gres import Gres, parse_gres
-from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, GpuGroup, Node, Partition, Qos
-from dsrun.slurm.cluster.query import names, oneliners, settings, value
 from dsrun.slurm.render import notation
-from dsrun.system import hostlist
+from dsrun.system import hostlist, slurm
+from dsrun.system.slurm import names, oneliners, settings, value
 
 # What an administrator writes about a node comes last in its record.
 _WRITTEN = frozenset({"Reason", "Comment", "Extra"})
@@ -28,19 +27,19 @@ def discover(*, with_accounting: bool = True) -> ClusterFacts:
     no reason not to look at the rest. Raises MissingError where there is no SLURM, and ToolError when the controller
     does not answer.
     """
-    config = query.config()
+    config = slurm.run_tool(["scontrol", "show", "config"])
     with ThreadPoolExecutor() as pool:  # each of sacctmgr's answers takes a fifth of a second
         accounting = pool.submit(_accounting, settings(config)) if with_accounting else None
-        partitions, nodes = pool.submit(query.partitions), pool.submit(query.nodes)
-        reservations = pool.submit(_or_nothing, query.reservations)
-        licenses = pool.submit(_or_nothing, query.licenses)
+        partitions = pool.submit(slurm.show, "partition", "--all")  # hidden ones too
+        nodes = pool.submit(slurm.show, "node", "--all", "--details")  # with GresUsed
+        reservations, licenses = pool.submit(_or_nothing, "reservation"), pool.submit(_or_nothing, "licenses")
     return read_facts(
         partitions=partitions.result(),
         nodes=nodes.result(),
         config=config,
         accounting=accounting.result() if accounting else None,
-        user=query.user(),
-        groups=query.groups(),
+        user=slurm.user(),
+        groups=slurm.groups(),
         reservations=reservations.result(),
         licenses=licenses.result(),
     )
@@ -64,9 +63,9 @@ def discover_if_any(
         return None
 
 
-def _or_nothing(query: Callable[[], str]) -> str:
+def _or_nothing(kind: str) -> str:
     try:
-        return query()
+        return slurm.show(kind)
     except ToolError:
         return ""
 
@@ -76,8 +75,8 @@ def _accounting(config: dict[str, str]) -> Accounting | None:
         return None
     try:
         return read_accounting(
-            associations=query.associations(config.get("ClusterName", "")),
-            qualities=query.qualities(),
+            associations=slurm.associations(config.get("ClusterName", "")),
+            qualities=slurm.qualities(),
             enforced=config.get("AccountingStorageEnforce", "none"),
         )
     except (ToolError, MissingError):
@@ -85,7 +84,7 @@ def _accounting(config: dict[str, str]) -> Accounting | None:
 
 
 def read_accounting(*, associations: str, qualities: str, enforced: str) -> Accounting:
-    """What sacctmgr printed, as `dsrun.slurm.cluster.query` asks for it."""
+    """What sacctmgr printed, as `dsrun.system.slurm` asks for it."""
     rows = _rows(associations, 5)
     return Accounting(
         associations=tuple(
@@ -129,7 +128,7 @@ def read_facts(
     reservations: str = "",
     licenses: str = "",
 ) -> ClusterFacts:
-    """The facts in what `dsrun.slurm.cluster.query` was told."""
+    """The facts in what `dsrun.system.slurm` was told."""
     known = settings(config)
     return ClusterFacts(
         name=known.get("ClusterName", ""),

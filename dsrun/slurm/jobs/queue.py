@@ -19,10 +19,9 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import Progress, progress
-from dsrun.slurm.cluster import query
 from dsrun.slurm.jobs.status import FINAL
 from dsrun.slurm.render.program import slug
-from dsrun.system import variables
+from dsrun.system import slurm, variables
 
 _EXPORT = re.compile(rf"^\s*export {variables.OUTPUT}=(.*)$", re.MULTILINE)
 _FLAG = re.compile(r"(?:^|\s)--output(?:[_-]dir)?(?:=|\s+)(\S.*)$", re.MULTILINE)
@@ -178,16 +177,16 @@ def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
     With `job_id` that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError
     without SLURM, and ToolError when the controller does not answer.
     """
-    queued = read_rows(query.queue(_SQUEUE, job_id=job_id))
+    queued = read_rows(slurm.queue(_SQUEUE, job_id=job_id))
     try:
-        recorded = read_rows(query.history(_SACCT, hours=hours, job_id=job_id) or (), recorded=True)
+        recorded = read_rows(slurm.history(_SACCT, hours=hours, job_id=job_id) or (), recorded=True)
     except ToolError:  # an accounting database that is away: the queue is what matters
         recorded = []
     since = None if job_id else datetime.now() - timedelta(hours=hours)
     jobs = merge_jobs(queued, recorded, since=since)
     if job_id and not jobs:
         raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
-    return with_output_folders(jobs, query.batch_script)
+    return with_output_folders(jobs, slurm.batch_script)
 
 
 def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:

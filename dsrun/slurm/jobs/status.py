@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from dsrun.slurm.cluster.query import jobs, value
+from dsrun.system.slurm import jobs, value
 
 # squeue(1), "Job state codes". The others (PENDING, RUNNING, COMPLETING, SUSPENDED, REQUEUED ...) go on.
 FINAL = frozenset(

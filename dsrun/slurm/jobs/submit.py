@@ -17,9 +17,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
+from dsrun.system import slurm
+from dsrun.system.slurm import NoAnswerError
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
 _WOULD = re.compile(
@@ -39,7 +39,7 @@ def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], No
     answer = _sbatch(["--parsable", *extra], script)
     found = _NUMBER.fullmatch(answer.stdout.strip().rpartition("\n")[2])
     if answer.returncode != 0 or not found:
-        raise ToolError(f"SLURM refuses the job: {query.error_line(answer)}", fix="try --test-only")
+        raise ToolError(f"SLURM refuses the job: {slurm.error_line(answer)}", fix="try --test-only")
     for line in answer.stderr.splitlines():
         if notify and line.strip():
             notify(line.strip())
@@ -51,8 +51,8 @@ def test_only(script: str) -> str:
     answer = _sbatch(["--test-only"], script)
     if answer.returncode != 0:
         # Also said of jobs that sbatch takes and that wait: for a drained node, or for ever.
-        raise ToolError(f"SLURM could not start the job now: {query.error_line(answer)}")
-    return forecast(query.error_line(answer))
+        raise ToolError(f"SLURM could not start the job now: {slurm.error_line(answer)}")
+    return forecast(slurm.error_line(answer))
 
 
 def forecast(output: str) -> str:
@@ -70,7 +70,7 @@ def _sbatch(options: Sequence[str], script: str) -> CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="dsrun-") as folder:
         path = Path(folder) / "job.sh"
         path.write_bytes(script.encode("utf-8", "surrogateescape"))
-        return query.sbatch(options, path)
+        return slurm.sbatch(options, path)
 
 
 TICK_S = 1.0
@@ -214,11 +214,11 @@ def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float]
 
 def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
     """The job as the controller, or the accounting after it, knows it."""
-    text = query.job(watch.job_id)
+    text = slurm.job(watch.job_id)
     if text is not None:
         return read_jobs(text)
     for _ in range(_ACCOUNTING_TICKS):
-        rows = query.history(HISTORY_FIELDS, job_id=watch.job_id)
+        rows = slurm.history(HISTORY_FIELDS, job_id=watch.job_id)
         views = [from_history(row) for row in rows or ()]
         if views and all(view.is_final for view in views):
             before = [watch.views.get(view.label, view) for view in views]

@@ -89,29 +89,9 @@ def error_line(answer: CompletedProcess[str]) -> str:
     return reasons[-1].removeprefix("sbatch: ").removeprefix("error: ").strip()
 
 
-def partitions() -> str:
-    """Every partition, one a line of key=value words, hidden ones too."""
-    return run_tool(["scontrol", "--oneliner", "--all", "show", "partition"])
-
-
-def nodes() -> str:
-    """Every node, one a line of key=value words; --details adds GresUsed."""
-    return run_tool(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
-
-
-def config() -> str:
-    """slurm.conf as the controller reads it: lines of `key = value`."""
-    return run_tool(["scontrol", "show", "config"])
-
-
-def reservations() -> str:
-    """Every reservation, one a line of key=value words."""
-    return run_tool(["scontrol", "--oneliner", "show", "reservation"])
-
-
-def licenses() -> str:
-    """Every licence, one a line of key=value words."""
-    return run_tool(["scontrol", "--oneliner", "show", "licenses"])
+def show(kind: str, *options: str) -> str:
+    """Every `kind` that scontrol knows, one a line of key=value words."""
+    return run_tool(["scontrol", "--oneliner", *options, "show", kind])
 
 
 def job(job_id: str) -> str | None:
