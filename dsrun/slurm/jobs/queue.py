@@ -19,7 +19,7 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import Progress, progress
-from dsrun.slurm.jobs.status import FINAL
+from dsrun.slurm.jobs.status import FINAL, task_order
 from dsrun.slurm.render.program import slug
 from dsrun.system import slurm, variables
 
@@ -153,22 +153,16 @@ def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetim
     Jobs that ended before `since` (local time) are left out.
     """
     jobs = {job.id: job for job in recorded} | {job.id: job for job in queued}
-    recent = [job for job in jobs.values() if since is None or not job.is_final or _after(job.ended, since)]
-    active = sorted((job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", _order(job)))
-    over = sorted((job for job in recent if job.is_final), key=lambda job: (job.ended, _order(job)), reverse=True)
+    # Times in ISO format sort as text; a job without one stays.
+    first = since.isoformat() if since else ""
+    recent = [job for job in jobs.values() if not (job.is_final and job.ended) or job.ended >= first]
+    active = sorted(
+        (job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", task_order(job.id))
+    )
+    over = sorted(
+        (job for job in recent if job.is_final), key=lambda job: (job.ended, task_order(job.id)), reverse=True
+    )
     return [*active, *over]
-
-
-def _order(job: Job) -> tuple[int, int]:
-    array, _, task = job.id.partition("_")
-    return (int(array) if array.isdecimal() else 0, int(task) if task.isdecimal() else -1)
-
-
-def _after(when: str, since: datetime) -> bool:
-    try:
-        return datetime.fromisoformat(when) >= since
-    except ValueError:
-        return True
 
 
 def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
@@ -192,19 +186,19 @@ def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
 def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
     """The jobs with their run folders and how far these are; `script_of` gives the script of a job's number."""
     script = cache(script_of)  # one for all tasks of an array
+
+    def joined(job: Job) -> Job:
+        folder = _folder(job, script)
+        if folder is None:
+            return job
+        run = RunFolder(Path(folder))
+        return replace(job, run=folder, progress=progress(run.metrics), finished=run.finished.exists())
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda job: _joined(job, script), jobs))
+        return list(pool.map(joined, jobs))
 
 
-def _joined(job: Job, script_of: Callable[[str], str | None]) -> Job:
-    folder = _folder(job, script_of, os.environ)
-    if folder is None:
-        return job
-    run = RunFolder(Path(folder))
-    return replace(job, run=folder, progress=progress(run.metrics), finished=run.finished.exists())
-
-
-def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[str, str]) -> str | None:
+def _folder(job: Job, script_of: Callable[[str], str | None]) -> str | None:
     """Where dsrun's scripts put a run when nothing else is said, if it is there; else what the script says."""
     usual = Path(job.work_dir or "/") / "runs" / f"{slug(job.name)}-{job.id}"
     if usual.is_dir():
@@ -213,6 +207,6 @@ def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[s
     script = None if never_ran or "[" in job.id else script_of(job.id.partition("_")[0])
     if script is None:
         return None
-    kept = {name: environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in environ}
+    kept = {name: os.environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in os.environ}
     variables = kept | job_environment(label=job.id, number=job.number, name=job.name)
     return job_output_folder(script, work_dir=job.work_dir, variables=variables)

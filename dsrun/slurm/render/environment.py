@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -67,6 +67,7 @@ class Stage:
 def stage(path: str, local_dir: str) -> Stage:
     """How `path` is staged. A folder is an environment; raises UsageError for a file that is neither wheel nor tar."""
     name = PurePosixPath(path).name
+    path = as_path(path) if path.startswith("-") else path
     if name.endswith(".whl"):
         return Stage(kind="wheel", path=path, file=name, local_dir=local_dir)
     if name.endswith(TARS):
@@ -159,12 +160,5 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
 
 
 def staged_values(staged: Stage | None, python: str) -> dict[str, Any] | None:
-    if staged is None:
-        return None
-    return {
-        "kind": staged.kind,
-        "path": as_path(staged.path) if staged.path.startswith("-") else staged.path,
-        "file": staged.file,
-        "local_dir": staged.local_dir,
-        "python": None if staged.has_python else python,
-    }
+    """What the template can name of it."""
+    return asdict(staged) | {"python": None if staged.has_python else python} if staged else None
