@@ -50,7 +50,7 @@ def discover_if_any(
 ) -> ClusterFacts | None:
     """As `discover`, but None where there is no SLURM.
 
-    With `notify` also where it does not answer: `notify` is told so, for what can be done without it.
+    With `notify` also where it does not answer: `notify` gets the reason, for what can be done without it.
     """
     try:
         return discover(with_accounting=with_accounting)
@@ -84,7 +84,7 @@ def _accounting(config: dict[str, str]) -> Accounting | None:
 
 
 def read_accounting(*, associations: str, qualities: str, enforced: str) -> Accounting:
-    """What sacctmgr printed, as `dsrun.system.slurm` asks for it."""
+    """The output of sacctmgr with the columns of `dsrun.system.slurm`."""
     rows = _rows(associations, 5)
     return Accounting(
         associations=tuple(
@@ -128,7 +128,7 @@ def read_facts(
     reservations: str = "",
     licenses: str = "",
 ) -> ClusterFacts:
-    """The facts in what `dsrun.system.slurm` was told."""
+    """The facts in the output of `dsrun.system.slurm`'s queries."""
     known = settings(config)
     return ClusterFacts(
         name=known.get("ClusterName", ""),

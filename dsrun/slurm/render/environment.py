@@ -91,7 +91,7 @@ def gpus_of(spec: SlurmSpec) -> int:
 
 
 def workers(spec: SlurmSpec) -> int:
-    """Workers of each node: as many as said, else one per GPU."""
+    """Workers of each node: --nproc, else one per GPU."""
     return spec.nproc or gpus_of(spec) or 1
 
 
@@ -133,7 +133,7 @@ def has_own_programs(spec: SlurmSpec, python: str, staged: Stage | None) -> bool
 
 
 def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
-    """The words, ready for the shell, that start Python on a node."""
+    """The command, quoted for the shell, that starts Python on a node."""
     if staged and staged.has_python:
         return '"$DSRUN_LOCAL/env/bin/python"'
     if spec.apptainer:

@@ -1,4 +1,4 @@
-"""What a job script is rendered for: the program as torch.distributed.run has to be told it, and the site."""
+"""What a job script is rendered for: the program for torch.distributed.run, and the site."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Program:
 
     `mode` are the options it needs, `entry` what it starts (a module, a script or an executable), `words` the
     arguments. `trains` says that dsrun's own worker runs, which saves on a signal and leaves a FINISHED marker;
-    `output` is then its run folder, if it was named, and `on_cpu` that it was told to leave
+    `output` is then its run folder, if it was named, and `on_cpu` that it leaves
     GPUs alone. `interpreter` is a Python that the user named by its path.
     """
 
