@@ -12,8 +12,8 @@ from dsrun.system.gpus import Gpu, select_visible, visible_gpus
 
 ASK = """
 import dataclasses, json
-from dsrun.system.gpus import gpu_count, visible_gpus
-print(json.dumps([gpu_count(), [dataclasses.asdict(gpu) for gpu in visible_gpus()]]))
+from dsrun.system.gpus import visible_gpus
+print(json.dumps([len(visible_gpus()), [dataclasses.asdict(gpu) for gpu in visible_gpus()]]))
 """
 
 
