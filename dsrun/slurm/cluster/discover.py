@@ -45,20 +45,13 @@ def discover(*, with_accounting: bool = True) -> ClusterFacts:
     )
 
 
-def discover_if_any(
-    *, with_accounting: bool = True, notify: Callable[[str], None] | None = None
-) -> ClusterFacts | None:
-    """As `discover`, but None where there is no SLURM.
-
-    With `notify` also where it does not answer: `notify` gets the reason, for what can be done without it.
-    """
+def discover_if_any(notify: Callable[[str], None]) -> ClusterFacts | None:
+    """As `discover`, but None where there is no SLURM, and where it does not answer: `notify` gets the reason."""
     try:
-        return discover(with_accounting=with_accounting)
+        return discover()
     except MissingError:
         return None
     except ToolError as error:
-        if notify is None:
-            raise
         notify(str(error))
         return None
 

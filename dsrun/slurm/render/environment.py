@@ -31,20 +31,6 @@ def networks() -> dict[str, Network]:
     return {name: Network(**entry) for name, entry in tomllib.loads(text).items()}
 
 
-def interface_variables(interface: str | None) -> dict[str, str]:
-    """NCCL's and gloo's variables for the interfaces a user named.
-
-    NCCL takes a name for a prefix unless `=` stands before it, and `^` for all others. gloo takes whole names only
-    and fails on anything else, so that it gets none from an exclusion.
-    """
-    if not interface:
-        return {}
-    if interface.startswith("^"):
-        return {"NCCL_SOCKET_IFNAME": interface}
-    names = interface.removeprefix("=")
-    return {"NCCL_SOCKET_IFNAME": f"={names}", "GLOO_SOCKET_IFNAME": names}
-
-
 Kind = Literal["wheel", "tar", "folder"]
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 
@@ -95,13 +81,19 @@ def workers(spec: SlurmSpec) -> int:
     return spec.nproc or gpus_of(spec) or 1
 
 
-def variables(spec: SlurmSpec, program: Program) -> dict[str, str]:
+def variables(spec: SlurmSpec) -> dict[str, str]:
     """What the script exports: what the spec means for all libraries, then the user's NAME=VALUE."""
     found: dict[str, str] = {}
     if gpus_of(spec) == 0:
         # Where GPUs are not fenced off, a job that asked for none would see them all the same.
         found |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    found |= interface_variables(spec.interface)
+    # NCCL takes a name for a prefix unless `=` stands before it, and `^` for all others. gloo takes whole names only
+    # and fails on anything else, so that it gets none from an exclusion.
+    if spec.interface and spec.interface.startswith("^"):
+        found["NCCL_SOCKET_IFNAME"] = spec.interface
+    elif spec.interface:
+        names = spec.interface.removeprefix("=")
+        found |= {"NCCL_SOCKET_IFNAME": f"={names}", "GLOO_SOCKET_IFNAME": names}
     found |= {name: value for name, equals, value in (each.partition("=") for each in spec.env) if equals}
     return found
 

@@ -22,7 +22,7 @@ def find_site(
     from dsrun.slurm.cluster.discover import discover_if_any
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = discover_if_any(notify=notify)
+    facts = discover_if_any(notify)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None

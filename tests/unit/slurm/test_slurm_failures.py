@@ -121,13 +121,13 @@ def test_slurm_time_format_of_user_overridden(programs, monkeypatch):
 
 def test_cluster_discovery_without_answering_controller(programs):
     """What works without a cluster also works when the controller does not answer."""
-    assert discover_if_any(notify=pytest.fail) is None
+    assert discover_if_any(pytest.fail) is None
     stand_in(programs, "scontrol", ("", "", DOWN, 1))
     told: list[str] = []
-    assert discover_if_any(notify=told.append) is None
+    assert discover_if_any(told.append) is None
     assert "Unable to contact slurm controller" in told[0]
     with pytest.raises(NoAnswerError):
-        discover_if_any()
+        discover()
 
 
 def test_cluster_discovery_without_accounting_database(programs):

@@ -46,7 +46,7 @@ def until(condition, what):
         if value:
             return value
         time.sleep(0.02)
-    raise AssertionError(f"waited in vain: {what}")
+    raise AssertionError(f"timed out waiting for {what}")
 
 
 def pid_in(path: Path) -> int:
