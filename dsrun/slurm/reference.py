@@ -32,7 +32,7 @@ def markdown() -> str:
         table(
             ("`--network`", "for", "sets, where the environment has nothing"),
             [
-                (f"`{name}`", each.about, ", ".join(f"`{key}={value}`" for key, value in each.variables.items()))
+                (f"`{name}`", each["about"], ", ".join(f"`{key}={value}`" for key, value in each["variables"].items()))
                 for name, each in networks().items()
             ],
         ),

@@ -22,7 +22,6 @@ class Gpu:
     name: str
     uuid: str
     memory_total: int | None
-    memory_free: int | None
     capability: tuple[int, int]
     mig: tuple[Gpu, ...] = ()
 
@@ -105,17 +104,14 @@ def _all_gpus() -> list[Gpu]:
 
 
 def _gpu(nvml: Any, handle: Any, index: int, capability: tuple[int, int]) -> Gpu:
-    total: int | None = None
-    free: int | None = None
+    memory: int | None = None
     with suppress(nvml.NVMLError):  # GB10 and Jetson share the host's memory and report "not supported"
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        total, free = int(memory.total), int(memory.free)
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        memory_total=total,
-        memory_free=free,
+        memory_total=memory,
         capability=capability,
     )
 

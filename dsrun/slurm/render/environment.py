@@ -16,19 +16,10 @@ from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """One preset: what it is for, and its variables."""
-
-    about: str
-    variables: dict[str, str]
-
-
 @cache
-def networks() -> dict[str, Network]:
-    """The presets by name."""
-    text = (data_folder("slurm") / "networks.toml").read_text(encoding="utf-8")
-    return {name: Network(**entry) for name, entry in tomllib.loads(text).items()}
+def networks() -> dict[str, dict[str, Any]]:
+    """The presets by name: `about` is what each is for, `variables` what it sets."""
+    return tomllib.loads((data_folder("slurm") / "networks.toml").read_text(encoding="utf-8"))
 
 
 Kind = Literal["wheel", "tar", "folder"]
@@ -105,7 +96,7 @@ def defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
         found["TOKENIZERS_PARALLELISM"] = "false"
         if gpus_of(spec):
             found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    return found | (networks()[spec.network].variables if spec.network else {})
+    return found | (networks()[spec.network]["variables"] if spec.network else {})
 
 
 def worker_python(spec: SlurmSpec, site: Site) -> str:
