@@ -83,7 +83,7 @@ def shell_word(text: str, variables: Mapping[str, str]) -> str | None:
     return word
 
 
-# The same things from both sources, in the order of Job's fields. The name comes last: it may hold anything.
+# The same things from both sources, in the order of SlurmJob's fields. The name comes last: it may hold anything.
 _SQUEUE = tuple("iATrPNDMlVSeZj")
 _SACCT = (
     *("JobID", "JobIDRaw", "State", "Reason", "Partition", "NodeList", "NNodes"),
@@ -94,7 +94,7 @@ _AT_ONCE = 8  # queries to the controller
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SlurmJob:
     """One job, or one task of an array (`id` "6_1"; "6_[2-3]" for those that have not started).
 
     Times are SLURM's, local, "2026-11-21T08:43:34"; "" where there is none. `run` is the run folder as far as it is
@@ -125,7 +125,7 @@ class Job:
         return self.state in FINAL
 
 
-def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[Job]:
+def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[SlurmJob]:
     """Jobs from the rows of squeue, or of sacct (`recorded`).
 
     The accounting keeps why a job last waited, and shows it for ever: that counts only while the job waits.
@@ -134,8 +134,8 @@ def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[
     return [replace(job, reason="") if recorded and job.state != "PENDING" else job for job in jobs]
 
 
-def _job(row: list[str]) -> Job:
-    known: dict[str, Any] = dict(zip(Job.__annotations__, row, strict=False))
+def _job(row: list[str]) -> SlurmJob:
+    known: dict[str, Any] = dict(zip(SlurmJob.__annotations__, row, strict=False))
     state = (known["state"].split() or ["UNKNOWN"])[0]  # "CANCELLED by 1000"
     count = known["node_count"]
     known |= {"state": state, "node_count": int(count) if count.isdecimal() else 0}
@@ -144,10 +144,12 @@ def _job(row: list[str]) -> Job:
         known["started"] = ""
     if state not in FINAL:
         known["ended"] = ""
-    return Job(**known)
+    return SlurmJob(**known)
 
 
-def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
+def merge_jobs(
+    queued: Iterable[SlurmJob], recorded: Iterable[SlurmJob], *, since: datetime | None = None
+) -> list[SlurmJob]:
     """Each job once, as the queue has it where both do: running ones first, then waiting, then the last to end.
 
     Jobs that ended before `since` (local time) are left out.
@@ -165,7 +167,7 @@ def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetim
     return [*active, *over]
 
 
-def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
+def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[SlurmJob]:
     """This user's jobs with their run folders: active ones, and those that ended in the last `hours`.
 
     With `job_id` that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError
@@ -183,11 +185,11 @@ def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
     return with_output_folders(jobs, slurm.batch_script)
 
 
-def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
+def with_output_folders(jobs: Sequence[SlurmJob], script_of: Callable[[str], str | None]) -> list[SlurmJob]:
     """The jobs with their run folders and how far these are; `script_of` gives the script of a job's number."""
     script = cache(script_of)  # one for all tasks of an array
 
-    def joined(job: Job) -> Job:
+    def joined(job: SlurmJob) -> SlurmJob:
         folder = _folder(job, script)
         if folder is None:
             return job
@@ -198,7 +200,7 @@ def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | No
         return list(pool.map(joined, jobs))
 
 
-def _folder(job: Job, script_of: Callable[[str], str | None]) -> str | None:
+def _folder(job: SlurmJob, script_of: Callable[[str], str | None]) -> str | None:
     """Where dsrun's scripts put a run when nothing else is said, if it is there; else what the script says."""
     usual = Path(job.work_dir or "/") / "runs" / f"{slug(job.name)}-{job.id}"
     if usual.is_dir():
