@@ -107,7 +107,7 @@ def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
             words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
-            yield Given(name=name, words=words, where=flag_of(each))
+            yield Given(name=name, values=words, where=flag_of(each))
 
 
 def _read(name: str) -> str:

@@ -23,7 +23,7 @@ from dsrun.recipe.resolved import to_json, with_deepspeed_read
 from dsrun.recipe.trackers import check_packages
 from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER
-from dsrun.system.gpus import gpu_count
+from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores, require_training_packages
 
 
@@ -98,7 +98,7 @@ def checked_recipe(args: list[str]) -> Recipe:
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
     """The workers of this machine: `nproc`, else one per visible GPU."""
-    return decide(nproc=nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=use_cpu)
+    return decide(nproc=nproc, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=use_cpu)
 
 
 def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:

@@ -116,7 +116,7 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
     path = cwd / config
     given = [given_key(key, words, where) for key, words, where in read_section(path, config, "slurm")]
     restarts = [
-        Given(name="max_restarts", words=tuple(words), where=where)
+        Given(name="max_restarts", values=tuple(words), where=where)
         for key, words, where in read_section(path, config, "launch")
         if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
     ]
