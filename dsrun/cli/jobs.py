@@ -15,10 +15,10 @@ from dsrun.cli.options import format_option
 from dsrun.cli.output import print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.runs.records import plain
-from dsrun.slurm.cluster import query
-from dsrun.slurm.jobs.queue import Job, my_jobs
+from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
+from dsrun.system import slurm
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
@@ -77,12 +77,12 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
         return EXIT_INTERRUPTED
 
 
-def as_json(job: Job) -> dict[str, Any]:
+def as_json(job: SlurmJob) -> dict[str, Any]:
     """A job as docs/slurm.md describes it; what is not known is null, and a loss that is not finite in "nonfinite"."""
     return plain({name: value if value != "" else None for name, value in asdict(job).items()})
 
 
-def _print_table(jobs: Sequence[Job], hours: float) -> None:
+def _print_table(jobs: Sequence[SlurmJob], hours: float) -> None:
     if not jobs:
         click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
         return
@@ -90,7 +90,7 @@ def _print_table(jobs: Sequence[Job], hours: float) -> None:
     print_table([head, *map(_row, jobs)])
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: SlurmJob) -> tuple[str, ...]:
     why = f" ({job.reason})" if job.state == "PENDING" and job.reason else ""
     step = str(job.progress.step) if job.progress else ""
     return (
@@ -99,11 +99,11 @@ def _row(job: Job) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _nodes(job: Job) -> str:
+def _nodes(job: SlurmJob) -> str:
     return job.nodes or ("" if job.is_final else f"{job.node_count} wanted")
 
 
-def _loss(job: Job) -> str:
+def _loss(job: SlurmJob) -> str:
     return f"{job.progress.loss:.4g}" if job.progress and job.progress.loss is not None else ""
 
 
@@ -113,14 +113,14 @@ def _here(run: str | None) -> str:
     return str(Path(run).relative_to(here)) if run and Path(run).is_relative_to(here) else run or ""
 
 
-def explained_reason(job: Job) -> str:
+def explained_reason(job: SlurmJob) -> str:
     """SLURM's reason and what it means; of a cancelled job it is only what that last waited for."""
     meaning = None if job.state == "CANCELLED" else explain_reason(job.reason)
     return job.reason + (f": {meaning}" if meaning else "")
 
 
-def _print_one(job: Job) -> None:
-    text = query.job(job.id)
+def _print_one(job: SlurmJob) -> None:
+    text = slurm.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
     ended = f", exit code {view.result}" if view and view.is_final else ""
     lines = {
@@ -143,7 +143,7 @@ def _print_one(job: Job) -> None:
     print_fields(lines.items(), width=11)
 
 
-def _step(job: Job) -> str:
+def _step(job: SlurmJob) -> str:
     if job.progress is None:
         return ""
     epoch = f", epoch {job.progress.epoch:.2f}" if job.progress.epoch is not None else ""

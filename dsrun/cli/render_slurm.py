@@ -126,10 +126,10 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
     if config is None:
         return ()
     path = cwd / config
-    given = [given_key(key, words, where) for key, words, where in read_section(path, config, "slurm")]
+    given = [given_key(key, values, where) for key, values, where in read_section(path, config, "slurm")]
     restarts = [
-        Given(name="max_restarts", words=tuple(words), where=where)
-        for key, words, where in read_section(path, config, "launch")
+        Given(name="max_restarts", values=tuple(values), where=where)
+        for key, values, where in read_section(path, config, "launch")
         if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
     ]
     if given:
@@ -220,8 +220,8 @@ def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
     for name, each in options().items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
-            words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
-            yield Given(name=name, words=words, where=flag_of(each))
+            several = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
+            yield Given(name=name, values=several, where=flag_of(each))
 
 
 def _read(name: str) -> str:

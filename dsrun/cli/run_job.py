@@ -30,7 +30,7 @@ from dsrun.recipe.trackers import check_packages
 from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 from dsrun.system import variables
-from dsrun.system.gpus import gpu_count
+from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores, require_training_packages
 
 
@@ -105,7 +105,7 @@ def checked_recipe(args: list[str]) -> Recipe:
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
     """The workers of this machine: `nproc`, else one per visible GPU."""
-    return decide(nproc=nproc, visible_gpus=gpu_count(), cores=cores(), use_cpu=use_cpu)
+    return decide(nproc=nproc, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=use_cpu)
 
 
 def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
@@ -207,7 +207,7 @@ def parse_program(argv: tuple[str, ...]) -> Program:
         argv = ("python", *argv)
     found = any_program(argv)
     if found.mode == ("--module",) and found.entry in (WORKER, "dsrun"):
-        own = list(found.words)
+        own = list(found.args)
         if found.entry == "dsrun" and own[:1] != ["train"]:
             raise UsageError("of dsrun's commands only train can be launched", fix="-- dsrun train --model …")
         return train_program(own[1:] if found.entry == "dsrun" else own)
@@ -221,7 +221,7 @@ def work_of(options: LaunchOptions, program: Program) -> Work:
     environment_output = os.environ.get(variables.OUTPUT)
     if not program.trains:
         return _external_work(replace(options, output=options.output or environment_output), program)
-    recipe = checked_recipe(list(program.words))
+    recipe = checked_recipe(list(program.args))
     named = recipe.spec.output
     if options.output and named and options.output != named:
         raise UsageError(f"--output {options.output} for dsrun launch, but {named} for dsrun train", fix="give it once")
@@ -257,12 +257,12 @@ def _external_work(options: LaunchOptions, program: Program) -> Work:
 def _worker_argv(program: Program) -> tuple[str, ...]:
     """A `python` other than this one runs its scripts itself: torch.distributed.run would start its own otherwise."""
     if "--no-python" in program.mode or program.interpreter is None:
-        return (*program.mode, program.entry, *program.words)
+        return (*program.mode, program.entry, *program.args)
     found = shutil.which(program.interpreter) or program.interpreter
     if Path(found).parent == Path(sys.executable).parent:
-        return (*program.mode, program.entry, *program.words)
+        return (*program.mode, program.entry, *program.args)
     module = ("-m",) if "--module" in program.mode else ()
-    return ("--no-python", found, "-u", *module, program.entry, *program.words)
+    return ("--no-python", found, "-u", *module, program.entry, *program.args)
 
 
 def _require(program: Program) -> None:

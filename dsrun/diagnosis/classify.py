@@ -94,7 +94,7 @@ class Diagnosis:
     """Why a run failed. `evidence` is the line that tells, `line` its number from 1, 0 for an exit code.
 
     `weight` says how sure that is: a root cause, words that several causes share, a guess, or a consequence of
-    another rank's failure. `rank` is the first rank that failed, and `time` when (see `stamps.time_of`), as far as
+    another rank's failure. `rank` is the first rank that failed, and `time` when (see `scan.time_of`), as far as
     the log tells.
     """
 
@@ -141,8 +141,8 @@ def diagnosis(scan: Scan, rank: int | None = None, *, exit_code: int | None = No
     if not hits:
         return _by_signal(exit_code, rank)
     best = min(hits, key=lambda hit: (_ORDER.index(hit.sign.weight), hit.line))
-    said = rank_of(best.text)
-    return _made(best.cause, best, rank if said is None else said)
+    named = rank_of(best.text)
+    return _diagnosis(best.cause, best, rank if named is None else named)
 
 
 def _survived(hit: Hit, scan: Scan, exit_code: int | None) -> bool:
@@ -159,10 +159,10 @@ def _by_signal(exit_code: int | None, rank: int | None) -> Diagnosis | None:
         return None
     signal = -exit_code if exit_code < 0 else exit_code - 128
     code = _SIGNALS.get(signal)
-    return _made(cause_named(code), exit_code, rank) if code else None
+    return _diagnosis(cause_named(code), exit_code, rank) if code else None
 
 
-def _made(cause: Cause, evidence: Hit | int, rank: int | None) -> Diagnosis:
+def _diagnosis(cause: Cause, evidence: Hit | int, rank: int | None) -> Diagnosis:
     hit = evidence if isinstance(evidence, Hit) else None
     return Diagnosis(
         cause=cause.code,

@@ -1,4 +1,4 @@
-"""Why a run stopped: the verdict over the logs of one attempt, or over a run folder with its ledger."""
+"""Why a run stopped: the verdict over the logs of one attempt, or over a run folder with its event file."""
 
 from __future__ import annotations
 
@@ -50,36 +50,35 @@ class Verdict:
 
 
 def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None) -> Verdict:
-    """The verdict over logs by name: a file each, or the content itself. UsageError where one cannot be read.
+    """The verdict over logs by name: a file each, or the content itself. Raises UsageError for one that cannot be read.
 
     `exit_code` is the run's, where it is known.
     """
-    found = {}
-    for name, log in logs.items():
-        told = diagnosis(*scan_log(log, name), exit_code=exit_code)
-        if told:
-            found[name] = told
+    scanned = ((name, diagnosis(*scan_log(log, name), exit_code=exit_code)) for name, log in logs.items())
+    found = {name: why for name, why in scanned if why}
     first = root(found)
     if first is None:
         return Verdict(cause=causes()[NONE], rank=None, where="", evidence="", findings=(), logs=tuple(logs))
-    name, told = first
-    others = _others(found, name)
-    rank = told.rank if told.rank is not None else _rank_of(name)
-    cause = _cause(told)
+    name, why = first
+    rank_log = RANK_LOG.fullmatch(Path(name).name)
+    others: dict[str, Finding] = {}
+    for log_name, other in found.items():
+        if other.cause != why.cause:
+            others.setdefault(other.cause, _finding(other, log_name, beside=True))
     return Verdict(
-        cause=cause,
-        rank=rank,
-        where=_where(name, told),
-        evidence=told.evidence[:SHOWN],
-        findings=(_finding(told, name), *others),
+        cause=_cause(why),
+        rank=int(rank_log[1]) if why.rank is None and rank_log else why.rank,
+        where=_where(name, why),
+        evidence=why.evidence[:SHOWN],
+        findings=(_finding(why, name), *others.values()),
         logs=tuple(logs),
     )
 
 
 def of_run(folder: Path) -> Verdict:
-    """The verdict over a run folder: what its ledger says of the last failure, else what the last attempt's logs tell.
+    """The verdict over a run folder: the last failure of its event file, else what the last attempt's logs show.
 
-    Raises UsageError where there is neither a ledger nor a log.
+    Raises UsageError where there is neither an event file nor a log.
     """
     events = read_records(folder / "events.jsonl")
     logs = _last_logs(folder)
@@ -98,19 +97,19 @@ def of_run(folder: Path) -> Verdict:
     return _recorded(recorded, ending, verdict, f"{folder / 'events.jsonl'}")
 
 
-def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, ledger: str) -> Verdict:
+def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
     same = verdict.cause.code == cause.code
     rank = event.get("rank", verdict.rank)
     message = str(event.get("message") or cause.title)
     finding = Finding(
-        level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=ledger
+        level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=events
     )
     healthy = verdict.cause.code == NONE
     return Verdict(
         cause=cause,
         rank=rank if isinstance(rank, int) else None,
-        where=verdict.where if same else ledger,
+        where=verdict.where if same else events,
         evidence=verdict.evidence if same else message,
         findings=(finding, *(() if healthy else verdict.findings)),
         logs=verdict.logs,
@@ -133,36 +132,20 @@ def _last_logs(folder: Path) -> dict[str, Path]:
     return {str(path): path for path in found}
 
 
-def _others(found: Mapping[str, Diagnosis], first: str) -> list[Finding]:
-    """What the other logs tell, each cause once."""
-    seen = {found[first].cause: None}
-    others = []
-    for name, told in found.items():
-        if told.cause not in seen:
-            seen[told.cause] = None
-            others.append(_finding(told, name, beside=True))
-    return others
+def _cause(why: Diagnosis) -> Cause:
+    return causes()[why.cause or UNKNOWN]
 
 
-def _cause(told: Diagnosis) -> Cause:
-    return causes()[told.cause or UNKNOWN]
-
-
-def _finding(told: Diagnosis, name: str, *, beside: bool = False) -> Finding:
-    cause = _cause(told)
+def _finding(why: Diagnosis, name: str, *, beside: bool = False) -> Finding:
+    cause = _cause(why)
     return Finding(
         level="info" if beside else cause.level,
         code=cause.code,
-        message=f"{cause.title}: {told.evidence[:SHOWN]}",
+        message=f"{cause.title}: {why.evidence[:SHOWN]}",
         fix=cause.fix,
-        where=_where(name, told),
+        where=_where(name, why),
     )
 
 
-def _where(name: str, told: Diagnosis) -> str:
-    return f"{name}:{told.line}" if told.line else name
-
-
-def _rank_of(name: str) -> int | None:
-    match = RANK_LOG.fullmatch(Path(name).name)
-    return int(match[1]) if match else None
+def _where(name: str, why: Diagnosis) -> str:
+    return f"{name}:{why.line}" if why.line else name

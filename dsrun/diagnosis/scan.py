@@ -1,15 +1,15 @@
 """Finding the signs of failures in a log, and what speaks against them: training that went on, a run that ended well.
 
-A log is searched as bytes for the literal words of all signs; only lines with such a word are looked at closely.
+A log is searched as bytes for the literal words of all signs; only lines with such a word are matched.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from dsrun.diagnosis.rules import UNKNOWN, Cause, Sign, causes
 
@@ -147,7 +147,7 @@ class Scan:
             elif word in _END:
                 self.ends += 1
             else:
-                self._look(chunk, position, word)
+                self._match(chunk, position, word)
         self._advance(chunk, at, len(chunk))
         self._before = (self._before + chunk[-BEFORE:])[-BEFORE:]
 
@@ -158,20 +158,20 @@ class Scan:
         )
         self.steps += max(0, logged - max(loss, norm))
 
-    def _look(self, chunk: bytes, position: int, word: bytes) -> None:
+    def _match(self, chunk: bytes, position: int, word: bytes) -> None:
         """Every sign with `word`, tried on the line around `position`."""
         begin, stop = _line(chunk, position)
         line = chunk[begin:stop].decode(errors="replace").strip("\0\n")
         if _quoted(chunk, begin, line):
             return
-        text_before = _Before(self._before, chunk, begin)
+        text_before = partial(_before, self._before, chunk, begin)
         for cause, sign in _signs().get(word, ()):
             if sign.matches(line, text_before):
                 self._add(cause, sign, line.strip(), text_before)
         if word in _EXCEPTION_WORDS and _EXCEPTION.match(line):
             self._add(UNKNOWN, _EXCEPTION_SIGN, line.strip(), text_before)
 
-    def _add(self, cause: Cause, sign: Sign, line: str, before: _Before) -> None:
+    def _add(self, cause: Cause, sign: Sign, line: str, before: Callable[[], str]) -> None:
         known = self._hits.get(sign)
         time = time_of(line)
         if time is None and (known is None or len(known[1]) < KEPT):
@@ -197,16 +197,10 @@ def _quoted(chunk: bytes, begin: int, line: str) -> bool:
     return bool(_SOURCE.match(line) or (_INDENTED.match(line) and _FRAME.search(chunk, before, begin)))
 
 
-class _Before:
-    """The text that leads to a place, made only when somebody asks for it."""
-
-    def __init__(self, earlier: bytes, chunk: bytes, end: int) -> None:
-        self._pieces = earlier, chunk, end
-
-    def __call__(self) -> str:
-        earlier, chunk, end = self._pieces
-        text = chunk[max(end - BEFORE, 0) : end]
-        return (earlier[len(text) :] + text if end < BEFORE else text).decode(errors="replace")
+def _before(earlier: bytes, chunk: bytes, end: int) -> str:
+    """The text that leads to a place."""
+    text = chunk[max(end - BEFORE, 0) : end]
+    return (earlier[len(text) :] + text if end < BEFORE else text).decode(errors="replace")
 
 
 def _spots(chunk: bytes) -> Iterator[tuple[int, bytes]]:

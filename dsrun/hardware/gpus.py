@@ -65,8 +65,8 @@ def take_apart(name: str) -> GpuName:
     text = " ".join(_DECORATION.sub(" ", _SYSTEM.sub("", text)).split())
     text, vgpu = _VGPU.subn("", text)
     brand = _BRAND.search(text)
-    rest, form = _take_form(_BRAND.sub("", text))
-    rest, memory = _take_memory(_HBM.sub("", rest))
+    rest, form = _cut(_FORM, _BRAND.sub("", text))
+    rest, memory = _cut(_MEMORY, _HBM.sub("", rest))
     model = _compact(rest)
     if virtual or vgpu:
         model = _VGPU_BOARD.sub(r"\1", model)
@@ -74,24 +74,15 @@ def take_apart(name: str) -> GpuName:
         full=_compact(text),
         model=model,
         brand=brand[1] if brand else None,
-        form=form,
-        memory_gib=memory,
+        form=form[0] if form else None,
+        memory_gib=int(memory[1]) if memory else None,
         share=bool(mig or vgpu or virtual),
     )
 
 
-def _take_form(text: str) -> tuple[str, str | None]:
-    found = _FORM.search(text)
-    if not found:
-        return text, None
-    return f"{text[: found.start()]} {text[found.end() :]}", found[0]
-
-
-def _take_memory(text: str) -> tuple[str, int | None]:
-    found = _MEMORY.search(text)
-    if not found:
-        return text, None
-    return f"{text[: found.start()]} {text[found.end() :]}", int(found[1])
+def _cut(pattern: re.Pattern[str], text: str) -> tuple[str, re.Match[str] | None]:
+    """`text` without what `pattern` finds first, and what that is."""
+    return pattern.sub(" ", text, count=1), pattern.search(text)
 
 
 Confidence = Literal["A", "B", "C"]

@@ -102,22 +102,17 @@ def launch_environment(
         changes.pop("GLOO_SOCKET_IFNAME", None)
     wanted: dict[str, str] = dict(network or {}) if nodes > 1 else {}
     if topology.device == "cuda":
-        wanted |= _flight_recorder(run)
+        wanted |= {
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_ENTRIES,
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            # torch appends the rank.
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(run / "logs" / "flight-recorder-rank-"),
+        }
     if not libuv:
         # torch takes libuv for its store since 2.4, and fails where it was built without.
         wanted["USE_LIBUV"] = "0"
     changes |= {name: value for name, value in wanted.items() if name not in environ}
     return changes | {variables.OUTPUT: str(run)}
-
-
-def _flight_recorder(run: Path) -> dict[str, str]:
-    """NCCL's last collectives, written to the run folder by every rank when one of them times out (torch 2.5)."""
-    return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_ENTRIES,
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        # torch appends the rank.
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(run / "logs" / "flight-recorder-rank-"),
-    }
 
 
 def network_variables(

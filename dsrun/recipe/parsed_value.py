@@ -210,7 +210,7 @@ def _given(flag: Flag, read: Callable[[], Any], *, spelling: str, source: str, w
     except Rejected as error:
         raise UsageError(f"{where}: {error}") from None
     if flag.name == "resume":
-        value = _resume_word(value)
+        value = {"true": "auto", "false": "never"}.get(value.lower(), value)
     return ParsedValue(name=flag.name, value=value, spelling=spelling, source=source, where=where)
 
 
@@ -225,8 +225,3 @@ def _rerouted(flag: Flag, words: Sequence[str]) -> tuple[Flag, Sequence[str]]:
     if flag.name == "micro_batch_size" and [word.lower() for word in words] == ["auto"]:
         return own_flags()["auto_micro_batch"], ["true"]
     return flag, words
-
-
-def _resume_word(value: str) -> str:
-    """Trainer.train also takes a boolean: true is its newest checkpoint, false none."""
-    return {"true": "auto", "false": "never"}.get(value.lower(), value)

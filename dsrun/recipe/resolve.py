@@ -150,12 +150,7 @@ def explain(recipe: Recipe) -> list[tuple[str, Any, str]]:
     rest = [name for name in hf_flags() if name not in recipe.sources]
     rows = []
     for name in (*own_flags(), *given, *rest):
-        value = recipe.value(name) if recipe.given(name) else _default(recipe, name)
+        value = recipe.value(name) if recipe.given(name) else FIXED.get(name, CHOSEN.get(name, recipe.value(name)))
         shown = HIDDEN if name in SECRETS and value is not None else value
         rows.append((name, shown, recipe.sources.get(name, DEFAULT)))
     return rows
-
-
-def _default(recipe: Recipe, name: str) -> Any:
-    """What an option that nobody gave will be: dsrun's value, or in words how it is chosen when the run starts."""
-    return FIXED.get(name, CHOSEN.get(name, recipe.value(name)))

@@ -122,12 +122,8 @@ def _changes(shown: str, name: str, old: Any, new: Any) -> list[str]:
         joint = "." if " " in shown else " "
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         return [line for key in keys for line in _changes(f"{shown}{joint}{key}", "", old.get(key), new.get(key))]
-    before, after = (_shown(name, value) for value in (old, new))
+    before, after = (("not set" if value is None or value == [] else shown_value(name, value)) for value in (old, new))
     return [f"{shown}: {before} -> {after}"]
-
-
-def _shown(name: str, value: Any) -> str:
-    return "not set" if value is None or value == [] else shown_value(name, value)
 
 
 @dataclass(frozen=True)

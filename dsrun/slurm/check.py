@@ -19,7 +19,7 @@ from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.resources import Request, error, request
 
 
-def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def _permissions(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What the partition and the accounting database do not let this user do."""
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
         yield error(
@@ -34,7 +34,7 @@ def check_limits(wanted: Request, partition: Partition, facts: ClusterFacts) -> 
     yield from _qos(wanted, known, partition, account)
 
 
-def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+def _partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """SLURM takes no list of partitions from an account that is bound to one of them."""
     known = facts.accounting
     account = wanted.spec.account or (known.default_account if known else None)
@@ -143,7 +143,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     Of several partitions one that fits is enough: what the others lack are warnings then.
     """
     wanted = request(spec)
-    found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
+    found = [*_names(wanted, facts), *_array(wanted, facts), *_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
     some_fit = any(all(one.level != "error" for one in findings) for findings in each.values())
     for findings in each.values():
@@ -159,10 +159,6 @@ def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
         if unknown:
             fix = nearest(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
             yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix, flag)
-    yield from _other_names(wanted, facts)
-
-
-def _other_names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     features = {feature for node in facts.nodes for feature in node.features}
     for name in resources.feature_names(wanted.spec.constraint or ""):
         if name not in features:
@@ -193,17 +189,10 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
     partition = facts.partition(name)
     if partition is None:
         return [_no_partition(facts, name)]
-    return [
-        *_state(partition, facts),
-        *_time(wanted, partition),
-        *_node_count(wanted, partition, facts),
-        *(
-            []
-            if any(name not in facts.by_name for name in resources.hosts(wanted.spec.nodelist))
-            else resources.check_resources(wanted, partition, facts)
-        ),
-        *check_limits(wanted, partition, facts),
-    ]
+    found = [*_state(partition, facts), *_time(wanted, partition), *_node_count(wanted, partition, facts)]
+    if all(name in facts.by_name for name in resources.hosts(wanted.spec.nodelist)):
+        found += resources.check_resources(wanted, partition, facts)
+    return [*found, *_permissions(wanted, partition, facts)]
 
 
 def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:

@@ -163,7 +163,12 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
 
 
 def _has(node: Node, gpus: Gres) -> bool:
-    return sum(group.count for group in node.gpus if gpus.type in (None, group.type)) >= gpus.count
+    return _count(node, {gpus.type}) >= gpus.count
+
+
+def _count(node: Node, types: set[str | None]) -> int:
+    """The node's GPUs of `types`; None stands for any."""
+    return sum(group.count for group in node.gpus if None in types or group.type in types)
 
 
 def _tests(wanted: Request, partition: Partition) -> dict[str, Callable[[Node], bool]]:
@@ -191,8 +196,9 @@ def _memory(node: Node, partition: Partition) -> float:
 
 def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Iterator[Finding]:
     """For each wish alone, whether enough nodes fulfil it, and what the best of them have."""
+    types = {each.type for each in wanted.gpus}
     best: dict[str, Callable[[], str]] = {
-        "gpus": lambda: _best_gpus(wanted, pool),
+        "gpus": lambda: str(max(_count(node, types) for node in pool)),
         "gres": lambda: "none",
         "cores": lambda: str(max(_cores(node, partition) for node in pool)),
         "memory": lambda: notation.gib(max(_memory(node, partition) for node in pool)),
@@ -216,13 +222,6 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
             message = f"no node of partition {partition.name} has {what}: the most is {best[code]()}"
             fix = "ask for less per node, and for more nodes if that is too little"
         yield error(code, message, fix, flag)
-
-
-def _best_gpus(wanted: Request, pool: Sequence[Node]) -> str:
-    """The most GPUs of the types asked for that a node has."""
-    types = {each.type for each in wanted.gpus}
-    counts = (sum(group.count for group in node.gpus if None in types or group.type in types) for node in pool)
-    return str(max(counts, default=0))
 
 
 def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:

@@ -22,7 +22,6 @@ class Gpu:
     name: str
     uuid: str
     memory_total: int | None
-    memory_free: int | None
     capability: tuple[int, int]
     mig: tuple[Gpu, ...] = ()
 
@@ -40,11 +39,6 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
     """
     environ = os.environ if environ is None else environ
     return select_visible(_all_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def gpu_count(environ: Mapping[str, str] | None = None) -> int:
-    """How many GPUs a process with the environment `environ` would see."""
-    return len(visible_gpus(environ))
 
 
 def select_visible(devices: Sequence[Gpu], visible: str | None) -> list[Gpu]:
@@ -96,9 +90,12 @@ def _all_gpus() -> list[Gpu]:
     except nvml.NVMLError:
         return []
     try:
-        return [
-            _describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = _gpu(nvml, handle, index, tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+            found.append(replace(gpu, mig=_mig_instances(nvml, handle, gpu)))
+        return found
     except nvml.NVMLError:
         return []
     finally:
@@ -106,21 +103,17 @@ def _all_gpus() -> list[Gpu]:
             nvml.nvmlShutdown()
 
 
-def _describe(nvml: Any, handle: Any, index: int) -> Gpu:
-    total: int | None = None
-    free: int | None = None
+def _gpu(nvml: Any, handle: Any, index: int, capability: tuple[int, int]) -> Gpu:
+    memory: int | None = None
     with suppress(nvml.NVMLError):  # GB10 and Jetson share the host's memory and report "not supported"
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        total, free = int(memory.total), int(memory.free)
-    gpu = Gpu(
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        memory_total=total,
-        memory_free=free,
-        capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        memory_total=memory,
+        capability=capability,
     )
-    return replace(gpu, mig=_mig_instances(nvml, handle, gpu))
 
 
 def _mig_instances(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
@@ -130,17 +123,8 @@ def _mig_instances(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
         found = []
         for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(nvml.NVMLError):  # an empty slot is "not found"
-                mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-                memory = nvml.nvmlDeviceGetMemoryInfo(mig)
                 found.append(
-                    Gpu(
-                        index=slot,
-                        name=nvml.nvmlDeviceGetName(mig),
-                        uuid=nvml.nvmlDeviceGetUUID(mig),
-                        memory_total=int(memory.total),
-                        memory_free=int(memory.free),
-                        capability=parent.capability,
-                    )
+                    _gpu(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot), slot, parent.capability)
                 )
         return tuple(found)
     return ()

@@ -173,9 +173,10 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
                 break
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.lstrip("-").isdigit() else None  # v2 writes "max" for no limit
+def _number(*paths: Path) -> int | None:
+    """The number in the first of the files that holds one: v2 writes "max" for no limit."""
+    texts = (_text(path).strip() for path in paths)
+    return next((int(text) for text in texts if text.lstrip("-").isdigit()), None)
 
 
 def _cpu_quota(folder: Path) -> float | None:
@@ -188,16 +189,14 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    limits = (_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
-    limit = next((limit for limit in limits if limit is not None), None)
+    limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
     return limit if limit is not None and limit < _UNLIMITED else None
 
 
 def _memory_left(folder: Path) -> int | None:
     """Bytes below the limit; page cache that the kernel would drop before it kills does not count as used."""
     limit = _memory_limit(folder)
-    usages = (_number(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
-    used = next((used for used in usages if used is not None), None)
+    used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
     if limit is None or used is None:
         return None
     stat = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)

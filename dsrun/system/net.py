@@ -20,9 +20,9 @@ _CHOICES = 1000
 
 
 def free_port() -> int:
-    """A port that nobody on this machine listens on, and that nobody is given who did not ask for it.
+    """A port that nobody on this machine listens on, and that the kernel gives to nobody who did not ask for it.
 
-    Between this look and the server's start lie seconds. A port of those that the kernel gives to outgoing connections
+    Between this check and the server's start lie seconds. A port of those that the kernel gives to outgoing connections
     and to who binds to port 0 (gloo: several a rank) may be gone by then, so it is one below them, where there are
     enough.
     """
@@ -138,8 +138,13 @@ def addresses() -> dict[str, list[str]]:
 
 def own_name_addresses() -> list[str]:
     """What this machine's own name resolves to; [] when it does not."""
+    return _resolve(socket.gethostname())
+
+
+def _resolve(host: str) -> list[str]:
+    """The addresses of `host`, each once and without its scope; [] when no name service knows it."""
     try:
-        entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
     return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
@@ -161,18 +166,13 @@ def is_this_machine(host: str) -> bool:
     """Whether `host` is an address or a name of this machine."""
     if host == socket.gethostname():
         return True
-    try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    own = {address for each in addresses().values() for address in each}
-    return any(str(entry[4][0]).partition("%")[0] in own for entry in entries)
+    found = set(_resolve(host))
+    return any(found.intersection(own) for own in addresses().values())
 
 
 def behind_alias(host: str) -> str:
     """`host`, or where no name service knows it, the name or address that ssh's configuration has for it."""
-    with suppress(OSError):
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    if _resolve(host):
         return host
     with suppress(OSError, subprocess.TimeoutExpired):
         asked = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False)

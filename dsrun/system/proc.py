@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import errno
+import math
 import os
-import shutil
 import signal
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system import variables
 from dsrun.system.process_end import tethered
 
-if TYPE_CHECKING:
-    import psutil
-
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Inherited by every descendant: finds those that left the process group, the session and the family tree.
-_POLL_S = 0.5
-_LOOK_S = 0.1
-_KILL_ROUNDS = 20
-
-Output = IO[bytes] | IO[str] | int | None
+_POLL_S = 0.1
+_KILL_S = 2.0
 
 
 def exit_of(returncode: int) -> int:
@@ -50,114 +37,6 @@ def start_time(pid: int) -> float | None:
         return None
 
 
-class Family:
-    """A child process with all its descendants, whatever group or session they moved to.
-
-    torchrun gives each worker a session of its own, so the child's process group alone does not reach them;
-    and a worker whose agent was killed is nobody's child any more.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], mark: str) -> None:
-        self.process = process
-        self._mark = mark
-
-    @property
-    def pid(self) -> int:
-        """Process id of the child, which leads its own session and process group."""
-        return self.process.pid
-
-    def signal_group(self, signum: int) -> None:
-        """Send `signum` to the child's process group; nothing happens when it is gone."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
-
-    def members(self) -> set[int]:
-        """Process ids of the living: the child, its session, its descendants, and all who carry its mark."""
-        import psutil
-
-        alive = {process.pid for process in psutil.process_iter() if self._belongs(process)}
-        with suppress(psutil.NoSuchProcess):
-            if self.process.returncode is None:
-                alive |= {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
-        return {pid for pid in alive if start_time(pid) is not None}
-
-    def _belongs(self, process: psutil.Process) -> bool:
-        import psutil
-
-        if process.pid == os.getpid():
-            return False
-        with suppress(psutil.Error, OSError):
-            if os.getsid(process.pid) == self.pid:
-                return True
-            return self._mark in process.environ().get(variables.RUN_ID, "").split("/")
-        return False
-
-    def end(self, grace_s: float) -> None:
-        """Ask every member to end with SIGTERM, and kill after `grace_s` seconds those who have not."""
-        deadline = time.monotonic() + grace_s
-        if self._reap() and grace_s > 0:
-            self._signal_all(signal.SIGTERM)
-            while self._reap() and time.monotonic() < deadline:
-                time.sleep(_LOOK_S)
-        for _ in range(_KILL_ROUNDS):  # a member may fork between the look and the shot
-            if not self._reap():
-                return
-            self._signal_all(signal.SIGKILL)
-            time.sleep(_LOOK_S)
-
-    def _reap(self) -> set[int]:
-        self.process.poll()
-        return self.members()
-
-    def _signal_all(self, signum: int) -> None:
-        for pid in self.members():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signum)
-
-
-class _Watch:
-    """Waits for the child of `family`, passes signals on, and remembers when patience ends."""
-
-    def __init__(self, on_signal: Callable[[int, Family], None] | None, patience_s: float) -> None:
-        self.family: Family | None = None
-        self._on_signal = on_signal
-        self._patience_s = patience_s
-        self._early: list[int] = []
-        self._stops = 0
-        self._deadline: float | None = None
-
-    def adopt(self, family: Family) -> None:
-        """From here on signals go to `family`; those that came before are passed on now."""
-        self.family = family
-        early, self._early = self._early, []
-        for signum in early:
-            self.handle(signum, None)
-
-    def handle(self, signum: int, _frame: FrameType | None) -> None:
-        """Signal handler: pass `signum` on; the third request to stop is the last."""
-        if self.family is None:
-            self._early.append(signum)
-            return
-        if signum in STOP_SIGNALS:
-            self._stops += 1
-            if self._deadline is None:
-                self._deadline = time.monotonic() + self._patience_s
-            if self._stops > 2:
-                self._deadline = time.monotonic()
-        if self._on_signal:
-            self._on_signal(signum, self.family)
-        else:
-            self.family.signal_group(signum)
-
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """The child's return code. Past the deadline its whole family is killed."""
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=_POLL_S)
-            if self._deadline is not None and self.family and time.monotonic() >= self._deadline:
-                self.family.end(0)
-
-
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None], signals: Sequence[int]) -> Iterator[None]:
     """Have `handler` called for `signals` in here, and what handled them before afterwards.
@@ -168,8 +47,8 @@ def handling(handler: Callable[[int, FrameType | None], None], signals: Sequence
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heeded = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, handler) for signum in heeded}
+    handled = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handler) for signum in handled}
     try:
         yield
     finally:
@@ -177,79 +56,72 @@ def handling(handler: Callable[[int, FrameType | None], None], signals: Sequence
             signal.signal(signum, signal.SIG_DFL if former is None else former)
 
 
-def run_foreground(
-    argv: Sequence[str],
-    env: Mapping[str, str] | None = None,
-    *,
-    cwd: Path | None = None,
-    on_signal: Callable[[int, Family], None] | None = None,
-    forward: Sequence[int] = FORWARDED,
-    grace_s: float = 30.0,
-    patience_s: float = 600.0,
-    stdout: Output = None,
-    stderr: Output = None,
-) -> int:
-    """Run `argv` in a session of its own, wait, and leave no descendant behind. Returns its exit code.
+def run_foreground(argv: Sequence[str], *, output: int | None = None, grace_s: float = 30.0) -> int:
+    """Run `argv` in a session of its own, with `output` as stdout and stderr, and leave no process of it behind.
 
-    The signals `forward` are passed to the child's process group, or given to `on_signal(signum, family)`
-    instead. After a first SIGINT, SIGTERM or SIGHUP the child has `patience_s` seconds (it may be saving a
-    checkpoint); the third such signal kills at once. When the child has ended, what is left of its family
-    gets SIGTERM and, `grace_s` seconds later, SIGKILL. Should this process be killed outright, the kernel
-    sends the child SIGTERM. Death by signal n is 128 + n. Raises OSError when `argv` cannot be started.
+    Returns its exit code, 128 + n for death by signal n. Stop signals reach its process group as SIGTERM; `grace_s`
+    seconds after the first one, or at the third, the session is killed. Then KeyboardInterrupt is raised. Should this
+    process be killed outright, the kernel sends the child SIGTERM.
     """
-    mark = uuid.uuid4().hex
-    watch = _Watch(on_signal, patience_s)
-    outer = os.environ.get(variables.RUN_ID)  # dsrun under dsrun: both may end what is left
-    environ = {**(os.environ if env is None else env), variables.RUN_ID: f"{outer}/{mark}" if outer else mark}
-    with handling(watch.handle, forward):
-        process = subprocess.Popen(
-            _tethered(argv, environ, cwd), env=environ, cwd=cwd, stdout=stdout, stderr=stderr, start_new_session=True
-        )
-        family = Family(process, mark)
+    stops: list[int] = []
+    with handling(lambda signum, _: stops.append(signum), STOP_SIGNALS):
+        process = subprocess.Popen(tethered(argv, os.getpid()), stdout=output, stderr=output, start_new_session=True)
+        forwarded, deadline = 0, math.inf
         try:
-            watch.adopt(family)
-            return exit_of(watch.wait(process))
+            while process.poll() is None:
+                if len(stops) > forwarded:
+                    forwarded, deadline = len(stops), min(deadline, time.monotonic() + grace_s)
+                    os.killpg(process.pid, signal.SIGTERM)  # not reaped yet, so the group exists
+                if len(stops) > 2 or time.monotonic() >= deadline:
+                    _end_session(process.pid, 0)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
         finally:
-            family.end(grace_s)
+            _end_session(process.pid, grace_s)
+    if stops:
+        raise KeyboardInterrupt
+    return exit_of(process.returncode)
 
 
-def _tethered(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> list[str]:
-    """`argv` behind the trampoline. A missing program is found here, where it can still raise."""
-    program = argv[0]
-    if os.sep in program:
-        path = str((cwd or Path()) / program)
-        found = path if os.access(path, os.X_OK) else None
-    else:
-        found = shutil.which(program, path=env.get("PATH"))
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, "no such program", program)
-    return tethered(argv, os.getpid())
+def _end_session(session: int, grace_s: float) -> None:
+    """Ask the processes of `session` to end with SIGTERM, and kill after `grace_s` seconds those that have not."""
+    deadline = time.monotonic() + grace_s
+    asked = False
+    while (members := _members(session)) and time.monotonic() < deadline + _KILL_S:
+        late = time.monotonic() >= deadline
+        for pid in members if late or not asked else ():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        asked = True
+        time.sleep(_POLL_S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a finished program said; `exit_code` as Popen gives it, negative for death by a signal."""
+def _members(session: int) -> list[int]:
+    import psutil
 
-    exit_code: int
-    stdout: str
-    stderr: str
+    found = []
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended meanwhile
+            if os.getsid(pid) == session and start_time(pid) is not None:
+                found.append(pid)
+    return found
 
 
-def ask(
+def capture(
     argv: Sequence[str],
     *,
     seconds: float,
     changes: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     feed: Path | None = None,
-) -> Answer:
+) -> subprocess.CompletedProcess[str]:
     """Run `argv` to its end with `changes` to the environment; its stdin is the file `feed`, or nothing.
 
     Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
     """
     try:
         with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
-            done = subprocess.run(
+            return subprocess.run(
                 argv,
                 env={**os.environ, **(changes or {})},
                 cwd=cwd,
@@ -264,4 +136,3 @@ def ask(
         raise ToolError(f"{argv[0]} did not end within {seconds:g} s") from error
     except FileNotFoundError as error:
         raise MissingError(f"there is no program {argv[0]}") from error
-    return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)

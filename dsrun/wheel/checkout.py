@@ -10,10 +10,11 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.proc import Answer, ask
+from dsrun.system.proc import capture
 
 _LOCAL_S = 120.0
 _NETWORK_S = 1800.0
@@ -46,14 +47,14 @@ def parse_remote(text: str) -> Remote:
     return Remote(url=parts._replace(path=path, fragment="", query="").geturl(), ref=ref or "HEAD")
 
 
-def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = _LOCAL_S) -> Answer:
+def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = _LOCAL_S) -> CompletedProcess[str]:
     if shutil.which("git", path=os.environ.get("PATH")) is None:
         raise MissingError("git is not installed", fix="install git, or give a folder or a version to --deepspeed")
-    return ask(["git", *arguments], seconds=seconds, changes=_QUIET, cwd=cwd)
+    return capture(["git", *arguments], seconds=seconds, changes=_QUIET, cwd=cwd)
 
 
-def _done(answer: Answer, what: str) -> str:
-    if answer.exit_code:
+def _done(answer: CompletedProcess[str], what: str) -> str:
+    if answer.returncode:
         said = answer.stderr.strip().splitlines() or ["no output"]
         fatal = [line for line in said if line.startswith("fatal: ")]  # advice may come after it
         raise ToolError(f"{what}: {(fatal or said[-1:])[0]}")
@@ -83,7 +84,7 @@ def check_out(remote: Remote, commit: str, into: Path) -> None:
     into.mkdir(parents=True)
     _done(_git(["init", "--quiet", str(into)]), "git init")
     fetched = _git(["fetch", "--quiet", "--depth", "1", "--", remote.url, commit], cwd=into, seconds=_NETWORK_S)
-    if fetched.exit_code:  # some servers give single commits only when a branch or tag names them
+    if fetched.returncode:  # some servers give single commits only when a branch or tag names them
         everything = ["fetch", "--quiet", "--tags", "--", remote.url, "+refs/heads/*:refs/remotes/origin/*"]
         _done(_git(everything, cwd=into, seconds=_NETWORK_S), f"git cannot fetch {remote.url}")
     _done(_git(["checkout", "--quiet", "--detach", commit], cwd=into), f"{remote.url} has no commit {commit[:12]}")

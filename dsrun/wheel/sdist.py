@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 from dsrun.wheel.cache import sha256_of
 from dsrun.wheel.compile.output import FULL
 
@@ -82,9 +82,11 @@ def _download(version: str, sha256: str, work: Path, python: str) -> Path:
     argv = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *options]
     # A user's DS_BUILD_OPS=1 would make setup.py look for compilers while it only tells its name.
     quiet = {name: "" for name in os.environ if name.startswith("DS_")} | {"DS_ACCELERATOR": "cpu"}
-    answer = ask([*argv, "-d", str(work), "-r", str(work / "wanted.txt")], seconds=_FETCH_S, changes=quiet, cwd=work)
+    answer = capture(
+        [*argv, "-d", str(work), "-r", str(work / "wanted.txt")], seconds=_FETCH_S, changes=quiet, cwd=work
+    )
     found = sorted(work.glob("deepspeed-*.tar.gz"))
-    if answer.exit_code == 0 and found:
+    if answer.returncode == 0 and found:
         return found[0]
     raise _pip_error(version, sha256, answer.stdout + answer.stderr)
 

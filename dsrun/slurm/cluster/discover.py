@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dsrun.errors import MissingError, ToolError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.hardware.gres import Gres, parse_gres
-from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, GpuGroup, Node, Partition, Qos
-from dsrun.slurm.cluster.query import names, oneliners, settings, value
 from dsrun.slurm.render import notation
-from dsrun.system import hostlist
+from dsrun.system import hostlist, slurm
+from dsrun.system.slurm import names, oneliners, settings, value
 
 # What an administrator writes about a node comes last in its record.
 _WRITTEN = frozenset({"Reason", "Comment", "Extra"})
@@ -28,45 +27,38 @@ def discover(*, with_accounting: bool = True) -> ClusterFacts:
     no reason not to look at the rest. Raises MissingError where there is no SLURM, and ToolError when the controller
     does not answer.
     """
-    config = query.config()
+    config = slurm.run_tool(["scontrol", "show", "config"])
     with ThreadPoolExecutor() as pool:  # each of sacctmgr's answers takes a fifth of a second
         accounting = pool.submit(_accounting, settings(config)) if with_accounting else None
-        partitions, nodes = pool.submit(query.partitions), pool.submit(query.nodes)
-        reservations = pool.submit(_or_nothing, query.reservations)
-        licenses = pool.submit(_or_nothing, query.licenses)
+        partitions = pool.submit(slurm.show, "partition", "--all")  # hidden ones too
+        nodes = pool.submit(slurm.show, "node", "--all", "--details")  # with GresUsed
+        reservations, licenses = pool.submit(_or_nothing, "reservation"), pool.submit(_or_nothing, "licenses")
     return read_facts(
         partitions=partitions.result(),
         nodes=nodes.result(),
         config=config,
         accounting=accounting.result() if accounting else None,
-        user=query.user(),
-        groups=query.groups(),
+        user=slurm.user(),
+        groups=slurm.groups(),
         reservations=reservations.result(),
         licenses=licenses.result(),
     )
 
 
-def discover_if_any(
-    *, with_accounting: bool = True, notify: Callable[[str], None] | None = None
-) -> ClusterFacts | None:
-    """As `discover`, but None where there is no SLURM.
-
-    With `notify` also where it does not answer: `notify` is told so, for what can be done without it.
-    """
+def discover_if_any(notify: Callable[[str], None]) -> ClusterFacts | None:
+    """As `discover`, but None where there is no SLURM, and where it does not answer: `notify` gets the reason."""
     try:
-        return discover(with_accounting=with_accounting)
+        return discover()
     except MissingError:
         return None
     except ToolError as error:
-        if notify is None:
-            raise
         notify(str(error))
         return None
 
 
-def _or_nothing(query: Callable[[], str]) -> str:
+def _or_nothing(kind: str) -> str:
     try:
-        return query()
+        return slurm.show(kind)
     except ToolError:
         return ""
 
@@ -76,8 +68,8 @@ def _accounting(config: dict[str, str]) -> Accounting | None:
         return None
     try:
         return read_accounting(
-            associations=query.associations(config.get("ClusterName", "")),
-            qualities=query.qualities(),
+            associations=slurm.associations(config.get("ClusterName", "")),
+            qualities=slurm.qualities(),
             enforced=config.get("AccountingStorageEnforce", "none"),
         )
     except (ToolError, MissingError):
@@ -85,7 +77,7 @@ def _accounting(config: dict[str, str]) -> Accounting | None:
 
 
 def read_accounting(*, associations: str, qualities: str, enforced: str) -> Accounting:
-    """What sacctmgr printed, as `dsrun.slurm.cluster.query` asks for it."""
+    """The output of sacctmgr with the columns of `dsrun.system.slurm`."""
     rows = _rows(associations, 5)
     return Accounting(
         associations=tuple(
@@ -129,7 +121,7 @@ def read_facts(
     reservations: str = "",
     licenses: str = "",
 ) -> ClusterFacts:
-    """The facts in what `dsrun.slurm.cluster.query` was told."""
+    """The facts in the output of `dsrun.system.slurm`'s queries."""
     known = settings(config)
     return ClusterFacts(
         name=known.get("ClusterName", ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -174,7 +174,8 @@ class ClusterFacts:
     def usual_gpus(self, partition: str | None = None) -> int | None:
         """GPUs on most nodes with GPUs of a partition (of equals the smaller number); None for none at all."""
         found = self.partition(partition)
-        return _most_common(node.gpu_count for node in self.nodes_of(found) if node.gpus) if found else None
+        counts = sorted(node.gpu_count for node in self.nodes_of(found) if node.gpus) if found else []
+        return max(counts, key=counts.count, default=None)
 
     def cores_per_gpu(self, partition: str | None = None) -> int | None:
         """Cores that go with one GPU on the poorest node with GPUs of a partition; None without GPUs.
@@ -186,8 +187,3 @@ class ClusterFacts:
         cap = found.max_cpus_per_node if found else NO_LIMIT
         shares = [int(min(node.cores, cap)) // node.gpu_count for node in rich]
         return max(1, min(shares)) if shares else None
-
-
-def _most_common(counts: Iterable[int]) -> int | None:
-    found = sorted(counts)
-    return max(found, key=lambda each: (found.count(each), -each), default=None)

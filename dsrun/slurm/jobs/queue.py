@@ -19,10 +19,9 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import Progress, progress
-from dsrun.slurm.cluster import query
-from dsrun.slurm.jobs.status import FINAL
+from dsrun.slurm.jobs.status import FINAL, task_order
 from dsrun.slurm.render.program import slug
-from dsrun.system import variables
+from dsrun.system import slurm, variables
 
 _EXPORT = re.compile(rf"^\s*export {variables.OUTPUT}=(.*)$", re.MULTILINE)
 _FLAG = re.compile(r"(?:^|\s)--output(?:[_-]dir)?(?:=|\s+)(\S.*)$", re.MULTILINE)
@@ -84,7 +83,7 @@ def shell_word(text: str, variables: Mapping[str, str]) -> str | None:
     return word
 
 
-# The same things from both sources, in the order of Job's fields. The name comes last: it may hold anything.
+# The same things from both sources, in the order of SlurmJob's fields. The name comes last: it may hold anything.
 _SQUEUE = tuple("iATrPNDMlVSeZj")
 _SACCT = (
     *("JobID", "JobIDRaw", "State", "Reason", "Partition", "NodeList", "NNodes"),
@@ -95,7 +94,7 @@ _AT_ONCE = 8  # queries to the controller
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SlurmJob:
     """One job, or one task of an array (`id` "6_1"; "6_[2-3]" for those that have not started).
 
     Times are SLURM's, local, "2026-11-21T08:43:34"; "" where there is none. `run` is the run folder as far as it is
@@ -126,7 +125,7 @@ class Job:
         return self.state in FINAL
 
 
-def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[Job]:
+def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[SlurmJob]:
     """Jobs from the rows of squeue, or of sacct (`recorded`).
 
     The accounting keeps why a job last waited, and shows it for ever: that counts only while the job waits.
@@ -135,8 +134,8 @@ def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[
     return [replace(job, reason="") if recorded and job.state != "PENDING" else job for job in jobs]
 
 
-def _job(row: list[str]) -> Job:
-    known: dict[str, Any] = dict(zip(Job.__annotations__, row, strict=False))
+def _job(row: list[str]) -> SlurmJob:
+    known: dict[str, Any] = dict(zip(SlurmJob.__annotations__, row, strict=False))
     state = (known["state"].split() or ["UNKNOWN"])[0]  # "CANCELLED by 1000"
     count = known["node_count"]
     known |= {"state": state, "node_count": int(count) if count.isdecimal() else 0}
@@ -145,67 +144,63 @@ def _job(row: list[str]) -> Job:
         known["started"] = ""
     if state not in FINAL:
         known["ended"] = ""
-    return Job(**known)
+    return SlurmJob(**known)
 
 
-def merge_jobs(queued: Iterable[Job], recorded: Iterable[Job], *, since: datetime | None = None) -> list[Job]:
+def merge_jobs(
+    queued: Iterable[SlurmJob], recorded: Iterable[SlurmJob], *, since: datetime | None = None
+) -> list[SlurmJob]:
     """Each job once, as the queue has it where both do: running ones first, then waiting, then the last to end.
 
     Jobs that ended before `since` (local time) are left out.
     """
     jobs = {job.id: job for job in recorded} | {job.id: job for job in queued}
-    recent = [job for job in jobs.values() if since is None or not job.is_final or _after(job.ended, since)]
-    active = sorted((job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", _order(job)))
-    over = sorted((job for job in recent if job.is_final), key=lambda job: (job.ended, _order(job)), reverse=True)
+    # Times in ISO format sort as text; a job without one stays.
+    first = since.isoformat() if since else ""
+    recent = [job for job in jobs.values() if not (job.is_final and job.ended) or job.ended >= first]
+    active = sorted(
+        (job for job in recent if not job.is_final), key=lambda job: (job.state != "RUNNING", task_order(job.id))
+    )
+    over = sorted(
+        (job for job in recent if job.is_final), key=lambda job: (job.ended, task_order(job.id)), reverse=True
+    )
     return [*active, *over]
 
 
-def _order(job: Job) -> tuple[int, int]:
-    array, _, task = job.id.partition("_")
-    return (int(array) if array.isdecimal() else 0, int(task) if task.isdecimal() else -1)
-
-
-def _after(when: str, since: datetime) -> bool:
-    try:
-        return datetime.fromisoformat(when) >= since
-    except ValueError:
-        return True
-
-
-def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[Job]:
+def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[SlurmJob]:
     """This user's jobs with their run folders: active ones, and those that ended in the last `hours`.
 
     With `job_id` that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError
     without SLURM, and ToolError when the controller does not answer.
     """
-    queued = read_rows(query.queue(_SQUEUE, job_id=job_id))
+    queued = read_rows(slurm.queue(_SQUEUE, job_id=job_id))
     try:
-        recorded = read_rows(query.history(_SACCT, hours=hours, job_id=job_id) or (), recorded=True)
+        recorded = read_rows(slurm.history(_SACCT, hours=hours, job_id=job_id) or (), recorded=True)
     except ToolError:  # an accounting database that is away: the queue is what matters
         recorded = []
     since = None if job_id else datetime.now() - timedelta(hours=hours)
     jobs = merge_jobs(queued, recorded, since=since)
     if job_id and not jobs:
         raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
-    return with_output_folders(jobs, query.batch_script)
+    return with_output_folders(jobs, slurm.batch_script)
 
 
-def with_output_folders(jobs: Sequence[Job], script_of: Callable[[str], str | None]) -> list[Job]:
+def with_output_folders(jobs: Sequence[SlurmJob], script_of: Callable[[str], str | None]) -> list[SlurmJob]:
     """The jobs with their run folders and how far these are; `script_of` gives the script of a job's number."""
     script = cache(script_of)  # one for all tasks of an array
+
+    def joined(job: SlurmJob) -> SlurmJob:
+        folder = _folder(job, script)
+        if folder is None:
+            return job
+        run = RunFolder(Path(folder))
+        return replace(job, run=folder, progress=progress(run.metrics), finished=run.finished.exists())
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda job: _joined(job, script), jobs))
+        return list(pool.map(joined, jobs))
 
 
-def _joined(job: Job, script_of: Callable[[str], str | None]) -> Job:
-    folder = _folder(job, script_of, os.environ)
-    if folder is None:
-        return job
-    run = RunFolder(Path(folder))
-    return replace(job, run=folder, progress=progress(run.metrics), finished=run.finished.exists())
-
-
-def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[str, str]) -> str | None:
+def _folder(job: SlurmJob, script_of: Callable[[str], str | None]) -> str | None:
     """Where dsrun's scripts put a run when nothing else is said, if it is there; else what the script says."""
     usual = Path(job.work_dir or "/") / "runs" / f"{slug(job.name)}-{job.id}"
     if usual.is_dir():
@@ -214,6 +209,6 @@ def _folder(job: Job, script_of: Callable[[str], str | None], environ: Mapping[s
     script = None if never_ran or "[" in job.id else script_of(job.id.partition("_")[0])
     if script is None:
         return None
-    kept = {name: environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in environ}
+    kept = {name: os.environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in os.environ}
     variables = kept | job_environment(label=job.id, number=job.number, name=job.name)
     return job_output_folder(script, work_dir=job.work_dir, variables=variables)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from dsrun.slurm.cluster.query import jobs, value
+from dsrun.system.slurm import jobs, value
 
 # squeue(1), "Job state codes". The others (PENDING, RUNNING, COMPLETING, SUSPENDED, REQUEUED ...) go on.
 FINAL = frozenset(
@@ -50,17 +50,16 @@ class JobStatus:
 
 def read_jobs(text: str) -> tuple[JobStatus, ...]:
     """The jobs in the answer of `scontrol show job`, array tasks in the order of their numbers."""
-    found = [_view(record) for record in jobs(text)]
-    return tuple(sorted(found, key=lambda view: _task(view.label)))
+    return tuple(sorted(map(_status, jobs(text)), key=lambda status: task_order(status.label)))
 
 
-def _task(label: str) -> int:
-    """The number of an array task; -1 for a job without, and for the tasks that have not started ("6_[2-3]")."""
-    last = label.rpartition("_")[2]
-    return int(last) if last.isdecimal() and "_" in label else -1
+def task_order(label: str) -> tuple[int, int]:
+    """Sorts jobs by number, and array tasks within; the tasks that have not started ("6_[2-3]") come first."""
+    job, _, task = label.partition("_")
+    return (int(job) if job.isdecimal() else 0, int(task) if task.isdecimal() else -1)
 
 
-def _view(record: dict[str, str]) -> JobStatus:
+def _status(record: dict[str, str]) -> JobStatus:
     label = record["JobId"]
     if "ArrayJobId" in record:
         task = record["ArrayTaskId"]
@@ -156,5 +155,4 @@ _REASONS = {
 
 def explain_reason(reason: str) -> str | None:
     """What `reason` means; None where there is nothing to add to SLURM's word."""
-    name = reason.partition(",")[0].strip()
-    return _REASONS.get(name)
+    return _REASONS.get(reason.partition(",")[0].strip())

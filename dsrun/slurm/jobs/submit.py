@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
-from dsrun.system.proc import Answer
+from dsrun.system import slurm
+from dsrun.system.slurm import NoAnswerError
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
 _WOULD = re.compile(
@@ -38,8 +38,8 @@ def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], No
     """
     answer = _sbatch(["--parsable", *extra], script)
     found = _NUMBER.fullmatch(answer.stdout.strip().rpartition("\n")[2])
-    if answer.exit_code != 0 or not found:
-        raise ToolError(f"SLURM refuses the job: {query.error_line(answer)}", fix="try --test-only")
+    if answer.returncode != 0 or not found:
+        raise ToolError(f"SLURM refuses the job: {slurm.error_line(answer)}", fix="try --test-only")
     for line in answer.stderr.splitlines():
         if notify and line.strip():
             notify(line.strip())
@@ -49,14 +49,14 @@ def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], No
 def test_only(script: str) -> str:
     """Whether and when the job would start, in one line. Uses up a job number. Raises as `submit` does."""
     answer = _sbatch(["--test-only"], script)
-    if answer.exit_code != 0:
-        # Also said of jobs that sbatch takes and that wait: for a drained node, or for ever.
-        raise ToolError(f"SLURM could not start the job now: {query.error_line(answer)}")
-    return forecast(query.error_line(answer))
+    if answer.returncode != 0:
+        # Also of jobs that sbatch takes and that wait: for a drained node, or for ever.
+        raise ToolError(f"SLURM could not start the job now: {slurm.error_line(answer)}")
+    return forecast(slurm.error_line(answer))
 
 
 def forecast(output: str) -> str:
-    """What `sbatch --test-only` said, in our words; as it stands where it is unknown."""
+    """The output of `sbatch --test-only` in plain words; unchanged where its form is unknown."""
     found = _WOULD.search(output)
     if not found:
         return output
@@ -66,11 +66,11 @@ def forecast(output: str) -> str:
     return f"would start at {found['start']} {where} with {found['cores']} cores"
 
 
-def _sbatch(options: Sequence[str], script: str) -> Answer:
+def _sbatch(options: Sequence[str], script: str) -> CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="dsrun-") as folder:
         path = Path(folder) / "job.sh"
         path.write_bytes(script.encode("utf-8", "surrogateescape"))
-        return query.sbatch(options, path)
+        return slurm.sbatch(options, path)
 
 
 TICK_S = 1.0
@@ -88,7 +88,7 @@ def interval(elapsed: float) -> float:
 
 
 class Watch:
-    """What is known of a job and its array tasks, and what of it is news."""
+    """The last known state of a job and its array tasks; `update` returns what has changed."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -124,22 +124,22 @@ def _line(before: JobStatus | None, view: JobStatus) -> str:
         same = view.reason == before.reason if view.state == "PENDING" else view.nodes == before.nodes
         if same or view.is_final:
             return ""
-    words = [f"job {view.label}: {view.state}"]
+    parts = [f"job {view.label}: {view.state}"]
     if view.state == "PENDING" and view.reason:
-        words.append(f"({view.reason})")
+        parts.append(f"({view.reason})")
     if view.state == "RUNNING" and view.nodes:
-        words.append(f"on {view.nodes}")
+        parts.append(f"on {view.nodes}")
     if view.is_final:
-        words += [f"after {view.elapsed}"] if view.elapsed else []
-        words += [f"({view.reason})"] if view.reason and view.reason != "NonZeroExitCode" else []
-        words += [f"exit code {view.result}"] if view.result else []
+        parts += [f"after {view.elapsed}"] if view.elapsed else []
+        parts += [f"({view.reason})"] if view.reason and view.reason != "NonZeroExitCode" else []
+        parts += [f"exit code {view.result}"] if view.result else []
     if view.restarts and (before is None or before.restarts != view.restarts):
-        words.append(f"requeued {view.restarts} time{'s' if view.restarts > 1 else ''} so far")
-    return " ".join(words)
+        parts.append(f"requeued {view.restarts} time{'s' if view.restarts > 1 else ''} so far")
+    return " ".join(parts)
 
 
 class Tail:
-    """The whole lines that have been added to a file since the last look."""
+    """The whole lines that have been added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,63 +162,52 @@ class Tail:
         return [line.decode("utf-8", "replace") for line in whole]
 
 
-class _Logs:
-    """The logs of a job's tasks, shown as they grow."""
-
-    def __init__(self, show: Notify) -> None:
-        self._show = show
-        self._tails: dict[str, Tail] = {}
-
-    def read(self, views: Iterable[JobStatus], *, last: bool = False) -> None:
-        """Show what is new; lines of array tasks with the task in front."""
-        for view in views:
-            if view.log is None:
-                continue
-            tail = self._tails.setdefault(view.log, Tail(Path(view.log)))
-            mark = f"[{view.label}] " if "_" in view.label else ""
-            for line in tail.lines(last=last):
-                self._show(mark + line)
-
-
 def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float], None] = time.sleep) -> int:
     """Follow a job, or all tasks of an array, to the end and return its result as an exit code.
 
     `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
     know, and ToolError when nobody knows any more how it ended.
     """
-    watch, logs = Watch(job_id), _Logs(show)
+    watch, tails = Watch(job_id), dict[str, Tail]()
+
+    def show_logs(*, last: bool = False) -> None:
+        for view in watch.views.values():
+            if view.log is None:
+                continue
+            prefix = f"[{view.label}] " if "_" in view.label else ""
+            for line in tails.setdefault(view.log, Tail(Path(view.log))).lines(last=last):
+                show(prefix + line)
+
     elapsed = due = 0.0
     silent = False
     while True:
         if elapsed >= due:
             try:
-                views = _look(watch, pause)
-                if silent:
-                    notify("the controller answers again")
-                silent = False
-                for line in watch.update(views):
+                lines = watch.update(_query_status(watch, pause))
+                for line in ["the controller answers again", *lines] if silent else lines:
                     notify(line)
+                silent = False
             except NoAnswerError as error:
                 if not silent:
                     notify(f"{error.message}; the job goes on without it, waiting")
                 silent = True
             due = elapsed + interval(elapsed)
-        logs.read(watch.views.values())
+        show_logs()
         if watch.ended:
             pause(TICK_S)  # for what a network file system shows late
-            logs.read(watch.views.values(), last=True)
+            show_logs(last=True)
             return watch.result
         pause(TICK_S)
         elapsed += TICK_S
 
 
-def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
+def _query_status(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
     """The job as the controller, or the accounting after it, knows it."""
-    text = query.job(watch.job_id)
+    text = slurm.job(watch.job_id)
     if text is not None:
         return read_jobs(text)
     for _ in range(_ACCOUNTING_TICKS):
-        rows = query.history(HISTORY_FIELDS, job_id=watch.job_id)
+        rows = slurm.history(HISTORY_FIELDS, job_id=watch.job_id)
         views = [from_history(row) for row in rows or ()]
         if views and all(view.is_final for view in views):
             before = [watch.views.get(view.label, view) for view in views]
@@ -232,5 +221,5 @@ def _look(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]
         raise UsageError(f"SLURM knows no job {watch.job_id}", fix="dsrun jobs lists yours")
     raise ToolError(
         f"SLURM has forgotten job {watch.job_id}, and there is no accounting to say how it ended",
-        fix="look into its log",
+        fix="read its log",
     )

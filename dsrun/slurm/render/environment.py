@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -16,33 +16,10 @@ from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """One preset: what it is for, and its variables."""
-
-    about: str
-    variables: dict[str, str]
-
-
 @cache
-def networks() -> dict[str, Network]:
-    """The presets by name."""
-    text = (data_folder("slurm") / "networks.toml").read_text(encoding="utf-8")
-    return {name: Network(**entry) for name, entry in tomllib.loads(text).items()}
-
-
-def interface_variables(interface: str | None) -> dict[str, str]:
-    """NCCL's and gloo's variables for the interfaces a user named.
-
-    NCCL takes a name for a prefix unless `=` stands before it, and `^` for all others. gloo takes whole names only
-    and fails on anything else, so that it gets none from an exclusion.
-    """
-    if not interface:
-        return {}
-    if interface.startswith("^"):
-        return {"NCCL_SOCKET_IFNAME": interface}
-    names = interface.removeprefix("=")
-    return {"NCCL_SOCKET_IFNAME": f"={names}", "GLOO_SOCKET_IFNAME": names}
+def networks() -> dict[str, dict[str, Any]]:
+    """The presets by name: `about` is what each is for, `variables` what it sets."""
+    return tomllib.loads((data_folder("slurm") / "networks.toml").read_text(encoding="utf-8"))
 
 
 Kind = Literal["wheel", "tar", "folder"]
@@ -67,6 +44,7 @@ class Stage:
 def stage(path: str, local_dir: str) -> Stage:
     """How `path` is staged. A folder is an environment; raises UsageError for a file that is neither wheel nor tar."""
     name = PurePosixPath(path).name
+    path = as_path(path) if path.startswith("-") else path
     if name.endswith(".whl"):
         return Stage(kind="wheel", path=path, file=name, local_dir=local_dir)
     if name.endswith(TARS):
@@ -90,17 +68,23 @@ def gpus_of(spec: SlurmSpec) -> int:
 
 
 def workers(spec: SlurmSpec) -> int:
-    """Workers of each node: as many as said, else one per GPU."""
+    """Workers of each node: --nproc, else one per GPU."""
     return spec.nproc or gpus_of(spec) or 1
 
 
-def variables(spec: SlurmSpec, program: Program) -> dict[str, str]:
+def variables(spec: SlurmSpec) -> dict[str, str]:
     """What the script exports: what the spec means for all libraries, then the user's NAME=VALUE."""
     found: dict[str, str] = {}
     if gpus_of(spec) == 0:
         # Where GPUs are not fenced off, a job that asked for none would see them all the same.
         found |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    found |= interface_variables(spec.interface)
+    # NCCL takes a name for a prefix unless `=` stands before it, and `^` for all others. gloo takes whole names only
+    # and fails on anything else, so that it gets none from an exclusion.
+    if spec.interface and spec.interface.startswith("^"):
+        found["NCCL_SOCKET_IFNAME"] = spec.interface
+    elif spec.interface:
+        names = spec.interface.removeprefix("=")
+        found |= {"NCCL_SOCKET_IFNAME": f"={names}", "GLOO_SOCKET_IFNAME": names}
     found |= {name: value for name, equals, value in (each.partition("=") for each in spec.env) if equals}
     return found
 
@@ -112,7 +96,7 @@ def defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
         found["TOKENIZERS_PARALLELISM"] = "false"
         if gpus_of(spec):
             found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    return found | (networks()[spec.network].variables if spec.network else {})
+    return found | (networks()[spec.network]["variables"] if spec.network else {})
 
 
 def worker_python(spec: SlurmSpec, site: Site) -> str:
@@ -132,7 +116,7 @@ def has_own_programs(spec: SlurmSpec, python: str, staged: Stage | None) -> bool
 
 
 def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
-    """The words, ready for the shell, that start Python on a node."""
+    """The command, quoted for the shell, that starts Python on a node."""
     if staged and staged.has_python:
         return '"$DSRUN_LOCAL/env/bin/python"'
     if spec.apptainer:
@@ -159,12 +143,5 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
 
 
 def staged_values(staged: Stage | None, python: str) -> dict[str, Any] | None:
-    if staged is None:
-        return None
-    return {
-        "kind": staged.kind,
-        "path": as_path(staged.path) if staged.path.startswith("-") else staged.path,
-        "file": staged.file,
-        "local_dir": staged.local_dir,
-        "python": None if staged.has_python else python,
-    }
+    """What the template can name of it."""
+    return asdict(staged) | {"python": None if staged.has_python else python} if staged else None

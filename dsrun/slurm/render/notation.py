@@ -28,11 +28,8 @@ _MAIL = (
 
 def _is_array(text: str) -> bool:
     words = text.removeprefix("[").removesuffix("]").split(",")
-    return all((found := _INDICES.fullmatch(word)) and _rises(*found.groups()) for word in words)
-
-
-def _rises(first: str, last: str | None, step: str | None) -> bool:
-    return (last is None or int(last) >= int(first)) and (step is None or int(step) > 0)
+    found = [_INDICES.fullmatch(word) for word in words]
+    return all(one and int(one[2] or one[1]) >= int(one[1]) and int(one[3] or 1) > 0 for one in found)
 
 
 def _is_nodes(text: str) -> bool:
@@ -92,13 +89,13 @@ def shell_quote(value: object) -> str:
     if "\0" in text:
         raise UsageError(f"{text!r} holds a NUL character, which no argument can")
     if _ESCAPED.search(text):
-        return "$'" + re.sub(r"[\\'\x01-\x1f\x7f]", lambda found: _escape(found[0]), text) + "'"
+        return (
+            "$'"
+            + re.sub(r"[\\'\x01-\x1f\x7f]", lambda found: _NAMED.get(found[0], f"\\x{ord(found[0]):02x}"), text)
+            + "'"
+        )
     # NAME==x would be right, and would look like a comparison.
     return f"'{text}'" if text.startswith("=") and "'" not in text else shlex.quote(text)
-
-
-def _escape(character: str) -> str:
-    return _NAMED.get(character) or f"\\x{ord(character):02x}"
 
 
 def directive_value(value: object, where: str) -> str:

@@ -1,4 +1,4 @@
-"""What a job script is rendered for: the program as torch.distributed.run has to be told it, and the site."""
+"""What a job script is rendered for: the program for torch.distributed.run, and the site."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 class Program:
     """A program for torch.distributed.run.
 
-    `mode` are the options it needs, `entry` what it starts (a module, a script or an executable), `words` the
-    arguments. `trains` says that dsrun's own worker runs, which saves on a signal and leaves a FINISHED marker;
-    `output` is then its run folder, if it was named, and `on_cpu` that it was told to leave
-    GPUs alone. `interpreter` is a Python that the user named by its path.
+    `mode` are the options it needs, `entry` what it starts (a module, a script or an executable) with `args`.
+    `trains`: it is dsrun's own worker, which saves on a signal and leaves a FINISHED marker, in the run folder `output`
+    if that was named, and without GPUs if `on_cpu`. `interpreter` is a Python that the user named by its path.
     """
 
     entry: str
-    words: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
     mode: tuple[str, ...] = ()
     trains: bool = False
     output: str | None = None
@@ -41,14 +40,14 @@ class Program:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The words behind torch.distributed.run's own options.
+        """The arguments behind torch.distributed.run's own options.
 
         `--` keeps its parser away from the program's flags, which it would take by their prefix. It fills
         `$local_rank` into all that it hands on to a Python program's command line, and makes $$ of $ (macros in
         torch.distributed.elastic.utils.api); a doubled $ comes through as the one that was meant.
         """
         entry = self.entry if "--no-python" in self.mode else _through_macros(self.entry)
-        return (*self.mode, "--", entry, *map(_through_macros, self.words))
+        return (*self.mode, "--", entry, *map(_through_macros, self.args))
 
     @property
     def file(self) -> str | None:
@@ -63,17 +62,17 @@ def _through_macros(word: str) -> str:
 
 
 def train_program(
-    words: Sequence[str], *, output: str | None = None, name: str = "train", on_cpu: bool = False
+    args: Sequence[str], *, output: str | None = None, name: str = "train", on_cpu: bool = False
 ) -> Program:
     """dsrun's own worker with the flags of `dsrun train`."""
     return Program(
-        entry=WORKER, words=tuple(words), mode=("--module",), trains=True, output=output, on_cpu=on_cpu, name=slug(name)
+        entry=WORKER, args=tuple(args), mode=("--module",), trains=True, output=output, on_cpu=on_cpu, name=slug(name)
     )
 
 
-def any_program(words: Sequence[str]) -> Program:
-    """A Python script or module, or any other executable. Raises UsageError for words that are none."""
-    first, *rest = words
+def any_program(argv: Sequence[str]) -> Program:
+    """A Python script or module, or any other executable. Raises UsageError for anything else."""
+    first, *rest = argv
     if not first:
         raise UsageError("the program after -- is an empty word")
     if first.startswith("-"):
@@ -85,23 +84,23 @@ def any_program(words: Sequence[str]) -> Program:
             fix="-- python my_train.py …",
         )
     if not _PYTHON.fullmatch(base):
-        return Program(entry=first, words=tuple(rest), mode=("--no-python",), name=slug(base))
+        return Program(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
     interpreter = first if "/" in first else None
     if rest[:1] == ["-m"] and len(rest) > 1:
         module = rest[1]
         return Program(
-            entry=module, words=tuple(rest[2:]), mode=("--module",), name=slug(module), interpreter=interpreter
+            entry=module, args=tuple(rest[2:]), mode=("--module",), name=slug(module), interpreter=interpreter
         )
     if rest == ["-m"]:
         raise UsageError(f"-- {first} -m: no module is named", fix="-- python -m package.module --flag value")
     if rest and not rest[0].startswith("-"):
         return Program(
-            entry=rest[0], words=tuple(rest[1:]), name=slug(PurePosixPath(rest[0]).stem), interpreter=interpreter
+            entry=rest[0], args=tuple(rest[1:]), name=slug(PurePosixPath(rest[0]).stem), interpreter=interpreter
         )
     if not rest:
         raise UsageError(f"-- {first}: no script is named", fix="-- python my_train.py --flag value")
     # -u, -c, -X …: torchrun knows none of Python's own options, so Python is the executable.
-    return Program(entry=first, words=tuple(rest), mode=("--no-python",), name=slug(base))
+    return Program(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
 
 
 def slug(name: str) -> str:

@@ -127,7 +127,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
     """What the template can name. The spec is a completed one."""
     staged = stage(spec.stage, spec.local_dir) if spec.stage else None
     python = program.interpreter or worker_python(spec, site)
-    exported = variables(spec, program)
+    exported = variables(spec)
     return {
         "version": __version__,
         "directives": directives(spec, program),

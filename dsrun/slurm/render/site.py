@@ -22,7 +22,7 @@ def find_site(
     from dsrun.slurm.cluster.discover import discover_if_any
 
     site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
-    facts = discover_if_any(notify=notify)
+    facts = discover_if_any(notify)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
@@ -68,9 +68,10 @@ def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
     files = [("--setup-file", each) for each in spec.setup_file]
     files += [("--stage", spec.stage)] if spec.stage else []
     files += [("--venv", f"{spec.venv}/bin/activate")] if spec.venv else []
-    for flag, name in ((flag, image) for flag, image in _images(spec) if image and image.startswith(("/", "./"))):
-        files.append((flag, name))
-    if not any(image for _, image in _images(spec)) and program.file:
+    flag, image = ("--apptainer", spec.apptainer) if spec.apptainer else ("--container-image", spec.container_image)
+    if image and image.startswith(("/", "./")):
+        files.append((flag, image))
+    if not image and program.file:
         files.append(("--", program.file))
     for flag, name in files:
         if not (cwd / name).exists():
@@ -80,7 +81,3 @@ def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
         yield f"--log: SLURM does not create {folder}, and without it the job has no log (mkdir -p {folder})"
-
-
-def _images(spec: SlurmSpec) -> tuple[tuple[str, str | None], ...]:
-    return ("--apptainer", spec.apptainer), ("--container-image", spec.container_image)

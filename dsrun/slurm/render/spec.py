@@ -172,10 +172,10 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """One option as somebody wrote it: its field, the words, and where they stand ("run.yaml:4: slurm.nodes")."""
+    """One option as somebody wrote it: its field, the values, and where they stand ("run.yaml:4: slurm.nodes")."""
 
     name: str
-    words: tuple[str, ...]
+    values: tuple[str, ...]
     where: str
 
 
@@ -185,14 +185,14 @@ def spellings() -> dict[str, str]:
     return {key: name for name, each in options().items() for key in (name, *each.metadata["aliases"])}
 
 
-def given_key(key: str, words: Iterable[str], where: str) -> Given:
+def given_key(key: str, values: Iterable[str], where: str) -> Given:
     """The value of `key` in run.yaml. Raises UsageError, with the nearest key, for an unknown one."""
     name = spellings().get(key.replace("-", "_"))
     if name is None:
         near = difflib.get_close_matches(key.replace("-", "_"), spellings(), n=1)
         fix = f"did you mean {near[0]}?" if near else "docs/slurm.md lists them all"
         raise UsageError(f"{where}: the slurm section has no such key", fix=fix)
-    return Given(name=name, words=tuple(words), where=where)
+    return Given(name=name, values=tuple(values), where=where)
 
 
 def make_spec(*places: Iterable[Given]) -> SlurmSpec:
@@ -209,24 +209,24 @@ def make_spec(*places: Iterable[Given]) -> SlurmSpec:
 
 
 def _value_of(each: Field[Any], given: Given) -> Any:
-    """The typed value of an option's words."""
-    kind, words = value_kind(each), given.words
-    if "" in words:
+    """The typed value of an option's values."""
+    kind, values = value_kind(each), given.values
+    if "" in values:
         raise UsageError(f"{given.where}: is empty", fix="give it a value, or remove it")
     if kind == "tuple[str, ...]":
-        return words
-    if len(words) != 1:
-        raise UsageError(f"{given.where}: takes one value, not {len(words)}")
+        return values
+    if len(values) != 1:
+        raise UsageError(f"{given.where}: takes one value, not {len(values)}")
     if kind == "bool":
-        if words[0].lower() not in YES | NO:
-            raise UsageError(f"{given.where}: {words[0]!r} is not true or false")
-        return words[0].lower() in YES
+        if values[0].lower() not in YES | NO:
+            raise UsageError(f"{given.where}: {values[0]!r} is not true or false")
+        return values[0].lower() in YES
     if kind == "int":
-        return _number(words[0], each.metadata, given.where)
+        return _number(values[0], each.metadata, given.where)
     choices = each.metadata["choices"]
-    if choices and words[0] not in choices:
-        raise UsageError(f"{given.where}: {words[0]!r} is not one of {', '.join(choices)}")
-    return words[0]
+    if choices and values[0] not in choices:
+        raise UsageError(f"{given.where}: {values[0]!r} is not one of {', '.join(choices)}")
+    return values[0]
 
 
 def _number(word: str, meta: Mapping[str, Any], where: str) -> int:

@@ -15,7 +15,7 @@ from dsrun.datafiles import read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.hardware.gres import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 from dsrun.wheel.compile.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
@@ -165,7 +165,7 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
     """Check for the build tools in the target environment, as there is no build isolation."""
     from packaging.version import Version
 
-    lines = ask([str(python), "-c", _PACKAGES], seconds=_ASK_S).stdout.splitlines()
+    lines = capture([str(python), "-c", _PACKAGES], seconds=_ASK_S).stdout.splitlines()
     found = dict(line.split()[1:] for line in lines if line.startswith("dsrun: "))
     setuptools = found.get("setuptools")
     if setuptools is None or ("wheel" not in found and Version(setuptools) < Version(_BDIST_WHEEL)):

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.system.proc import STOP_SIGNALS, Family, run_foreground
+from dsrun.system.proc import run_foreground
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
@@ -215,27 +214,16 @@ def _compile(
 
 def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) -> tuple[int, dict[str, int]]:
     """Run the parallel builds; their exit code and those of the builds that ended by themselves."""
-    stopped: list[int] = []
     codes: dict[str, int] = {}
-
-    def stop(signum: int, family: Family) -> None:
-        stopped.append(signum)
-        family.signal_group(signal.SIGTERM)
-
     read, write = os.pipe()
     with os.fdopen(read, "rb") as lines, log.open("w", encoding="utf-8") as file:
         reader = threading.Thread(target=follow, args=(lines, file, tracker, watch, codes), daemon=True)
         reader.start()
         try:
-            code = run_foreground(
-                argv, on_signal=stop, forward=STOP_SIGNALS, stdout=write, stderr=write,
-                grace_s=_GRACE_S, patience_s=_GRACE_S,
-            )  # fmt: skip
+            code = run_foreground(argv, output=write, grace_s=_GRACE_S)
         finally:
             os.close(write)
             reader.join()
-    if stopped:
-        raise KeyboardInterrupt
     return code, codes
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError, did_you_mean
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 from dsrun.wheel.target.cxx import Cxx, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -141,7 +141,7 @@ def _define(macros: Mapping[str, str]) -> str:
 def _known_names(cxx: Cxx) -> list[str]:
     """Processor names from the list that gcc and clang print with the refusal."""
     try:
-        said = ask([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S).stderr
+        said = capture([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S).stderr
     except ToolError:
         return []
     return re.findall(r"[\w.+-]{4,}", said.partition(" are:")[2].partition("\n")[0])

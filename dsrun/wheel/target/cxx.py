@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 
 _ASK_S = 60.0
 _CACHES = ("ccache", "sccache")
@@ -106,10 +106,10 @@ def identify(path: Path) -> Cxx | None:
 def predefined(path: Path, flags: Sequence[str] = ()) -> dict[str, str]:
     """The macros that compiler `path` predefines under `flags`; empty when it refuses them."""
     try:
-        answer = ask([str(path), *flags, "-dM", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S)
+        answer = capture([str(path), *flags, "-dM", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S)
     except (MissingError, ToolError, OSError):
         return {}
-    if answer.exit_code:
+    if answer.returncode:
         return {}
     lines = (line.split(maxsplit=2) for line in answer.stdout.splitlines())
     return {line[1]: line[2] if len(line) > 2 else "" for line in lines if len(line) > 1}
@@ -158,7 +158,7 @@ def _compiles(cxx: Cxx, source: str, before: Sequence[str], after: Sequence[str]
         if "-o" not in before:
             argv += ["-o", "probe"]
         try:
-            return ask(argv, seconds=_ASK_S, cwd=Path(folder)).exit_code == 0
+            return capture(argv, seconds=_ASK_S, cwd=Path(folder)).returncode == 0
         except ToolError:
             return False
 
@@ -293,4 +293,4 @@ class Probe:
 
     def _has_module(self, module: str) -> bool:
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return ask([self._python, "-c", code], seconds=_ASK_S).exit_code == 0
+        return capture([self._python, "-c", code], seconds=_ASK_S).returncode == 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 from dsrun.wheel.target.cxx import Cxx, has_function
 
 _ASK_S = 60.0
@@ -102,11 +102,11 @@ def _candidates(environ: Mapping[str, str], site_packages: Path | None, root: Pa
 def nvcc_version(path: Path) -> str | None:
     """ "13.0" from `nvcc --version`; None when `path` cannot be run or says something else."""
     try:
-        answer = ask([str(path), "--version"], seconds=_ASK_S)
+        answer = capture([str(path), "--version"], seconds=_ASK_S)
     except (MissingError, ToolError, OSError):
         return None
     found = _RELEASE.search(answer.stdout)
-    return f"{found[1]}.{found[2]}" if found and answer.exit_code == 0 else None
+    return f"{found[1]}.{found[2]}" if found and answer.returncode == 0 else None
 
 
 def toolkit_home(path: Path) -> Path:
@@ -117,7 +117,7 @@ def toolkit_home(path: Path) -> Path:
     """
     places = [path.resolve().parent.parent, path.parent.parent]
     try:
-        said = _TOP.search(ask([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"], seconds=_ASK_S).stderr)
+        said = _TOP.search(capture([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"], seconds=_ASK_S).stderr)
     except (MissingError, ToolError, OSError):
         said = None
     if said:
@@ -207,6 +207,6 @@ def _add_driver(libraries: Path, cxx: Cxx) -> None:
         return
     libraries.mkdir(parents=True, exist_ok=True)
     argv = [str(cxx.path), "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c++", "/dev/null"]
-    answer = ask([*argv, "-o", str(libraries / "libcuda.so")], seconds=_ASK_S)
-    if answer.exit_code:
+    answer = capture([*argv, "-o", str(libraries / "libcuda.so")], seconds=_ASK_S)
+    if answer.returncode:
         raise ToolError(f"{cxx} could not link an empty library: {answer.stderr.strip().splitlines()[-1:]}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 from dsrun.wheel.target.arch import host_limits, minor_release
 from dsrun.wheel.target.cxx import Cxx
 from dsrun.wheel.target.nvcc import Nvcc, has_runtime
@@ -72,9 +72,9 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
 
 def _query(python: str) -> tuple[Path, str] | None:
     """Where `python` finds torch, and the interpreter's tag."""
-    answer = ask([python, "-c", _QUESTION], seconds=_ASK_S)
+    answer = capture([python, "-c", _QUESTION], seconds=_ASK_S)
     lines = [line[6:].strip() for line in answer.stdout.splitlines() if line.startswith("dsrun:")]
-    if answer.exit_code or len(lines) != _LINES:
+    if answer.returncode or len(lines) != _LINES:
         said = answer.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise ToolError(f"{python} did not answer: {said[0]}", fix="name a working Python interpreter")
     origin, tag = lines[0], lines[1].replace("cpython-", "cp")

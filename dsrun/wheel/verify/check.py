@@ -7,12 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
 from dsrun.findings import Finding, Level
 from dsrun.system.hostlist import compressed
-from dsrun.system.proc import Answer, ask
+from dsrun.system.proc import capture
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import Library, WheelReport, read_archive
@@ -121,17 +122,17 @@ def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpR
         with open_wheel(report.path) as archive:
             archive.unpack(Path(folder))
         try:
-            answer = ask([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)
+            answer = capture([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)
             return parse_op_results(last_object(answer, "loading the operations"), where)
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
 
 
-def reason(answer: Answer) -> str:
+def reason(answer: CompletedProcess[str]) -> str:
     """The line of stderr that says why a program failed."""
     lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith("ERROR")]
-    return (wrong or lines[-1:] or [f"exit code {answer.exit_code}"])[0].removeprefix("ERROR: ")
+    return (wrong or lines[-1:] or [f"exit code {answer.returncode}"])[0].removeprefix("ERROR: ")
 
 
 _NONE = "-"

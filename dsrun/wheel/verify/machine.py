@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from dsrun.errors import ToolError
-from dsrun.system.proc import Answer, ask
+from dsrun.system.proc import capture
 from dsrun.wheel.target.arch import Capability
 from dsrun.wheel.verify import probe
 from dsrun.wheel.verify.fatbin import sm
@@ -72,11 +73,11 @@ def this_machine(needed: Iterable[str], python: str = sys.executable) -> Machine
 
     Raises MissingError when there is no such interpreter, and ToolError when it does not run.
     """
-    answer = ask([python, str(PROBE), *needed], seconds=_PROBE_SECONDS)
+    answer = capture([python, str(PROBE), *needed], seconds=_PROBE_SECONDS)
     return machine_from(last_object(answer, python))
 
 
-def last_object(answer: Answer, program: str) -> dict[str, Any]:
+def last_object(answer: CompletedProcess[str], program: str) -> dict[str, Any]:
     """The JSON object in the last line of a program's stdout; a login shell may have printed before it.
 
     Raises ToolError with the last line of stderr when there is none.
@@ -87,7 +88,7 @@ def last_object(answer: Answer, program: str) -> dict[str, Any]:
                 found: dict[str, Any] = json.loads(line)
                 return found
     stderr = answer.stderr.strip().splitlines()
-    raise ToolError(f"{program} failed with exit code {answer.exit_code}: {stderr[-1] if stderr else 'no output'}")
+    raise ToolError(f"{program} failed with exit code {answer.returncode}: {stderr[-1] if stderr else 'no output'}")
 
 
 def gpus_for(capabilities: Iterable[Capability]) -> tuple[Gpu, ...]:

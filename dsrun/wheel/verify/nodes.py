@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, Literal, TypeVar
 
 from dsrun.errors import DsrunError, ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.system.hostlist import expand_hosts, read_hostfile
-from dsrun.system.proc import Answer, ask
+from dsrun.system.proc import capture
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
     RUN_OPS,
@@ -62,9 +63,9 @@ class Node:
             return [*_SRUN, f"--nodelist={self.name}", *command]
         return [*_SSH, self.name, shlex.join(command)]
 
-    def run(self, command: Sequence[str], *, seconds: float, feed: Path | None = None) -> Answer:
-        """Run `command` there with the local file `feed` as stdin. Raises ToolError and MissingError as `ask` does."""
-        return ask(self.argv(command), seconds=seconds, feed=feed)
+    def run(self, command: Sequence[str], *, seconds: float, feed: Path | None = None) -> CompletedProcess[str]:
+        """Run `command` there with the local file `feed` as stdin. Raises as `capture` does."""
+        return capture(self.argv(command), seconds=seconds, feed=feed)
 
 
 INSTALL = Path(install_wheel.__file__)
@@ -164,7 +165,7 @@ def _copy(node: Node, task: NodeTask) -> None:
     """Stream the wheel to the node under its temporary name. Raises ToolError."""
     command = ["sh", "-c", _RECEIVE, "sh", task.folder, task.part]
     answer = node.run(command, seconds=_COPY_SECONDS, feed=task.report.path)
-    if answer.exit_code:
+    if answer.returncode:
         raise ToolError(f"copying to {task.folder}: {reason(answer)}")
 
 
@@ -233,11 +234,11 @@ def _broadcast(nodes: Sequence[Node], task: NodeTask, at_once: int) -> bool:
         return False
 
     def make_folder(node: Node) -> bool:
-        return node.run(["sh", "-c", _MAKE_FOLDER, "sh", task.folder], seconds=_SHORT_SECONDS).exit_code == 0
+        return node.run(["sh", "-c", _MAKE_FOLDER, "sh", task.folder], seconds=_SHORT_SECONDS).returncode == 0
 
     command = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{task.part}"]
     try:
         made = map_nodes(nodes, make_folder, at_once=at_once)
-        return all(made) and ask(command, seconds=_COPY_SECONDS).exit_code == 0
+        return all(made) and capture(command, seconds=_COPY_SECONDS).returncode == 0
     except DsrunError:  # also when sbcast is not installed
         return False

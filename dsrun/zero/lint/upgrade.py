@@ -238,18 +238,9 @@ def _scheduler(config: Config, log: Log) -> None:
 
 
 STEPS: tuple[Callable[[Config, Log], None], ...] = (
-    _removed,
-    _bare_zero,
-    _offload,
-    _zero_keys,
-    _moved_aio,
-    _renamed,
-    _compile,
-    _bf16,
-    _allreduce,
-    _optimizer,
-    _scheduler,
-)
+    _removed, _bare_zero, _offload, _zero_keys, _moved_aio, _renamed, _compile, _bf16, _allreduce,
+    _optimizer, _scheduler,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -279,7 +270,11 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     if not log.changes:
         return Upgraded(text, ())
     indent = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
-    written = printable(json.dumps(config, indent=indent[1] if indent else 2, ensure_ascii=text.isascii()) + "\n")
+    try:
+        made = json.dumps(config, indent=indent[1] if indent else 2, ensure_ascii=text.isascii(), allow_nan=False)
+    except ValueError:
+        raise UsageError(f"{file} holds NaN or a number above 1.8e308", fix="replace it with a finite number") from None
+    written = printable(made + "\n")
     return Upgraded(written.replace("\n", "\r\n") if "\r\n" in text else written, tuple(log.changes))
 
 

@@ -112,10 +112,10 @@ def training_argv(
 
 def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     from dsrun.runs.records import read_records
-    from dsrun.system.proc import ask
+    from dsrun.system.proc import capture
 
-    done = ask([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
-    if done.exit_code:
+    done = capture([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
+    if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ToolError(f"the two steps failed: {last}")
     return [record for record in read_records(scratch / RUN / "metrics.jsonl") if "host_memory" in record]

@@ -8,9 +8,9 @@ import pytest
 
 from dsrun.hardware.gpus import lookup
 from dsrun.slurm.cluster.discover import gpu_groups, memory_choices, read_accounting
-from dsrun.slurm.cluster.query import pairs
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed, expand_hosts
+from dsrun.system.slurm import pairs
 from tests.slurm_recordings import recorded_facts
 
 

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.slurm.cluster import query
-from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs import submit
 from dsrun.slurm.jobs.status import JobStatus, from_history, read_jobs
 from dsrun.slurm.jobs.submit import Tail, Watch, follow, interval
+from dsrun.system import slurm
+from dsrun.system.slurm import NoAnswerError
 from tests.slurm_recordings import recorded, stand_in
 
 DONE = recorded("job-failed")
@@ -30,7 +30,7 @@ class Slurm:
 
     def __init__(self, monkeypatch, *answers, happens=()):
         self.answers, self.happens, self.slept = list(answers), list(happens), 0.0
-        monkeypatch.setattr(query, "job", self.job)
+        monkeypatch.setattr(slurm, "job", self.job)
         self.told: list[str] = []
         self.shown: list[str] = []
 
@@ -51,9 +51,9 @@ class Slurm:
 
 
 def test_follow_job_to_its_end(monkeypatch):
-    slurm = Slurm(monkeypatch, at("PENDING", reason="Priority"), at("RUNNING"), at("RUNNING"), at("COMPLETED"))
-    assert slurm.follow() == 0
-    assert slurm.told == [
+    fake = Slurm(monkeypatch, at("PENDING", reason="Priority"), at("RUNNING"), at("RUNNING"), at("COMPLETED"))
+    assert fake.follow() == 0
+    assert fake.told == [
         "job 67: PENDING (Priority)",
         "job 67: RUNNING on node3",
         "job 67: COMPLETED after 00:00:00",
@@ -74,7 +74,7 @@ def test_follow_exit_code_is_job_result(monkeypatch, state, code, result):
 
 def test_follow_continues_after_requeue(monkeypatch):
     """A requeue is not the end of the job."""
-    slurm = Slurm(
+    fake = Slurm(
         monkeypatch,
         at("RUNNING"),
         at("COMPLETING"),
@@ -82,23 +82,23 @@ def test_follow_continues_after_requeue(monkeypatch):
         at("RUNNING", restarts=1),
         at("COMPLETED", restarts=1),
     )
-    assert slurm.follow() == 0
-    assert slurm.told[2] == "job 67: PENDING (BeginTime) requeued 1 time so far"
-    assert slurm.told[3] == "job 67: RUNNING on node3"
+    assert fake.follow() == 0
+    assert fake.told[2] == "job 67: PENDING (BeginTime) requeued 1 time so far"
+    assert fake.told[3] == "job 67: RUNNING on node3"
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
 def test_follow_checks_states_before_requeue_twice(monkeypatch, state):
     """States that a requeue may follow are checked twice."""
-    slurm = Slurm(monkeypatch, at("RUNNING"), at(state), at("PENDING", restarts=1), at("COMPLETED", restarts=1))
-    assert slurm.follow() == 0
+    fake = Slurm(monkeypatch, at("RUNNING"), at(state), at("PENDING", restarts=1), at("COMPLETED", restarts=1))
+    assert fake.follow() == 0
 
 
 def test_follow_waits_for_unreachable_controller(monkeypatch):
     gone = NoAnswerError("scontrol: Unable to contact slurm controller (connect failure)")
-    slurm = Slurm(monkeypatch, at("RUNNING"), gone, gone, at("RUNNING"), at("COMPLETED"))
-    assert slurm.follow() == 0
-    assert [line for line in slurm.told if "controller" in line] == [
+    fake = Slurm(monkeypatch, at("RUNNING"), gone, gone, at("RUNNING"), at("COMPLETED"))
+    assert fake.follow() == 0
+    assert [line for line in fake.told if "controller" in line] == [
         "scontrol: Unable to contact slurm controller (connect failure); the job goes on without it, waiting",
         "the controller answers again",
     ]
@@ -111,15 +111,15 @@ def test_follow_queries_sacct_for_purged_job(monkeypatch, tmp_path):
         [("67", "RUNNING", "0:0", "node3", "00:01:00")],
         [("67", "CANCELLED by 0", "0:15", "node3", "00:01:01")],
     ]
-    monkeypatch.setattr(query, "history", lambda fields, job_id: rows.pop(0) if len(rows) > 1 else rows[0])
-    slurm = Slurm(monkeypatch, at("RUNNING", log=log), None, happens=[lambda: log.write_text("one\ntwo\n")])
-    assert slurm.follow() == 143
-    assert slurm.shown == ["one", "two"]
-    assert slurm.told[-1] == "job 67: CANCELLED after 00:01:01 exit code 143"
+    monkeypatch.setattr(slurm, "history", lambda fields, job_id: rows.pop(0) if len(rows) > 1 else rows[0])
+    fake = Slurm(monkeypatch, at("RUNNING", log=log), None, happens=[lambda: log.write_text("one\ntwo\n")])
+    assert fake.follow() == 143
+    assert fake.shown == ["one", "two"]
+    assert fake.told[-1] == "job 67: CANCELLED after 00:01:01 exit code 143"
 
 
 def test_follow_unknown_job_refused(monkeypatch):
-    monkeypatch.setattr(query, "history", lambda fields, job_id: None)
+    monkeypatch.setattr(slurm, "history", lambda fields, job_id: None)
     with pytest.raises(UsageError, match="no job 67"):
         Slurm(monkeypatch, None).follow()
     with pytest.raises(ToolError, match="forgotten job 67"):
@@ -133,7 +133,7 @@ def test_follow_prints_log_as_it_grows(monkeypatch, tmp_path):
         with log.open("a") as file:
             file.write(text)
 
-    slurm = Slurm(
+    fake = Slurm(
         monkeypatch,
         at("RUNNING", log=log),
         at("RUNNING", log=log),
@@ -145,8 +145,8 @@ def test_follow_prints_log_as_it_grows(monkeypatch, tmp_path):
             lambda: append("\nlast"),
         ],
     )
-    assert slurm.follow() == 0
-    assert slurm.shown == ["one", "two", "three", "last"]
+    assert fake.follow() == 0
+    assert fake.shown == ["one", "two", "three", "last"]
 
 
 def test_follow_all_tasks_of_job_array(monkeypatch, tmp_path):
@@ -156,10 +156,10 @@ def test_follow_all_tasks_of_job_array(monkeypatch, tmp_path):
         path.write_text(f"{label} speaks\n")
         done = done.replace(f"/home/ada/jobs/sweep-{label}.log", str(path))
     failed = done.replace("JobState=COMPLETED", "JobState=FAILED", 1).replace("ExitCode=0:0", "ExitCode=5:0", 1)
-    slurm = Slurm(monkeypatch, recorded("job-array"), failed)
-    assert slurm.follow("66") == 5
-    assert sorted(slurm.shown) == [f"[{label}] {label} speaks" for label in logs]
-    assert "job 66_2: RUNNING on node5" in slurm.told
+    fake = Slurm(monkeypatch, recorded("job-array"), failed)
+    assert fake.follow("66") == 5
+    assert sorted(fake.shown) == [f"[{label}] {label} speaks" for label in logs]
+    assert "job 66_2: RUNNING on node5" in fake.told
 
 
 def test_follow_poll_interval_grows():

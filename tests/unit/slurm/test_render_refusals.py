@@ -22,8 +22,8 @@ SITE = Site()
 
 def made(name: str, *words: str, **others: str):
     """The spec of one option as somebody wrote it."""
-    given = [Given(name=name, words=words, where=f"--{name}")]
-    given += [Given(name=key, words=(value,), where=f"--{key}") for key, value in others.items()]
+    given = [Given(name=name, values=words, where=f"--{name}")]
+    given += [Given(name=key, values=(value,), where=f"--{key}") for key, value in others.items()]
     return make_spec(given)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.slurm.cluster import query
 from dsrun.slurm.cluster.discover import discover, discover_if_any
-from dsrun.slurm.cluster.query import NoAnswerError
 from dsrun.slurm.jobs.submit import submit
+from dsrun.system import slurm
+from dsrun.system.slurm import NoAnswerError
 from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
 
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -28,13 +28,13 @@ def programs(tmp_path, monkeypatch):
 
 def test_slurm_commands_missing():
     with pytest.raises(MissingError, match="no SLURM cluster here"):
-        query.partitions()
+        slurm.show("partition")
 
 
 def test_slurm_commands_without_cluster(programs):
     stand_in(programs, "scontrol", ("", "", NO_CLUSTER, 1))
     with pytest.raises(MissingError, match="no SLURM cluster here"):
-        query.nodes()
+        slurm.show("node")
 
 
 def test_missing_slurm_conf_refused_without_query(programs, monkeypatch, tmp_path):
@@ -42,24 +42,24 @@ def test_missing_slurm_conf_refused_without_query(programs, monkeypatch, tmp_pat
     stand_in(programs, "scontrol", ("", "never asked", "", 0))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
     with pytest.raises(ToolError, match="SLURM_CONF names"):
-        query.nodes()
+        slurm.show("node")
     assert not (programs / "calls").exists()
 
 
 def test_unreachable_controller_and_accounting_database(programs):
     stand_in(programs, "scontrol", ("", "", DOWN, 1))
     stand_in(programs, "sacct", ("", "", DATABASE, 1))
-    for question in (lambda: query.job("1"), lambda: query.batch_script("1"), query.config):
+    for question in (lambda: slurm.job("1"), lambda: slurm.batch_script("1"), lambda: slurm.show("config")):
         with pytest.raises(NoAnswerError, match="Unable to contact slurm controller"):
             question()
     with pytest.raises(NoAnswerError, match="Problem talking to the database"):
-        query.history(("JobID",))
+        slurm.history(("JobID",))
 
 
 def test_scontrol_failure_quoted(programs):
     stand_in(programs, "scontrol", ("", "", "scontrol: something odd\n", 1))
     with pytest.raises(ToolError, match="scontrol failed: scontrol: something odd") as caught:
-        query.partitions()
+        slurm.show("partition")
     assert not isinstance(caught.value, NoAnswerError)
 
 
@@ -74,8 +74,8 @@ def test_sbatch_unrecognized_option_named(programs, tmp_path):
 def test_invalid_job_id_returns_nothing(programs):
     stand_in(programs, "scontrol", ("", "", "slurm_load_jobs error: Invalid job id specified\n", 1))
     stand_in(programs, "squeue", ("", "", "slurm_load_jobs error: Invalid job id specified\n", 1))
-    assert query.job("9") is None
-    assert query.queue(("i",), job_id="9") == []
+    assert slurm.job("9") is None
+    assert slurm.queue(("i",), job_id="9") == []
 
 
 def test_batch_script_of_other_user_is_none(programs):
@@ -86,13 +86,13 @@ def test_batch_script_of_other_user_is_none(programs):
         ("9", "", "job script retrieval failed: Invalid user id\n", 0),
         ("8", "#!/bin/sh\n"),
     )
-    assert query.batch_script("9") is None
-    assert query.batch_script("8") == "#!/bin/sh\n"
+    assert slurm.batch_script("9") is None
+    assert slurm.batch_script("8") == "#!/bin/sh\n"
 
 
 def test_squeue_rows_parsed(programs):
     stand_in(programs, "squeue", ("", "CLUSTER: lab\x1e\n" + recorded("squeue")))
-    rows = query.queue("iATrPNDMlVSeZj")
+    rows = slurm.queue("iATrPNDMlVSeZj")
     assert {len(row) for row in rows} == {14}
     assert next(row for row in rows if row[0] == "64")[-1] == "odd | name, with\nbreaks JobState=FAILED"
     assert "--me" in (programs / "calls").read_text()
@@ -100,13 +100,13 @@ def test_squeue_rows_parsed(programs):
 
 def test_sacct_rows_parsed(programs):
     stand_in(programs, "sacct", ("", "1\x1fa\x1fodd\nname\n2\x1fb\x1fx\n"))
-    assert query.history(("JobID", "State", "JobName"), hours=2) == [("1", "a", "odd"), ("2", "b", "x")]
+    assert slurm.history(("JobID", "State", "JobName"), hours=2) == [("1", "a", "odd"), ("2", "b", "x")]
     assert "--starttime=now-7200seconds" in (programs / "calls").read_text()
 
 
 def test_sacct_without_accounting_storage(programs):
     stand_in(programs, "sacct", ("", "", "Slurm accounting storage is disabled\n", 1))
-    assert query.history(("JobID",)) is None
+    assert slurm.history(("JobID",)) is None
 
 
 def test_slurm_time_format_of_user_overridden(programs, monkeypatch):
@@ -116,18 +116,18 @@ def test_slurm_time_format_of_user_overridden(programs, monkeypatch):
     path.write_text(
         path.read_text().replace("words = ", "import os; sys.exit(print(os.environ['SLURM_TIME_FORMAT']))\nwords = ")
     )
-    assert query.config() == "standard\n"
+    assert slurm.show("config") == "standard\n"
 
 
 def test_cluster_discovery_without_answering_controller(programs):
     """What works without a cluster also works when the controller does not answer."""
-    assert discover_if_any(notify=pytest.fail) is None
+    assert discover_if_any(pytest.fail) is None
     stand_in(programs, "scontrol", ("", "", DOWN, 1))
     told: list[str] = []
-    assert discover_if_any(notify=told.append) is None
+    assert discover_if_any(told.append) is None
     assert "Unable to contact slurm controller" in told[0]
     with pytest.raises(NoAnswerError):
-        discover_if_any()
+        discover()
 
 
 def test_cluster_discovery_without_accounting_database(programs):

@@ -12,7 +12,7 @@ from dsrun.cli.jobs import explained_reason
 from dsrun.slurm.jobs.queue import (
     _SACCT,
     _SQUEUE,
-    Job,
+    SlurmJob,
     job_environment,
     job_output_folder,
     merge_jobs,
@@ -24,13 +24,13 @@ from dsrun.slurm.jobs.status import explain_reason
 from tests.slurm_recordings import recorded
 
 
-def queued() -> list[Job]:
+def queued() -> list[SlurmJob]:
     rows = [tuple(row.split("\x1f")) for row in recorded("squeue").split("\x1e\n") if row]
     assert {len(row) for row in rows} == {len(_SQUEUE)}
     return read_rows(rows)
 
 
-def history() -> list[Job]:
+def history() -> list[SlurmJob]:
     rows = [tuple(line.split("\x1f")) for line in recorded("sacct").splitlines()]
     return read_rows((row for row in rows if len(row) == len(_SACCT)), recorded=True)
 
@@ -116,12 +116,12 @@ def test_jobs_since_time_keeps_active_jobs():
 def job(tmp_path, **changes):
     row = dict(
         zip(
-            Job.__dataclass_fields__,
+            SlurmJob.__dataclass_fields__,
             ("7", "7", "RUNNING", "", "gpu", "n1", 1, "1:00", "", "", "", ""),
             strict=False,
         )
     )
-    return Job(**{**row, "work_dir": str(tmp_path), "name": "t5", **changes})
+    return SlurmJob(**{**row, "work_dir": str(tmp_path), "name": "t5", **changes})
 
 
 def write_run(folder, *records, finished=False):

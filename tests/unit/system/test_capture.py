@@ -7,30 +7,30 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 
 
 def test_captured_output_and_exit_code(tmp_path):
     code = "import os, sys; print(os.environ['WORD'], os.getcwd()); print('no', file=sys.stderr); sys.exit(3)"
-    answer = ask([sys.executable, "-c", code], seconds=60, changes={"WORD": "yes"}, cwd=tmp_path)
-    assert (answer.exit_code, answer.stdout, answer.stderr) == (3, f"yes {tmp_path}\n", "no\n")
+    answer = capture([sys.executable, "-c", code], seconds=60, changes={"WORD": "yes"}, cwd=tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (3, f"yes {tmp_path}\n", "no\n")
 
 
 def test_captured_program_has_empty_stdin():
-    answer = ask([sys.executable, "-c", "import sys; print(repr(sys.stdin.read()))"], seconds=60)
+    answer = capture([sys.executable, "-c", "import sys; print(repr(sys.stdin.read()))"], seconds=60)
     assert answer.stdout == "''\n"
 
 
 def test_captured_program_killed_by_signal():
-    answer = ask([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], seconds=60)
-    assert answer.exit_code == -9
+    answer = capture([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], seconds=60)
+    assert answer.returncode == -9
 
 
 def test_captured_program_timeout():
     with pytest.raises(ToolError, match="did not end within"):
-        ask([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
+        capture([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
 
 
 def test_captured_program_missing():
     with pytest.raises(MissingError, match="no program"):
-        ask(["no-such-program-here"], seconds=1)
+        capture(["no-such-program-here"], seconds=1)

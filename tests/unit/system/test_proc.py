@@ -16,7 +16,7 @@ from dsrun.system.proc import exit_of, run_foreground, start_time
 
 PATIENCE_S = 120
 
-# A grandchild as torchrun makes its workers: in a session of its own. If asked, it ignores SIGTERM.
+# A grandchild in a process group of its own, as a compiler below ninja. If asked, it ignores SIGTERM.
 GRANDCHILD = """
 import os, signal, sys, time, pathlib
 if sys.argv[2] == "deaf":
@@ -46,7 +46,7 @@ def until(condition, what):
         if value:
             return value
         time.sleep(0.02)
-    raise AssertionError(f"waited in vain: {what}")
+    raise AssertionError(f"timed out waiting for {what}")
 
 
 def pid_in(path: Path) -> int:
@@ -70,7 +70,7 @@ def parent_of_grandchild(tmp_path: Path, tail: str, deaf: bool = False) -> list[
     code = f"""
 import pathlib, subprocess, sys, time, os, signal
 code, path, mood = sys.argv[1:]
-subprocess.Popen([sys.executable, "-c", code, path, mood], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", code, path, mood], process_group=0)
 while not pathlib.Path(path).exists():
     time.sleep(0.02)
 {tail}
@@ -78,14 +78,21 @@ while not pathlib.Path(path).exists():
     return [sys.executable, "-c", code, GRANDCHILD, str(tmp_path / "grandchild"), "deaf" if deaf else "tame"]
 
 
-def launcher(argv: list[str], *, grace_s: float = 10, patience_s: float = 600) -> subprocess.Popen:
-    """A process of its own that runs `argv` in the foreground, as `dsrun train` does."""
+def launcher_argv(argv: list[str], *, grace_s: float = 10) -> list[str]:
     code = f"""
 import sys
 from dsrun.system.proc import run_foreground
-sys.exit(run_foreground(sys.argv[1:], grace_s={grace_s}, patience_s={patience_s}))
+try:
+    sys.exit(run_foreground(sys.argv[1:], grace_s={grace_s}))
+except KeyboardInterrupt:
+    sys.exit(130)
 """
-    return subprocess.Popen([sys.executable, "-c", code, *argv])
+    return [sys.executable, "-c", code, *argv]
+
+
+def launcher(argv: list[str], *, grace_s: float = 10) -> subprocess.Popen:
+    """A process of its own that runs `argv` in the foreground, as `dsrun build-wheel` does."""
+    return subprocess.Popen(launcher_argv(argv, grace_s=grace_s))
 
 
 @pytest.mark.parametrize(("returncode", "shown"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
@@ -93,24 +100,15 @@ def test_exit_of(returncode, shown):
     assert exit_of(returncode) == shown
 
 
-def test_foreground_exit_code_output_and_environment(tmp_path):
+def test_foreground_exit_code_and_output(tmp_path):
     with (tmp_path / "out").open("wb") as out:
-        code = "import os, sys; print(os.environ['COLOUR'], os.getcwd(), sys.argv[1]); sys.exit(7)"
-        argv = python(code, "a b\n'c'")
-        env = {"COLOUR": "green", "PATH": os.environ["PATH"]}
-        assert run_foreground(argv, env, cwd=tmp_path, stdout=out) == 7
-    assert (tmp_path / "out").read_text() == f"green {tmp_path} a b\n'c'\n"
+        code = "import sys; print(sys.argv[1], flush=True); print('error', file=sys.stderr); sys.exit(7)"
+        assert run_foreground(python(code, "a b\n'c'"), output=out.fileno()) == 7
+    assert (tmp_path / "out").read_text() == "a b\n'c'\nerror\n"
 
 
 def test_foreground_death_by_signal_is_128_plus_n():
     assert run_foreground(python("import os; os.kill(os.getpid(), 9)")) == 137
-
-
-def test_foreground_missing_program_raises(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        run_foreground([str(tmp_path / "nothing")])
-    with pytest.raises(FileNotFoundError):
-        run_foreground(["no-such-program-anywhere"])
 
 
 def test_foreground_outside_main_thread():
@@ -129,7 +127,7 @@ def test_foreground_restores_signal_handlers():
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_orphaned_grandchild_killed_after_child_exit(tmp_path, deaf):
-    """A grandchild in another session does not survive the child."""
+    """A grandchild in another process group does not survive the child."""
     argv = parent_of_grandchild(tmp_path, "sys.exit(3)", deaf)
     assert run_foreground(argv, grace_s=0.5) == 3
     grandchild = pid_in(tmp_path / "grandchild")
@@ -138,7 +136,7 @@ def test_orphaned_grandchild_killed_after_child_exit(tmp_path, deaf):
 
 
 def test_orphaned_grandchild_killed_after_child_sigkill(tmp_path):
-    """A grandchild in another session does not survive a killed child."""
+    """A grandchild in another process group does not survive a killed child."""
     argv = parent_of_grandchild(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert run_foreground(argv, grace_s=5) == 137
     grandchild = pid_in(tmp_path / "grandchild")
@@ -161,10 +159,7 @@ def test_stop_signal_ends_process_tree(tmp_path, signum):
     process = launcher(parent_of_grandchild(tmp_path, "time.sleep(600)"))
     grandchild = pid_in(tmp_path / "grandchild")
     process.send_signal(signum)
-    assert process.wait(PATIENCE_S) in (
-        128 + signum,
-        1,
-    )  # Python answers SIGINT with a traceback and 1 or 130
+    assert process.wait(PATIENCE_S) == 130
     until(lambda: gone(grandchild), "the grandchild is gone")
 
 
@@ -180,13 +175,13 @@ time.sleep(600)
     process = launcher(parent_of_grandchild(tmp_path, tail))
     until((tmp_path / "ready").exists, "the child is ready")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(PATIENCE_S) == 130
     assert (tmp_path / "saved").read_text() == "yes"
 
 
-@pytest.mark.parametrize(("patience_s", "signals"), [(0.2, 1), (600, 3)])
-def test_child_ignoring_sigterm_is_killed(tmp_path, patience_s, signals):
-    """A child that ignores SIGTERM is killed when patience ends, or at the third signal."""
+@pytest.mark.parametrize(("grace_s", "signals"), [(0.2, 1), (600, 3)])
+def test_child_ignoring_sigterm_is_killed(tmp_path, grace_s, signals):
+    """A child that ignores SIGTERM is killed when its time is over, or at the third signal."""
     tail = f"""
 log = open({str(tmp_path / "heard")!r}, "ab", buffering=0)
 signal.signal(signal.SIGTERM, lambda *_: log.write(b"x"))
@@ -194,36 +189,16 @@ pathlib.Path({str(tmp_path / "ready")!r}).touch()
 while True:
     time.sleep(1)
 """
-    process = launcher(parent_of_grandchild(tmp_path, tail, deaf=True), grace_s=0.2, patience_s=patience_s)
+    process = launcher(parent_of_grandchild(tmp_path, tail, deaf=True), grace_s=grace_s)
     until((tmp_path / "ready").exists, "the child is ready")
     for count in range(1, signals + 1):
         process.send_signal(signal.SIGTERM)
         if count < signals:
             until_size(tmp_path / "heard", count)
-    assert process.wait(PATIENCE_S) == 137
+    assert process.wait(PATIENCE_S) == 130
     grandchild = pid_in(tmp_path / "grandchild")
     # After SIGKILL the kernel takes its time on a busy machine.
     until(lambda: gone(grandchild), "the grandchild is gone")
-
-
-def test_user_signals_reach_the_child_or_the_callback(tmp_path):
-    heard = []
-
-    def on_signal(signum, family):
-        heard.append((signum, family.pid in family.members()))
-        family.signal_group(signal.SIGUSR2)
-
-    code = """
-    import os, signal, sys, time
-    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(42))
-    os.kill(os.getppid(), signal.SIGUSR1)
-    time.sleep(600)
-    """
-    assert run_foreground(python(code), on_signal=on_signal) == 42
-    assert heard == [(signal.SIGUSR1, True)]
-
-    code = code.replace("SIGUSR2", "SIGUSR1")
-    assert run_foreground(python(code)) == 42
 
 
 def test_ignored_signal_stays_ignored(tmp_path):
@@ -241,11 +216,6 @@ def test_ignored_signal_stays_ignored(tmp_path):
     assert (process.returncode, process.stdout) == (0, b"True\n")
 
 
-def launcher_argv(argv: list[str]) -> list[str]:
-    code = "import sys; from dsrun.system.proc import run_foreground; sys.exit(run_foreground(sys.argv[1:]))"
-    return [sys.executable, "-c", code, *argv]
-
-
 def test_child_dies_with_killed_launcher(tmp_path):
     code = """
     import os, pathlib, sys, time
@@ -260,21 +230,6 @@ def test_child_dies_with_killed_launcher(tmp_path):
     process.kill()
     process.wait(PATIENCE_S)
     until(lambda: gone(child), "the child is gone")
-
-
-def test_nested_process_tree_ends_with_outer_one(tmp_path):
-    inner = launcher_argv(parent_of_grandchild(tmp_path, "time.sleep(600)", deaf=True))
-    code = """
-import pathlib, subprocess, sys, time
-inner = subprocess.Popen(sys.argv[2:], start_new_session=True)
-while not pathlib.Path(sys.argv[1]).exists():
-    time.sleep(0.02)
-inner.kill()
-"""
-    assert run_foreground(python(code, tmp_path / "grandchild", *inner), grace_s=0.2) == 0
-    grandchild = pid_in(tmp_path / "grandchild")
-    # After SIGKILL the kernel takes its time on a busy machine.
-    until(lambda: gone(grandchild), "the grandchild is gone")
 
 
 def test_process_start_time():

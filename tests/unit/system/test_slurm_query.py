@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.hardware.gres import cluster_gpus, cluster_nodes, parse_nodes
+from dsrun.hardware.gres import cluster_gpus, cluster_nodes
 
 LINES = """\
 n1|skylake,ib|gpu:v100:4(S:0-1)
@@ -109,8 +109,3 @@ def test_slurm_controller_down_error_is_one_line(sinfo):
         cluster_nodes()
     assert "Unable to contact slurm controller (connect failure)" in caught.value.message
     assert "\n" not in str(caught.value)
-
-
-def test_parse_sinfo_lines_with_gres_alone():
-    """Every line with gres alone counts."""
-    assert [node.gres for node in parse_nodes("gpu:a100:4\ngpu:a100:4\n\n")] == ["gpu:a100:4", "gpu:a100:4"]

@@ -12,13 +12,13 @@ from dsrun.system.gpus import Gpu, select_visible, visible_gpus
 
 ASK = """
 import dataclasses, json
-from dsrun.system.gpus import gpu_count, visible_gpus
-print(json.dumps([gpu_count(), [dataclasses.asdict(gpu) for gpu in visible_gpus()]]))
+from dsrun.system.gpus import visible_gpus
+print(json.dumps([len(visible_gpus()), [dataclasses.asdict(gpu) for gpu in visible_gpus()]]))
 """
 
 
 def gpu(index: int, uuid: str, mig: tuple[Gpu, ...] = ()) -> Gpu:
-    return Gpu(index=index, name="GPU", uuid=uuid, memory_total=1, memory_free=1, capability=(8, 0), mig=mig)
+    return Gpu(index=index, name="GPU", uuid=uuid, memory_total=1, capability=(8, 0), mig=mig)
 
 
 PLAIN = [gpu(0, "GPU-aa11"), gpu(1, "GPU-aa22"), gpu(2, "GPU-bb33")]
@@ -98,7 +98,6 @@ def test_visible_gpus_from_nvml(driver):
         ("NVIDIA GB10", [12, 1], None),
         ("NVIDIA A100-SXM4-80GB", [8, 0], 1000),
     ]
-    assert [entry["memory_free"] for entry in found] == [3900, None, 900]
 
 
 def test_nvml_mig_instances(driver):

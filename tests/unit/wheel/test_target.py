@@ -12,7 +12,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def gpu(name, capability):
-    return Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_total=None, memory_free=None, capability=capability)
+    return Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_total=None, capability=capability)
 
 
 def decide(arch="auto", *, cuda="13.0", gpus=(), gres=None, partition=None):

@@ -36,7 +36,7 @@ def made(gpus: str, nodes: int = 1, **changes):
 @pytest.fixture
 def no_steps(monkeypatch):
     """Training a step would be the failure."""
-    monkeypatch.setattr("dsrun.system.proc.ask", lambda *args, **options: pytest.fail("a step was taken"))
+    monkeypatch.setattr("dsrun.system.proc.capture", lambda *args, **options: pytest.fail("a step was taken"))
 
 
 @pytest.mark.usefixtures("no_steps")
@@ -65,7 +65,7 @@ def test_calibrate_plan_for_other_gpu_count_refused(here, planned, words, found,
 
 def gpu(name, memory, capability):
     return Gpu(
-        index=0, name=name, uuid="GPU-1", memory_total=int(memory * 2**30), memory_free=None, capability=capability
+        index=0, name=name, uuid="GPU-1", memory_total=int(memory * 2**30), capability=capability
     )  # fmt: skip
 
 

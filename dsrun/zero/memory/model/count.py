@@ -15,7 +15,7 @@ from typing import Any
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings import Finding
 from dsrun.model_families import family_of
-from dsrun.system.proc import ask
+from dsrun.system.proc import capture
 from dsrun.zero.memory.model import causal, seq2seq
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Found, Settings
@@ -121,8 +121,8 @@ def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
 
     Raises ToolError when it fails.
     """
-    done = ask([sys.executable, "-m", COUNTER, str(folder)], seconds=SECONDS, changes={"HF_HUB_OFFLINE": "1"})
-    if done.exit_code != 0:
+    done = capture([sys.executable, "-m", COUNTER, str(folder)], seconds=SECONDS, changes={"HF_HUB_OFFLINE": "1"})
+    if done.returncode != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
     output = json.loads(done.stdout.strip().splitlines()[-1])
     return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"]), output["config"]

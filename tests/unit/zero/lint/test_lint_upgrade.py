@@ -165,7 +165,14 @@ def test_upgrade_lists_comments_and_trailing_commas():
     ]
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "x.json:1:1: not JSON"), ("[]", "x.json: not a JSON object")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "x.json:1:1: not JSON"),
+        ("[]", "x.json: not a JSON object"),
+        ('{"zero_optimization": true, "gradient_clipping": 1e400}', "x.json holds NaN or a number above"),
+    ],
+)
 def test_upgrade_refuses_what_is_no_config(text, message):
     with pytest.raises(UsageError, match=message):
         upgrade(text, file="x.json")

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from dsrun.system.proc import Answer
 from tests.forkserver.client import HEAVY
 
 
 @pytest.fixture(autouse=True)
 def forked_counter(monkeypatch):
-    def ask(argv: Sequence[str], *, seconds: float, changes: Mapping[str, str]) -> Answer:
+    def capture(argv: Sequence[str], *, seconds: float, changes: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **changes}
-        done = HEAVY.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return HEAVY.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
-    monkeypatch.setattr("dsrun.zero.memory.model.count.ask", ask)
+    monkeypatch.setattr("dsrun.zero.memory.model.count.capture", capture)

@@ -8,9 +8,10 @@ import pwd
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.proc import Answer, ask
+from dsrun.system.proc import capture
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
 _TIMEOUT_S = 60
@@ -50,27 +51,27 @@ def run_tool(argv: Sequence[str]) -> str:
 def run_tool_unless(argv: Sequence[str], absent: Sequence[str]) -> str | None:
     """As `run_tool`; None when the program fails with one of the messages `absent`."""
     answer = query_tool(argv)
-    if answer.exit_code == 0:
+    if answer.returncode == 0:
         return answer.stdout
     if any(message in answer.stderr.lower() for message in absent):
         return None
     raise ToolError(f"{argv[0]} failed: {error_line(answer)}")
 
 
-def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> Answer:
+def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> CompletedProcess[str]:
     """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
         raise ToolError(f"SLURM_CONF names {config}, which does not exist", fix="unset SLURM_CONF, or correct it")
     try:
-        answer = ask(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
+        answer = capture(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
     except MissingError:
         raise _no_slurm(argv[0]) from None
     except ToolError as error:
         raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
-    if answer.exit_code != 0 and _NO_CLUSTER in answer.stderr:
+    if answer.returncode != 0 and _NO_CLUSTER in answer.stderr:
         raise _no_slurm(argv[0])
-    if answer.exit_code != 0 and any(words in answer.stderr for words in _UNREACHABLE):
+    if answer.returncode != 0 and any(words in answer.stderr for words in _UNREACHABLE):
         raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
 
@@ -81,36 +82,16 @@ def _no_slurm(program: str) -> MissingError:
     )
 
 
-def error_line(answer: Answer) -> str:
+def error_line(answer: CompletedProcess[str]) -> str:
     """The last line that a program said, without its own name in front, and without the advice to read its help."""
     lines = (answer.stderr.strip() or answer.stdout.strip() or "no reason given").splitlines()
     reasons = [line for line in lines if line.strip() and not line.startswith('Try "')] or lines
     return reasons[-1].removeprefix("sbatch: ").removeprefix("error: ").strip()
 
 
-def partitions() -> str:
-    """Every partition, one a line of key=value words, hidden ones too."""
-    return run_tool(["scontrol", "--oneliner", "--all", "show", "partition"])
-
-
-def nodes() -> str:
-    """Every node, one a line of key=value words; --details adds GresUsed."""
-    return run_tool(["scontrol", "--oneliner", "--all", "--details", "show", "node"])
-
-
-def config() -> str:
-    """slurm.conf as the controller reads it: lines of `key = value`."""
-    return run_tool(["scontrol", "show", "config"])
-
-
-def reservations() -> str:
-    """Every reservation, one a line of key=value words."""
-    return run_tool(["scontrol", "--oneliner", "show", "reservation"])
-
-
-def licenses() -> str:
-    """Every licence, one a line of key=value words."""
-    return run_tool(["scontrol", "--oneliner", "show", "licenses"])
+def show(kind: str, *options: str) -> str:
+    """Every `kind` that scontrol knows, one a line of key=value words."""
+    return run_tool(["scontrol", "--oneliner", *options, "show", kind])
 
 
 def job(job_id: str) -> str | None:
@@ -127,7 +108,7 @@ def batch_script(job_id: str) -> str | None:
     scontrol 22.05 ends with exit code 0 also when it prints nothing.
     """
     answer = query_tool(["scontrol", "write", "batch_script", job_id, "-"])
-    return answer.stdout if answer.exit_code == 0 and answer.stdout.startswith("#!") else None
+    return answer.stdout if answer.returncode == 0 and answer.stdout.startswith("#!") else None
 
 
 def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[str, ...]]:
@@ -175,7 +156,7 @@ def _accounting(kind: str, *words: str, fields: str) -> str:
     return run_tool(["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"])
 
 
-def sbatch(options: Sequence[str], script: Path) -> Answer:
+def sbatch(options: Sequence[str], script: Path) -> CompletedProcess[str]:
     """`sbatch OPTIONS` with the file `script` as its stdin: a job's Command must not name a file that will be gone."""
     return query_tool(["sbatch", *options], feed=script)
 
