@@ -9,7 +9,8 @@ import click
 
 from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_options
 from dsrun.cli.output import json_text, print_note, write_output
-from dsrun.demo import DEMO_NAMES, models
+from dsrun.demo import models
+from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
@@ -154,7 +155,7 @@ def _largest(config: dict[str, Any]) -> int | None:
 def _model_config(model: str) -> dict[str, Any]:
     """The model's config.json; empty, with a note, if it is not on this machine."""
     if model in DEMO_NAMES:
-        return dict(models.t5_config(1) if model == "demo-t5" else models.llama_config(1))
+        return dict(models.t5_config(1) if model == "demo-t5" else models.llama_config())
     try:
         return find(model).config
     except MissingError:

@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_note, print_table
-from dsrun.demo import DEMO_NAMES, materialise
+from dsrun.demo.build import DEMO_NAMES, materialise
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.recipe.files import has_weights
 from dsrun.slurm.cluster.plan_gpus import with_cluster

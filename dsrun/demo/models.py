@@ -108,18 +108,12 @@ def t5_config(vocabulary_size: int) -> dict[str, object]:
     }
 
 
-def t5_generation() -> dict[str, object]:
-    """The generation_config.json of demo-t5: greedy, long enough for every phrase."""
-    ids = {"decoder_start_token_id": T5_PAD, "pad_token_id": T5_PAD, "eos_token_id": T5_EOS}
-    return {**ids, "max_length": T5_LENGTH, "num_beams": 1, "do_sample": False}
-
-
-def llama_config(vocabulary_size: int) -> dict[str, object]:
+def llama_config() -> dict[str, object]:
     """The config.json of demo-llama: three layers, 128 wide, grouped-query attention."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": vocabulary_size,
+        "vocab_size": LLAMA_VOCABULARY,
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 3,
@@ -139,10 +133,11 @@ def llama_config(vocabulary_size: int) -> dict[str, object]:
     }
 
 
-def llama_generation() -> dict[str, object]:
-    """The generation_config.json of demo-llama: greedy, with a maximum length."""
-    ids = {"pad_token_id": LLAMA_PAD, "bos_token_id": LLAMA_BOS, "eos_token_id": LLAMA_EOS}
-    return {**ids, "max_length": 128, "do_sample": False}
+def generation_config(name: str, config: Mapping[str, object]) -> dict[str, object]:
+    """The generation_config.json of a demo with this config.json: greedy, and for demo-t5 long enough for every
+    phrase."""
+    ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
+    return {**ids, "max_length": T5_LENGTH if name == DEMO_T5 else 128, "num_beams": 1, "do_sample": False}
 
 
 def t5_words(phrase: str) -> list[str]:
@@ -168,7 +163,7 @@ def t5_vocabulary() -> dict[str, int]:
     return vocabulary
 
 
-def t5_tokenizer(max_length: int) -> dict[str, str]:
+def t5_tokenizer() -> dict[str, str]:
     """The tokenizer files of demo-t5, in the JSON format of the `tokenizers` library."""
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     special = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False), "special": True}
@@ -205,19 +200,11 @@ def t5_tokenizer(max_length: int) -> dict[str, str]:
         "decoder": metaspace,
         "model": {"type": "WordLevel", "vocab": t5_vocabulary(), "unk_token": "<unk>"},
     }
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "pad_token": "<pad>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
-    return {"tokenizer.json": _json(tokenizer), "tokenizer_config.json": _json(config)}
+    names = dict(zip(("pad_token", "eos_token", "unk_token"), T5_SPECIAL, strict=True))
+    return {"tokenizer.json": _json(tokenizer), "tokenizer_config.json": _tokenizer_config(T5_LENGTH, **names)}
 
 
-def llama_tokenizer(texts: Iterable[str], max_length: int) -> dict[str, str]:
+def llama_tokenizer(texts: Iterable[str]) -> dict[str, str]:
     """Train the byte-level BPE of demo-llama on `texts`; returns its files, chat template included.
 
     Raises MissingError without the package `tokenizers`.
@@ -239,17 +226,14 @@ def llama_tokenizer(texts: Iterable[str], max_length: int) -> dict[str, str]:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|begin|> $A", pair="<|begin|> $A <|begin|> $B:1", special_tokens=[("<|begin|>", LLAMA_BOS)]
     )
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "pad_token": LLAMA_SPECIAL[LLAMA_PAD],
-        "bos_token": LLAMA_SPECIAL[LLAMA_BOS],
-        "eos_token": LLAMA_SPECIAL[LLAMA_EOS],
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "chat_template": CHAT_TEMPLATE,
-    }
-    return {"tokenizer.json": str(tokenizer.to_str(pretty=True)), "tokenizer_config.json": _json(config)}
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), LLAMA_SPECIAL[:3], strict=True))
+    config = _tokenizer_config(LLAMA_LENGTH, **names, chat_template=CHAT_TEMPLATE)
+    return {"tokenizer.json": str(tokenizer.to_str(pretty=True)), "tokenizer_config.json": config}
+
+
+def _tokenizer_config(max_length: int, **own: str) -> str:
+    common = {"clean_up_tokenization_spaces": False, "model_input_names": ["input_ids", "attention_mask"]}
+    return _json({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **own, **common})
 
 
 def _json(value: object) -> str:
