@@ -14,8 +14,8 @@ from pathlib import Path
 from tests.faults import report
 from tests.faults.cells import cells
 from tests.faults.damage import damages, resume_after
+from tests.faults.environment import environment_faults
 from tests.faults.harness import ROOT, Bench, Result
-from tests.faults.surroundings import surroundings
 
 PAGE = ROOT / "docs" / "reliability.md"
 
@@ -38,8 +38,8 @@ def main(argv: list[str]) -> int:
     results = []
     for result in _results(bench, options.only, options.at_once):
         results.append(result)
-        words = "; ".join(result.wrong) or "fine"
-        print(f"{time.strftime('%H:%M:%S')} {result.name}: {words} ({result.seconds:.0f} s)", flush=True)
+        text = "; ".join(result.wrong) or "fine"
+        print(f"{time.strftime('%H:%M:%S')} {result.name}: {text} ({result.seconds:.0f} s)", flush=True)
     results.sort(key=lambda each: each.name)
     print(report.summary(results))
     if options.write:
@@ -55,9 +55,9 @@ def _results(bench: Bench, only: str, at_once: int) -> Iterator[Result]:
     with ThreadPoolExecutor(at_once) as pool:
         for done in as_completed([pool.submit(_timed, task) for task in tasks]):
             yield done.result()
-    if only in "surroundings":
+    if only in "environment":
         began = time.monotonic()
-        for result in surroundings(bench):
+        for result in environment_faults(bench):
             result.seconds, began = time.monotonic() - began, time.monotonic()
             yield result
 
@@ -74,8 +74,8 @@ def _write(results: list[Result]) -> None:
     text = PAGE.read_text()
     head, _, rest = text.partition(report.BEGIN)
     tail = rest.partition(report.END)[2]
-    words = f"{time.strftime('%Y-%m-%d')}: {report.summary(results)}."
-    PAGE.write_text(f"{head}{report.BEGIN}\n{words}\n\n{report.tables(results)}\n{report.END}{tail}")
+    line = f"{time.strftime('%Y-%m-%d')}: {report.summary(results)}."
+    PAGE.write_text(f"{head}{report.BEGIN}\n{line}\n\n{report.tables(results)}\n{report.END}{tail}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ itself was killed."""
 
 
 def tables(results: Sequence[Result]) -> str:
-    """Faults at points of the run as a matrix of fault × phase; damage and surroundings as a list."""
+    """Faults at points of the run as a matrix of fault × phase; damage and environment as a list."""
     cells = [each for each in results if "@" in each.name]
     others = [each for each in results if "@" not in each.name]
     return f"{LEGEND}\n\n{_matrix(cells)}\n\n{_list(others)}"

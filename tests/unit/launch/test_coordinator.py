@@ -19,30 +19,30 @@ from dsrun.launch.coordinator.messages import (
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.runs.stop_request import StopRequest
-from tests.unit.launch.town import FAILED, NEVER, restart, settle_all, stop, until
+from tests.unit.launch.local_cluster import FAILED, NEVER, report_all, restart, stop, until
 
 
-def test_coordinator_decision_reaches_all_nodes(town):
+def test_coordinator_decision_reaches_all_nodes(cluster):
     """All nodes do what the first one decides."""
-    coordinators = town.open(3)
+    coordinators = cluster.open(3)
     on_message = []
     ends = [
         NodeResult(node=0, ok=True),
         NodeResult(node=1, ok=False, failure=FAILED),
         NodeResult(node=2, ok=True),
     ]
-    decisions = settle_all(coordinators, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
+    decisions = report_all(coordinators, ends, lambda found: on_message.extend(found) or restart("rank 1 was killed"))
     assert on_message == ends
     assert decisions == [restart("rank 1 was killed")] * 3
     # The second attempt begins with nothing left over from the first.
     assert not any(coordinator.check() for coordinator in coordinators)
-    decisions = settle_all(coordinators, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
+    decisions = report_all(coordinators, [NodeResult(node=n, ok=True) for n in range(3)], lambda _: stop())
     assert decisions == [stop()] * 3
 
 
-def test_coordinator_aborts_attempt_only_on_peer_failure(town):
+def test_coordinator_aborts_attempt_only_on_peer_failure(cluster):
     """A node whose ranks are done must not cut short the first one, which may still be writing the model."""
-    leader, one, two = town.open(3)
+    leader, one, two = cluster.open(3)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(one.report_and_wait, NodeResult(node=1, ok=True), None)
         until(lambda: 1 in leader._ends)
@@ -54,9 +54,9 @@ def test_coordinator_aborts_attempt_only_on_peer_failure(town):
         assert first.result() == second.result() == stop()
 
 
-def test_node_0_failure_aborts_attempt_on_other_nodes(town):
+def test_node_0_failure_aborts_attempt_on_other_nodes(cluster):
     """A failure of the first node ends the attempt of the others."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     with ThreadPoolExecutor(1) as pool:
         decision = pool.submit(leader.report_and_wait, NodeResult(node=0, ok=False, failure=FAILED), lambda _: stop())
         until(one.check)
@@ -64,22 +64,22 @@ def test_node_0_failure_aborts_attempt_on_other_nodes(town):
         assert decision.result() == stop()
 
 
-def test_peer_failure_after_decision_aborts_next_attempt(town):
+def test_peer_failure_after_decision_aborts_next_attempt(cluster):
     """A failure that arrives right after a decision ends the next attempt.
 
     As when a node is lost before it has heard that the run is started again.
     """
-    _, one = town.open(2)
+    _, one = cluster.open(2)
     for message in ({"decision": asdict(restart())}, {"abort": 2}):
         one.on_message(one._connection, message)
     assert one.report_and_wait(NodeResult(node=1, ok=False), None) == restart()
     assert one.check()
 
 
-def test_killed_node_reported_lost_at_once(town):
+def test_killed_node_reported_lost_at_once(cluster):
     """A killed node is lost at once, and named."""
-    leader = town.leader(3)
-    children = [town.process(1, 3), town.process(2, 3)]
+    leader = cluster.leader(3)
+    children = [cluster.process(1, 3), cluster.process(2, 3)]
     leader.gather()
     assert [child.stdout.readline() for child in children] == ["began 0\n"] * 2
     children[0].kill()
@@ -93,10 +93,10 @@ def test_killed_node_reported_lost_at_once(town):
     assert children[1].stdout.readline() == "stop 3 enough\n"
 
 
-def test_hung_node_lost_after_silence_timeout(town, monkeypatch):
+def test_hung_node_lost_after_silence_timeout(cluster, monkeypatch):
     """A node that hangs is lost once it has been silent for too long."""
-    leader = town.leader(2)
-    child = town.process(1, 2)
+    leader = cluster.leader(2)
+    child = cluster.process(1, 2)
     leader.gather()
     assert child.stdout.readline() == "began 0\n"
     connection, began = leader._peers[1].connection, time.monotonic()
@@ -113,9 +113,9 @@ def test_hung_node_lost_after_silence_timeout(town, monkeypatch):
     assert "stopped answering" in seen[1].failure.message
 
 
-def test_run_ends_when_node_0_is_lost(town):
+def test_run_ends_when_node_0_is_lost(cluster):
     """Without the first node the run is over."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     leader.end()  # no good-bye
     until(one.check)
     decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
@@ -123,9 +123,9 @@ def test_run_ends_when_node_0_is_lost(town):
     assert "the first node (127.0.0.1) is lost" in decision.why
 
 
-def test_interrupted_node_is_not_awaited(town):
+def test_interrupted_node_is_not_awaited(cluster):
     """A node that its user ended by a signal is not waited for."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     one.close()
     until(leader.check)
     seen = []
@@ -136,9 +136,9 @@ def test_interrupted_node_is_not_awaited(town):
     )
 
 
-def test_interrupted_node_0_ends_run_with_resume_code(town):
+def test_interrupted_node_0_ends_run_with_resume_code(cluster):
     """A first node that its user ended stops the run with the exit code for resuming."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     leader.close()
     until(one.check)
     decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
@@ -146,34 +146,34 @@ def test_interrupted_node_0_ends_run_with_resume_code(town):
     assert "ended by a signal" in decision.why
 
 
-def test_silent_node_0_lost_after_silence_timeout(town, monkeypatch):
+def test_silent_node_0_lost_after_silence_timeout(cluster, monkeypatch):
     """A first node that falls silent is lost."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     leader.on_timer = lambda: None
     # Not before they have met: a follower that a busy machine has held up for a second would be lost at once.
     monkeypatch.setattr(follower_module, "PEER_TIMEOUT_S", 1.0)
     until(one.check)
 
 
-def test_lost_node_rejoins_at_current_attempt(town):
+def test_lost_node_rejoins_at_current_attempt(cluster):
     """A lost node can come back, and is told the current attempt."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     one.end()  # no good-bye
     until(leader.check)
     with ThreadPoolExecutor(1) as pool:
         decision = pool.submit(leader.report_and_wait, NodeResult(node=0, ok=False), lambda _: restart())
-        again = town.follower(1, 2)
+        again = cluster.follower(1, 2)
         again.gather()
         assert decision.result() == restart()
     assert again.attempt == 1
     assert not leader.check()
-    decisions = settle_all([leader, again], [NodeResult(node=n, ok=True) for n in (0, 1)], lambda _: stop(0))
+    decisions = report_all([leader, again], [NodeResult(node=n, ok=True) for n in (0, 1)], lambda _: stop(0))
     assert decisions == [stop(0)] * 2
 
 
-def test_lost_node_rejoin_timeout_ends_run(town):
+def test_lost_node_rejoin_timeout_ends_run(cluster):
     """A lost node that stays away ends the run."""
-    leader, one = town.open(2, timeout_s=1.0)
+    leader, one = cluster.open(2, timeout_s=1.0)
     one.end()
     until(leader.check)
     decision = leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: restart())
@@ -181,40 +181,40 @@ def test_lost_node_rejoin_timeout_ends_run(town):
     assert "node 1 (machine-1) did not come back within 1 s" in decision.why
 
 
-def test_no_wait_for_lost_node_that_cannot_rejoin(town):
+def test_no_wait_for_lost_node_that_cannot_rejoin(cluster):
     """SLURM does not start a lost task again within the job."""
-    leader, one = town.open(2, returns=False, timeout_s=NEVER)
+    leader, one = cluster.open(2, returns=False, timeout_s=NEVER)
     one.end()
     until(leader.check)
     decision = leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: restart())
     assert (decision.action, decision.why) == ("stop", "node 1 (machine-1) is lost")
 
 
-def test_straggler_node_does_not_hold_up_others(town, monkeypatch):
+def test_straggler_node_does_not_hold_up_others(cluster, monkeypatch):
     """A node that cannot end its attempt does not hold up the others."""
     monkeypatch.setattr(leader_module, "STRAGGLER_TIMEOUT_S", 0.5)
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     seen = []
     leader.report_and_wait(NodeResult(node=0, ok=False, failure=FAILED), lambda ends: seen.extend(ends) or stop())
     assert seen[1].failure.cause == "node_lost"
     until(one.check)
 
 
-def test_stop_signal_on_one_node_stops_all_without_restart(town):
+def test_stop_signal_on_one_node_stops_all_without_restart(cluster):
     """A signal to one node reaches all of them and forbids restarts."""
-    leader, one, two = town.open(3)
+    leader, one, two = cluster.open(3)
     one.announce_stop(StopRequest("SIGTERM"))
     until(leader.stop_requested)
     until(two.stop_requested)
     assert two.stop_requested().signal == "SIGTERM"
     ends = [NodeResult(node=n, ok=False) for n in range(3)]
-    decisions = settle_all([leader, one, two], ends, lambda _: restart())
+    decisions = report_all([leader, one, two], ends, lambda _: restart())
     assert {(each.action, each.exit_code) for each in decisions} == {("stop", EXIT_RESUME)}
 
 
-def test_stop_signal_on_node_0_reaches_all_nodes(town):
+def test_stop_signal_on_node_0_reaches_all_nodes(cluster):
     """A signal to the first node reaches all of them."""
-    leader, one = town.open(2)
+    leader, one = cluster.open(2)
     leader.announce_stop(StopRequest("SIGUSR1"))
     until(one.stop_requested)
     assert leader.stop_requested().signal == "SIGUSR1"

@@ -14,7 +14,7 @@ from dsrun.launch.coordinator.messages import NodeResult, shared_key
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import allow_open_files, listen
 from tests.ports import free_ports
-from tests.unit.launch.town import stop
+from tests.unit.launch.local_cluster import stop
 
 NODES = 1024
 JOIN_CPU_S = 3

@@ -20,45 +20,45 @@ from dsrun.runs.stop_request import StopRequest
 from tests.ports import free_ports
 
 
-def test_rendezvous_nodes_may_come_before_node_0(town):
+def test_rendezvous_nodes_may_come_before_node_0(cluster):
     """Nodes may come before the first one."""
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(town.follower, 1, 2)
+        early = pool.submit(cluster.follower, 1, 2)
         time.sleep(0.5)  # refused once or twice by then
-        leader = town.leader(2)
+        leader = cluster.leader(2)
         one = early.result()
     leader.gather()
     one.gather()
     assert one.run_info == {"output": "runs/x"}
 
 
-def test_rendezvous_timeout_names_missing_nodes(town):
+def test_rendezvous_timeout_names_missing_nodes(cluster):
     """Nodes that do not come are named."""
-    leader = town.leader(4, timeout_s=1.0)
-    town.follower(2, 4)
+    leader = cluster.leader(4, timeout_s=1.0)
+    cluster.follower(2, 4)
     with pytest.raises(RendezvousError, match=r"nodes 1, 3 did not join within 1 s"):
         leader.gather()
 
 
-def test_rendezvous_timeout_names_unreachable_node_0(town):
+def test_rendezvous_timeout_names_unreachable_node_0(cluster):
     """A first node that does not come is named."""
-    with pytest.raises(RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{town.port} within 0 s"):
-        town.follower(1, 2, timeout_s=0.0)
+    with pytest.raises(RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{cluster.port} within 0 s"):
+        cluster.follower(1, 2, timeout_s=0.0)
 
 
-def test_rendezvous_node_0_giving_up_is_reported(town):
+def test_rendezvous_node_0_giving_up_is_reported(cluster):
     """A first node that gives up says so."""
-    leader = town.leader(3)
-    one = town.follower(1, 3)
+    leader = cluster.leader(3)
+    one = cluster.follower(1, 3)
     leader.close()
     with pytest.raises(RendezvousError, match="disconnected before all nodes had joined"):
         one.gather()
 
 
-def test_rendezvous_signal_ends_wait_on_all_nodes(town):
+def test_rendezvous_signal_ends_wait_on_all_nodes(cluster):
     """A signal before all nodes are there ends the wait everywhere."""
-    leader = town.leader(3)
-    one = town.follower(1, 3)
+    leader = cluster.leader(3)
+    one = cluster.follower(1, 3)
     one.announce_stop(StopRequest("SIGTERM"))
     for coordinator in (leader, one):
         with pytest.raises(Stopped) as stopped:
@@ -67,10 +67,10 @@ def test_rendezvous_signal_ends_wait_on_all_nodes(town):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_rendezvous_signalled_node_may_leave_at_once(town, first):
+def test_rendezvous_signalled_node_may_leave_at_once(cluster, first):
     """As `rendezvous` does; the others hear of the signal before they miss the one who leaves."""
-    leader = town.leader(3)
-    one = town.follower(1, 3)
+    leader = cluster.leader(3)
+    one = cluster.follower(1, 3)
     signalled, other = (leader, one) if first else (one, leader)
     signalled.announce_stop(StopRequest("SIGTERM"))
     signalled.close()
@@ -78,13 +78,13 @@ def test_rendezvous_signalled_node_may_leave_at_once(town, first):
         other.gather()
 
 
-def test_rendezvous_node_0_sends_stop_before_goodbye(town, monkeypatch):
+def test_rendezvous_node_0_sends_stop_before_goodbye(cluster, monkeypatch):
     """What a first node sends as it leaves comes in order.
 
     Its main thread says good-bye, and may come between while the other one is about to tell of the signal.
     """
-    leader = town.leader(2)
-    one = town.follower(1, 2)
+    leader = cluster.leader(2)
+    one = cluster.follower(1, 2)
     post, telling, said = leader.post, threading.Event(), []
 
     def slowly(connection, message):
@@ -103,15 +103,15 @@ def test_rendezvous_node_0_sends_stop_before_goodbye(town, monkeypatch):
         one.gather()
 
 
-def test_rendezvous_rejects_foreign_connections(town):
+def test_rendezvous_rejects_foreign_connections(cluster):
     """Neither a node of another run nor another program is let in."""
-    leader = town.leader(2)
+    leader = cluster.leader(2)
     with pytest.raises(UsageError, match="belongs to another run"):
-        town.follower(1, 2, key=shared_key(run="test", secret="other"))
-    with socket.create_connection((town.host, town.port)) as stranger:
+        cluster.follower(1, 2, key=shared_key(run="test", secret="other"))
+    with socket.create_connection((cluster.host, cluster.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert json.loads(stranger.makefile().readline())["dsrun"]
-    town.follower(1, 2)
+    cluster.follower(1, 2)
     leader.gather()
 
 
@@ -125,24 +125,24 @@ def test_rendezvous_rejects_foreign_connections(town):
         b"\xff",
     ],
 )
-def test_rendezvous_survives_malformed_handshake(town, words):
+def test_rendezvous_survives_malformed_handshake(cluster, words):
     """A port scanner must not end the thread that carries all words of the run."""
-    leader = town.leader(2)
-    with socket.create_connection((town.host, town.port)) as stranger:
+    leader = cluster.leader(2)
+    with socket.create_connection((cluster.host, cluster.port)) as stranger:
         stranger.sendall(words + b"\n")
         stranger.settimeout(60)
         while stranger.recv(4096):  # until it is shown out
             pass
-    town.follower(1, 2)
+    cluster.follower(1, 2)
     leader.gather()
 
 
-def test_rendezvous_silent_connection_times_out(town, monkeypatch):
+def test_rendezvous_silent_connection_times_out(cluster, monkeypatch):
     """A connection that says nothing holds nobody up."""
     monkeypatch.setattr(leader_module, "HANDSHAKE_TIMEOUT_S", 0.5)
-    leader = town.leader(2)
-    with socket.create_connection((town.host, town.port)) as silent:
-        town.follower(1, 2)
+    leader = cluster.leader(2)
+    with socket.create_connection((cluster.host, cluster.port)) as silent:
+        cluster.follower(1, 2)
         leader.gather()
         silent.settimeout(60)
         while silent.recv(4096):  # its end, not a time-out
@@ -150,14 +150,14 @@ def test_rendezvous_silent_connection_times_out(town, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [[b"SSH-2.0-OpenSSH_9.6\r\n"], [b'{"challenge": 1}\n', b'{"proof": "\xc3\xa9"}\n']])
-def test_rendezvous_client_ignores_other_program_on_port(town, monkeypatch, words):
+def test_rendezvous_client_ignores_other_program_on_port(cluster, monkeypatch, words):
     """It goes on looking for the first node until its time is up."""
     monkeypatch.setattr(follower_module, "_CONNECT_S", 0.5)
-    with listen(town.host, town.port) as other:
+    with listen(cluster.host, cluster.port) as other:
         talker = threading.Thread(target=_talk, args=(other, words), daemon=True)
         talker.start()
         with pytest.raises(RendezvousError, match="could not reach"):
-            town.follower(1, 2, timeout_s=0.1)
+            cluster.follower(1, 2, timeout_s=0.1)
 
 
 def _talk(server, words):
@@ -171,31 +171,31 @@ def _talk(server, words):
             sock.recv(4096)
 
 
-def test_rendezvous_duplicate_node_rank_refused(town):
+def test_rendezvous_duplicate_node_rank_refused(cluster):
     """Two machines cannot be the same node."""
-    town.leader(3)
-    town.follower(1, 3)
+    cluster.leader(3)
+    cluster.follower(1, 3)
     with pytest.raises(UsageError, match="machine-1 is node 1 already"):
-        town.follower(1, 3)
+        cluster.follower(1, 3)
 
 
-def test_rendezvous_node_count_mismatch_refused(town):
+def test_rendezvous_node_count_mismatch_refused(cluster):
     """All nodes must be told the same number of nodes."""
-    town.leader(3)
+    cluster.leader(3)
     with pytest.raises(UsageError, match="started for 2 nodes, the first one for 3"):
-        town.follower(1, 2)
+        cluster.follower(1, 2)
 
 
-def test_rendezvous_node_rank_out_of_range_refused(town):
+def test_rendezvous_node_rank_out_of_range_refused(cluster):
     """A node rank that does not exist is refused."""
-    town.leader(3)
+    cluster.leader(3)
     with pytest.raises(UsageError, match="node 3 is out of range"):
-        town.follower(3, 3)
+        cluster.follower(3, 3)
 
 
-def test_rendezvous_over_ipv6(town):
-    town.host = "::1"
-    _, one = town.open(2)
+def test_rendezvous_over_ipv6(cluster):
+    cluster.host = "::1"
+    _, one = cluster.open(2)
     assert one.local_address == "::1"
 
 
@@ -205,13 +205,13 @@ def test_listen_on_all_addresses_takes_ipv4_and_ipv6():
             socket.create_connection((host, port)).close()
 
 
-def test_master_port_in_use_is_usage_error(town):
+def test_master_port_in_use_is_usage_error(cluster):
     """A port that is taken is a usage error."""
     with (
-        listen(town.host, town.port),
-        pytest.raises(UsageError, match=rf"port {town.port}, .* --master-port"),
+        listen(cluster.host, cluster.port),
+        pytest.raises(UsageError, match=rf"port {cluster.port}, .* --master-port"),
     ):
-        listen(town.host, town.port)
+        listen(cluster.host, cluster.port)
 
 
 def test_handshake_key_depends_on_run_and_secret():

@@ -1,4 +1,4 @@
-"""Councils over real sockets for tests: one process as all nodes, and processes that can be killed or stopped."""
+"""Coordinators over real sockets for tests: one process as all nodes, and processes that can be killed or stopped."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def until(condition):
         time.sleep(0.01)
 
 
-class Town:
-    """Councils in one process, closed at the end; `open(3)` are the leader and two followers, gathered."""
+class LocalCluster:
+    """Coordinators in one process, closed at the end; `open(3)` are the leader and two followers, gathered."""
 
     def __init__(self):
         self.host = "127.0.0.1"
@@ -102,8 +102,8 @@ class Town:
             child.stdout.close()
 
 
-def settle_all(coordinators, ends, decide):
-    """All coordinators settle at once, as the machines of a cluster do; `decide` is the first node's."""
+def report_all(coordinators, ends, decide):
+    """All coordinators report at once, as the machines of a cluster do; `decide` is the first node's."""
 
     def report_and_wait(coordinator, ended):
         return coordinator.report_and_wait(ended, decide if coordinator.node == 0 else None)

@@ -1,4 +1,4 @@
-"""Faults of what lies around a run: its disk, its port, its peers, the model it goes on with."""
+"""Faults of the environment of a run: its disk, its port, its peers, the model it goes on with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL_DISK = "size=1200k"
 TOLERANCE = 1e-5
 
 
-def surroundings(bench: Bench) -> list[Result]:
+def environment_faults(bench: Bench) -> list[Result]:
     """All of them; without root those that mount a file system say so."""
     probes: list[Callable[[Bench], Result]] = [
         full_disk, read_only, port_in_use, missing_node, changed_config, changed_tokenizer, fewer_ranks,

@@ -22,7 +22,7 @@ from dsrun.wheel.target.cxx import (
     install_command,
 )
 from dsrun.wheel.target.toolchain import torch_facts
-from tests.unit.system.stand_ins import path_of, program
+from tests.unit.wheel.fake_programs import path_of, program
 
 GIB = 1 << 30
 TORCH = """from typing import Optional
