@@ -1,4 +1,4 @@
-"""The tree in README.md is the tree on disk."""
+"""The tree in README.md, the map of the tests in CONTRIBUTING.md and other Markdown files name what is on disk."""
 
 from __future__ import annotations
 
@@ -40,11 +40,37 @@ def test_readme_tree_lists_top_level_folders():
 
 
 def test_readme_tree_lists_packages():
-    packages = {f"dsrun/{entry.parent.name}/" for entry in ROOT.glob("dsrun/*/__init__.py")}
-    assert packages <= set(named_paths())
+    packages = {*ROOT.glob("dsrun/*/__init__.py"), *ROOT.glob("dsrun/*/*/__init__.py")}
+    assert {f"{entry.parent.relative_to(ROOT)}/" for entry in packages} <= set(named_paths())
 
 
 def test_readme_links_lead_to_files():
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert "docs/train.md" in targets
     assert [target for target in targets if not (ROOT / target).is_file()] == []
+
+
+def test_documentation_names_modules_that_exist():
+    """Paths in code quotes, from the root, from dsrun/ or from the page's own folder."""
+    folders = [folder for folder in ROOT.glob("[a-z]*/") if folder.name not in MADE]
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))]
+    assert ROOT / "docs/architecture.md" in pages
+    wrong = [
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"`([\w./*-]+/[\w.*-]+\.(?:py|toml))`", page.read_text(encoding="utf-8"))
+        if not any(any(folder.glob(path)) for folder in (ROOT, ROOT / "dsrun", page.parent))
+    ]
+    assert wrong == []
+
+
+def test_contributing_maps_every_package_and_test():
+    section = (
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where the tests")[2].partition("\n## ")[0]
+    )
+    rows = [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if line.startswith("| ")]
+    paths = [path if "/" in path else f"tests/integration/{path}" for row in rows for path in row]
+    mapped = {found for path in paths for found in ROOT.glob(path)}
+    tests = {*ROOT.glob("tests/integration/test_*.py"), *(each.parent for each in ROOT.glob("tests/unit/*/test_*.py"))}
+    packages = {each.parent for each in ROOT.glob("dsrun/*/__init__.py")}
+    assert (tests | packages) - mapped == set()
