@@ -1,36 +1,38 @@
-"""`dsrun build-wheel`: compile DeepSpeed for these GPUs, or take the wheel from the cache."""
+"""`dsrun build-wheel`: compile DeepSpeed for these GPUs and show the progress, or take the wheel from the cache."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from dsrun.cli.build_display import progress_display
 from dsrun.cli.options import DEBUG, HYPHENS
-from dsrun.cli.output import print_detail, print_note
+from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_note
 from dsrun.errors import UsageError
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build, preferred_folder
 from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.environment import difference
+from dsrun.wheel.compile.output import Event, Tracker, duration
 from dsrun.wheel.compile.plan import resolve
 from dsrun.wheel.compile.run import WheelBuild, plan_processes
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
-@click.command(
-    name="build-wheel",
-    context_settings=HYPHENS,
-)
+
+@click.command(name="build-wheel", context_settings=HYPHENS)
 @click.option(
     "--arch", default="auto", show_default=True, metavar="auto|cpu|slurm|LIST",
     help="GPUs to compile for: those here, those of the cluster, or names and capabilities: a100,h100 or 8.0;9.0+PTX",
@@ -52,30 +54,29 @@ from dsrun.wheel.compile.run import WheelBuild, plan_processes
 @click.option("--keep", is_flag=True, help="keep the build folder")
 @click.option("--force", is_flag=True, help="rebuild a cached wheel, and replace files in -o")
 @click.option("--dry-run", is_flag=True, help="print the commands and their environment, and build nothing")
-@click.option("-o", "--output", "place", metavar="DIR", help="copy the wheel into this folder")
+@click.option("-o", "--output", metavar="DIR", help="copy the wheel into this folder")
 @DEBUG
-def command(place: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
+def command(output: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
-    _refuse_empty({**given, "output": place})
-    output = None if place is None else Path(place)
+    _refuse_empty({**given, "output": output})
     if output is not None:
-        _refuse_unwritable(output)
+        _refuse_unwritable(Path(output))
     with _stopped_like_ctrl_c():
         plan = resolve(BuildOptions(**given))
         for notice in plan.notices:
             print_note(notice)
         for build in plan.builds:
             _print_request(build, plan.origin)
-        store = WheelCache(cache_root() / "wheels")
+        cache = WheelCache(cache_root() / "wheels")
         if dry_run:
             for build in plan.builds:
-                _show(build, store)
+                _print_commands(build, cache)
             return 0
-        entries = [_obtain(build, store, force=force, keep=keep) for build in plan.builds]
+        entries = [_find_or_build(build, cache, force=force, keep=keep) for build in plan.builds]
         paths = [entry.wheel for entry in entries]
         if output is not None:
             # Each of two gets its own folder: both have a WHEEL.json.
-            folders = [output / build.request.local_version if len(entries) > 1 else output for build in plan.builds]
+            folders = [Path(output, build.request.local_version if len(entries) > 1 else "") for build in plan.builds]
             paths = [copy_out(entry, folder, force=force) for entry, folder in zip(entries, folders, strict=True)]
     for path in paths:
         click.echo(path)
@@ -129,27 +130,105 @@ def _print_request(build: WheelBuild, origin: str) -> None:
     )
 
 
-def _obtain(build: WheelBuild, store: WheelCache, *, force: bool, keep: bool) -> CacheEntry:
-    found = None if force else store.find(build.request.key)
+def _find_or_build(build: WheelBuild, cache: WheelCache, *, force: bool, keep: bool) -> CacheEntry:
+    found = None if force else cache.find(build.request.key)
     if found:
         return found
     print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
     with progress_display() as watch:
-        return cached_build(build, store, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
+        return cached_build(build, cache, environ=os.environ, notify=print_note, watch=watch, force=force, keep=keep)
 
 
-def _show(build: WheelBuild, store: WheelCache) -> None:
+def _print_commands(build: WheelBuild, cache: WheelCache) -> None:
     """Print the commands of a build and how their environment differs from this one, ready for a shell."""
     place = str(preferred_folder(build.request.key))
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
-        folder = Path(scratch)
-        processes, _ = plan_processes(build, folder, os.environ)
+        processes, _ = plan_processes(build, Path(scratch), os.environ)
         for process in processes:
-            click.echo(f"# {process.label}")
-            for name, value in sorted(difference(os.environ, process.env).items()):
-                line = f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
-                click.echo(line.replace(scratch, place))
-            click.echo(f"cd {shlex.quote(str(process.tree))}".replace(scratch, place))
-            click.echo(shlex.join(process.argv).replace(scratch, place))
-    stored = store.find(build.request.key)
-    print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {store.folder(build.request.key)}")
+            lines = command_lines(process.argv, difference(os.environ, process.env), folder=process.tree)
+            click.echo("\n".join([f"# {process.label}", *lines]).replace(scratch, place))
+    stored = cache.find(build.request.key)
+    print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {cache.folder(build.request.key)}")
+
+
+@contextmanager
+def progress_display() -> Iterator[Callable[[Event, Tracker], None]]:
+    """A function that shows an event: as bars if stderr is a terminal, else as lines."""
+
+    def print_line(event: Event, tracker: Tracker) -> None:
+        text = line_of(event, tracker, time.monotonic())
+        if text:
+            print_detail(text)
+
+    if sys.stderr.isatty():
+        with Bars() as bars:
+            yield bars.watch
+    else:
+        yield print_line
+
+
+def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
+    """The line for an event; None for an event without one."""
+    if event.kind == "library":
+        return f"{event.name}: compiling"
+    if event.kind == "file":
+        file = f", {event.file}" if event.file else ""
+        text = f"{event.label}: {event.done} of {event.total} files{file}"
+    elif event.kind == "end" and event.code == 0:
+        text = f"{event.label}: done in {duration(tracker.seconds()[event.label])}"
+    else:
+        return f"{event.label}: failed" if event.kind == "end" else None
+    left = _left(tracker, now)
+    return f"{text}; {left}" if left else text
+
+
+def _left(tracker: Tracker, now: float) -> str:
+    left = tracker.left(now)
+    return f"about {duration(left)} left" if left else ""
+
+
+class Bars:
+    """A bar for the build and one for each operation that is being compiled."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self._whole: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with ignore_closed_stream(2):
+            self._progress.stop()
+
+    def watch(self, event: Event, tracker: Tracker) -> None:
+        """Move the bars."""
+        with ignore_closed_stream(2):
+            self._move(event, tracker)
+
+    def _move(self, event: Event, tracker: Tracker) -> None:
+        if self._whole is None:
+            self._whole = self._progress.add_task("all", total=1.0, text="")
+        if event.kind == "begin":
+            self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, text="")
+        task = self._tasks[event.label]
+        if event.kind == "file":
+            text = f"{event.file} {event.done}/{event.total}".strip()
+            self._progress.update(task, completed=event.done / event.total, text=text)
+        elif event.kind == "library":
+            self._progress.update(task, completed=0.0, text=event.name)
+        elif event.kind == "end":
+            self._progress.remove_task(self._tasks.pop(event.label))
+        self._progress.update(self._whole, completed=tracker.done, text=_left(tracker, time.monotonic()))

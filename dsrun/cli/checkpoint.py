@@ -109,7 +109,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def _print_findings(path: Path, findings: Sequence[Finding]) -> None:
     if not findings:
-        click.echo(f"{path}: whole")
+        click.echo(f"{path}: intact")
     for finding in findings:
         click.echo(f"{finding.where}: {finding.message.partition(': ')[2]}")
 

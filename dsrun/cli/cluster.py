@@ -70,13 +70,13 @@ def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
 
 
 def _state(node: Node) -> str:
-    """SLURM's word, without its own plans for the node, and why the node takes no jobs."""
+    """SLURM's state without its own plans for the node, and why the node takes no jobs."""
     why = f" ({node.reason})" if node.reason and not node.is_usable else ""
     return node.state.lower().replace("+planned", "") + why
 
 
 def _gpu_cells(node: Node, group: GpuGroup | None) -> tuple[str, str, str, str]:
-    """Model, memory, capability and number of free GPUs; "?" for what SLURM does not say."""
+    """Model, memory, capability and number of free GPUs; "?" for what SLURM does not report."""
     if group is None:
         return "-", "-", "-", "-"
     return (

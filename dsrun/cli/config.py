@@ -9,7 +9,8 @@ import click
 
 from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_options
 from dsrun.cli.output import json_text, print_note, write_output
-from dsrun.demo import DEMO_NAMES, models
+from dsrun.demo import models
+from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
@@ -158,7 +159,7 @@ def _model_config(model: str) -> dict[str, Any]:
     try:
         return find(model).config
     except MissingError:
-        print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills what says auto)")
+        print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills in auto)")
         return {}
 
 

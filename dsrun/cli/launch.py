@@ -100,9 +100,8 @@ def command(program: tuple[str, ...], **given: Any) -> int:
 def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run this machine's part, or start all machines' parts from here."""
     # Imported when signals are handled, as this takes a while.
-    from dsrun.cli.launch_options import merge_torchrun, parse_program, work_of
     from dsrun.cli.launch_remote import over_ssh, through_srun
-    from dsrun.cli.run_job import LaunchOptions
+    from dsrun.cli.run_job import LaunchOptions, merge_torchrun, parse_program, work_of
     from dsrun.cli.run_node import run_node
     from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher, detect
 

@@ -39,8 +39,8 @@ def over_ssh(options: LaunchOptions, program: tuple[str, ...], signals: StartupS
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
         raise MissingError("ssh is not installed", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
-    with AsyncLineWriter(print_error, timeout_s=STUCK_S) as say:
-        code = run_on_hosts(remotes, max_restarts=restarts, notify=say)
+    with AsyncLineWriter(print_error, timeout_s=STUCK_S) as notify:
+        code = run_on_hosts(remotes, max_restarts=restarts, notify=notify)
     signals.is_over = True
     return code
 

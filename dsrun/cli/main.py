@@ -1,4 +1,4 @@
-"""`dsrun`: argv in, words out. Commands are loaded when they are called, so that `--help` answers at once."""
+"""`dsrun`: argv in, text out. Commands are imported when they are called, so that `--help` is fast."""
 
 from __future__ import annotations
 

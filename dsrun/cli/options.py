@@ -16,7 +16,7 @@ _FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), 
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
-HYPHENS = {"token_normalize_func": lambda word: word.replace("_", "-")}
+HYPHENS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _METAVARS = {"int": "N", "float": "X"}
 
 

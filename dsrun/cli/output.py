@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -88,6 +89,12 @@ def _as_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return value.as_dict() if hasattr(value, "as_dict") else asdict(value)
     return os.fspath(value)
+
+
+def command_lines(argv: Sequence[str], changes: Mapping[str, str | None], folder: Path | None = None) -> list[str]:
+    """The changes of the environment (None: unset), a change into `folder`, and a command, ready for a shell."""
+    lines = [f"unset {k}" if v is None else f"export {k}={shlex.quote(v)}" for k, v in sorted(changes.items())]
+    return [*lines, *([] if folder is None else [f"cd {shlex.quote(str(folder))}"]), shlex.join(argv)]
 
 
 def print_error(message: str) -> None:

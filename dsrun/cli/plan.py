@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_note, print_table
-from dsrun.demo import DEMO_NAMES, materialise
+from dsrun.demo.build import DEMO_NAMES, materialise
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.recipe.files import has_weights
 from dsrun.slurm.cluster.plan_gpus import with_cluster
@@ -151,10 +151,7 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 def _command_options(given: dict[str, Any]) -> CommandOptions:
     data = tuple(
-        word
-        for name in ("train_file", "dataset")
-        if given[name]
-        for word in (f"--{name.replace('_', '-')}", given[name])
+        arg for name in ("train_file", "dataset") if given[name] for arg in (f"--{name.replace('_', '-')}", given[name])
     )
     folder = Path(given["model"]).expanduser()
     # Without weights, the commands that follow must train from scratch.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,128 @@ import click
 from dsrun.cli.jobs import follow_job
 from dsrun.cli.options import HYPHENS, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
-from dsrun.cli.slurm_job import check_training, find_job, from_run_file
+from dsrun.cli.run_job import batch_of
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.options import by_group, flag_of
+from dsrun.recipe.files import check_files
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.runfile import read_run_file, read_section
+from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.check import check
 from dsrun.slurm.cluster.facts import ClusterFacts
 from dsrun.slurm.jobs.submit import submit, test_only
+from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.options import SlurmSpec, options
+from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, missing, notices
-from dsrun.slurm.render.spec import Given, make_spec
+from dsrun.slurm.render.spec import Given, given_key, make_spec
+
+RUN_FILE = "run.yaml"
+DEMO = ("--model", "demo-t5", "--zero", "2")
+# The shapes of the Hub's, OpenAI's and GitHub's tokens. A W&B key looks like a git commit.
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedProgram:
+    """What a script runs: the program, and the run.yaml whose `slurm:` section applies, as the user wrote its path.
+
+    `recipe` is that of dsrun's own training.
+    """
+
+    program: Program
+    config: str | None
+    recipe: Recipe | None = None
+
+
+def find_job(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
+    """What runs: the arguments after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
+    here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
+    if tuple(args[:2]) == ("dsrun", "train"):
+        args = args[1:]
+    if args and args[0] == "train":
+        return _train(args[1:], config or here, cwd)
+    if args:
+        _refuse_tokens(args)
+        return RenderedProgram(program=any_program(args), config=config or here)
+    if config or here:
+        name = str(config or here)
+        _refuse_no_training(name, cwd)
+        print_note(f"no command after --: the job runs {name}")
+        return _train(["--config", str((cwd / name).absolute())], name, cwd)
+    print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
+    return _train(DEMO, None, cwd)
+
+
+def _refuse_no_training(name: str, cwd: Path) -> None:
+    """A run file may hold only the options that a site uses for every job."""
+    if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
+        raise UsageError(
+            f"no command after --, and {name} does not name a model to train",
+            fix="add train: {model: …} to it, or write -- train --model demo-t5",
+        )
+
+
+def _train(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
+    recipe = resolve(args, cwd)
+    for name in ("token", "hub_token"):
+        if recipe.given(name) and recipe.sources[name] == "command line":
+            raise UsageError(
+                f"--{name.replace('_', '-')} would be written into the script, which everybody can read",
+                fix="export HF_TOKEN=… where you call sbatch",
+            )
+    if recipe.spec.explain or recipe.spec.dry_run:
+        raise UsageError("--explain and --dry-run of dsrun train do not start a job", fix="remove them")
+    for notice in recipe.notices:
+        print_note(notice)
+    name = recipe.spec.model or recipe.spec.model_type or "train"
+    program = train_program(
+        args,
+        output=recipe.spec.output,
+        name=name.rstrip("/").rpartition("/")[2],
+        on_cpu=bool(recipe.hf.get("use_cpu")),
+    )
+    return RenderedProgram(program=program, config=recipe.spec.config or config, recipe=recipe)
+
+
+def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
+    """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
+
+    Checks files unless an image provides them, and packages if the workers use the Python that renders.
+    """
+    if not (spec.container_image or spec.apptainer):
+        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+    if uses_own_python(spec):
+        check_packages(recipe)
+    batch_of(recipe, spec.nodes * workers(spec))
+
+
+def _refuse_tokens(args: Sequence[str]) -> None:
+    for arg in args:
+        if _TOKEN.search(arg):
+            raise UsageError(
+                f"{arg[:6]}… looks like a token, and everybody can read a job's script",
+                fix="put it into a variable and name the variable with --env",
+            )
+
+
+def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
+    """The options of the run file's `slurm:` section, and max_restarts of its `launch:` section."""
+    if config is None:
+        return ()
+    path = cwd / config
+    given = [given_key(key, values, where) for key, values, where in read_section(path, config, "slurm")]
+    restarts = [
+        Given(name="max_restarts", values=tuple(values), where=where)
+        for key, values, where in read_section(path, config, "launch")
+        if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
+    ]
+    if given:
+        print_note(f"options from the slurm section of {config}: {', '.join(each.name for each in given)}")
+    return (*given, *restarts)
+
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -34,9 +148,9 @@ class RenderCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, program = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
-        for word in own:
-            if word == ":" or word.startswith(("--het-group", "--pack-group")):
-                raise UsageError(f"{word}: heterogeneous jobs are not supported", fix=HETJOB)
+        for arg in own:
+            if arg == ":" or arg.startswith(("--het-group", "--pack-group")):
+                raise UsageError(f"{arg}: heterogeneous jobs are not supported", fix=HETJOB)
         ctx.obj = program
         try:
             return super().parse_args(ctx, list(own))
@@ -106,8 +220,8 @@ def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
     for name, each in options().items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
-            words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
-            yield Given(name=name, values=words, where=flag_of(each))
+            several = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
+            yield Given(name=name, values=several, where=flag_of(each))
 
 
 def _read(name: str) -> str:

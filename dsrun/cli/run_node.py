@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.output import ignore_closed_stream, print_detail, print_error, print_note
+from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.cli.run_job import Work
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.launch.context import LocalLauncher
@@ -146,20 +145,14 @@ def _dry_run(work: Work, place: LocalLauncher) -> int:
     job, changes = _job(work, place, Path(work.output), address_towards(place.host) if place.nodes > 1 else None)
     if work.recipe is not None:  # A command that runs without a supervisor, which would send the recipe.
         job = replace(job, program=[*job.program, *without_dry_run(work.recipe.argv)])
-    print_command(run_command(run_arguments(job, attempt=0, port=job.port or free_port())), changes)
+    argv = run_command(run_arguments(job, attempt=0, port=job.port or free_port()))
+    click.echo("\n".join(command_lines(argv, changes)))
     return 0
 
 
 def without_dry_run(argv: Sequence[str]) -> list[str]:
     """`argv` without --dry-run, however it is spelled."""
-    return [word for word in argv if word.replace("_", "-") != "--dry-run"]
-
-
-def print_command(argv: Sequence[str], changes: Mapping[str, str | None]) -> None:
-    """Print the changes of the environment and a command, ready for a shell."""
-    for name, value in sorted(changes.items()):
-        click.echo(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
-    click.echo(shlex.join(argv))
+    return [arg for arg in argv if arg.replace("_", "-") != "--dry-run"]
 
 
 def notifier(folder: RunFolder) -> Callable[[str], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -122,9 +123,9 @@ def prepare_command(args: list[str]) -> int:
     if recipe.spec.explain:
         show_values(recipe)
     elif recipe.spec.dry_run:
-        from dsrun.cli.run_node import print_command, without_dry_run
+        from dsrun.cli.run_node import without_dry_run
 
-        print_command(without_dry_run(argv), {})
+        click.echo(shlex.join(without_dry_run(argv)))
     else:
         require_training_packages()
         os.execv(sys.executable, argv)

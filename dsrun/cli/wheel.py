@@ -74,10 +74,10 @@ def verify_command(
 
 def target_gpus(text: str) -> tuple[Gpu, ...]:
     """The GPUs of `--for`: those of the SLURM cluster for "slurm", else a list as `build-wheel --arch` takes it."""
-    word = text.strip().lower()
-    if word in ("auto", "cpu", "native"):
+    name = text.strip().lower()
+    if name in ("auto", "cpu", "native"):
         raise UsageError(f"--for {text} names no GPU", fix="name GPUs: --for a100,h100, or remove it for this machine")
-    if word != "slurm":
+    if name != "slurm":
         return gpus_for(arch.capability for arch in parse_archs(text, "--for"))
     found = cluster_gpus()
     if not found:

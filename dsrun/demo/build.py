@@ -30,20 +30,19 @@ MARK: Final = "dsrun-demo.json"
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPaths:
-    """Where a demo is, and what it is."""
+    """A demo for `task`, ``seq2seq`` or ``causal-lm``.
+
+    `model` is a folder for AutoConfig and AutoTokenizer, without weights; None for a demo of data only. The languages
+    are the keys of each row's ``translation``; None for causal-lm, whose rows are ``{"text": ...}``.
+    """
 
     task: str
-    """``seq2seq`` or ``causal-lm``."""
     model: Path | None
-    """Folder for AutoConfig and AutoTokenizer (it has no weights); None for a demo of data only."""
     train_file: Path
     validation_file: Path
     test_file: Path
     source_lang: str | None = None
-    """Key of the source in each row's ``translation``; None for causal-lm."""
     target_lang: str | None = None
-    text_column: str | None = None
-    """Column of the text; None for seq2seq."""
 
 
 def materialise(name: str, folder: Path) -> DemoPaths:
@@ -54,8 +53,8 @@ def materialise(name: str, folder: Path) -> DemoPaths:
     """
     if name not in models.TASKS:
         raise UsageError(f"there is no demo {name!r}", fix=f"one of: {', '.join(DEMO_NAMES)}")
-    _build(name, Path(folder), lambda target: _fill(name, target))
-    return _paths(models.TASKS[name], Path(folder), with_model=True)
+    _build(name, folder, lambda target: _fill(name, target))
+    return _paths(models.TASKS[name], folder, model=folder / "model")
 
 
 def data_only(task: str, folder: Path) -> DemoPaths:
@@ -63,28 +62,21 @@ def data_only(task: str, folder: Path) -> DemoPaths:
     seq2seq, Python documentation for causal-lm. Raises as `materialise` does."""
     if task not in models.TASKS.values():
         raise UsageError(f"there is no demo data for task {task!r}", fix="one of: seq2seq, causal-lm")
-    make: Callable[[], Splits[Any]] = number_phrases if task == "seq2seq" else python_docs
-    _build(f"data-{task}", Path(folder), lambda target: _write_data(target, make()))
-    return _paths(task, Path(folder), with_model=False)
+    make = number_phrases if task == "seq2seq" else python_docs
+    _build(f"data-{task}", folder, lambda target: _write_data(target, make()))
+    return _paths(task, folder, model=None)
 
 
-def _paths(task: str, folder: Path, *, with_model: bool) -> DemoPaths:
+def _paths(task: str, folder: Path, *, model: Path | None) -> DemoPaths:
     data = folder / "data"
-    seq2seq = task == "seq2seq"
-    return DemoPaths(
-        task=task,
-        model=folder / "model" if with_model else None,
-        train_file=data / "train.jsonl",
-        validation_file=data / "validation.jsonl",
-        test_file=data / "test.jsonl",
-        source_lang="en" if seq2seq else None,
-        target_lang="ro" if seq2seq else None,
-        text_column=None if seq2seq else "text",
-    )
+    fields: dict[str, Any] = {f"{split}_file": data / f"{split}.jsonl" for split in ("train", "validation", "test")}
+    if task == "seq2seq":
+        fields |= {"source_lang": "en", "target_lang": "ro"}
+    return DemoPaths(task=task, model=model, **fields)
 
 
 def _fill(name: str, folder: Path) -> None:
-    splits: Splits[Any] = number_phrases() if name == models.DEMO_T5 else python_docs()
+    splits = number_phrases() if name == models.DEMO_T5 else python_docs()
     _write_data(folder, splits)
     (folder / "model").mkdir()
     # The training split alone: what the tokenizer has seen is not held out either.
@@ -93,18 +85,18 @@ def _fill(name: str, folder: Path) -> None:
         (folder / "model" / file).write_text(content, encoding="utf-8", newline="\n")
 
 
-def _write_data(folder: Path, splits: Splits[Any]) -> None:
+def _write_data(folder: Path, splits: Splits) -> None:
     (folder / "data").mkdir()
     for split, rows in vars(splits).items():
-        with (folder / "data" / f"{split}.jsonl").open("w", encoding="utf-8", newline="\n") as out:
-            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
-    """Bring ``folder`` to the state that ``fill`` writes, unless its mark says it is in it."""
+    """Bring ``folder`` to the state that ``fill`` writes, unless its mark shows that it is there already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     key = _key()
-    # Several processes of one job may ask at once: one builds, the others wait and reuse.
+    # Several processes of one job may come here at once: one builds, the others wait and reuse.
     with FileLock(folder.parent / f".{folder.name}.lock"):
         mark = _read_mark(folder)
         if mark is not None and (mark["name"], mark["key"]) == (name, key) and _is_complete(folder, mark):

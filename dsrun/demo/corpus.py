@@ -13,13 +13,11 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from dsrun.errors import MissingError
 
-Row = TypeVar("Row")
-PhraseRow = Mapping[str, Mapping[str, str]]
-TextRow = Mapping[str, str]
+Row = Mapping[str, Any]
 
 ALWAYS_TRAINED: Final = 100
 """Numbers below this are only in the training split: "zero", for one, occurs in no other phrase."""
@@ -55,7 +53,7 @@ _RO_FEMININE: Final = {1: "una", 2: "două", 12: "douăsprezece"}
 
 
 @dataclass(frozen=True)
-class Splits(Generic[Row]):
+class Splits:
     """Rows for training, for validation while training, and for the final test."""
 
     train: list[Row]
@@ -63,9 +61,7 @@ class Splits(Generic[Row]):
     test: list[Row]
 
 
-def number_phrases(
-    *, train: int = 20_000, validation: int = 512, test: int = 1_024, seed: int = 20_240_101
-) -> Splits[PhraseRow]:
+def number_phrases(*, train: int = 20_000, validation: int = 512, test: int = 1_024, seed: int = 20_240_101) -> Splits:
     """English and Romanian phrases for numbers 0..999_999, no number in two splits.
 
     Rows are ``{"translation": {"en": ..., "ro": ...}}``. The numbers 0..99 come on top of the `train` rows; the other
@@ -74,15 +70,15 @@ def number_phrases(
     rng = random.Random(seed)
     taken = set(range(ALWAYS_TRAINED))
 
-    def rows(numbers: list[int]) -> list[PhraseRow]:
+    def rows(numbers: list[int]) -> list[Row]:
         return [{"translation": {"en": english(n), "ro": romanian(n)}} for n in numbers]
 
-    # The small splits draw first, so that a wish for more training rows cannot change the test set.
+    # The small splits draw first, so that the number of training rows does not change the test set.
     test_rows, validation_rows = rows(_draw(test, taken, rng)), rows(_draw(validation, taken, rng))
     return Splits(rows([*_draw(train, taken, rng), *range(ALWAYS_TRAINED)]), validation_rows, test_rows)
 
 
-def python_docs() -> Splits[TextRow]:
+def python_docs() -> Splits:
     """Documentation texts of this Python: its help topics and the docstrings of its library.
 
     A document is one help topic or one module; all its texts go to the same split.  Which split that is follows from a
@@ -90,7 +86,7 @@ def python_docs() -> Splits[TextRow]:
     time is dropped, whichever document it is in. Raises MissingError where this Python comes without its library's
     source files.
     """
-    splits: Splits[TextRow] = Splits([], [], [])
+    splits = Splits([], [], [])
     seen: set[str] = set()
     for name, texts in _documents():
         bucket = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 100

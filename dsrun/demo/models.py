@@ -54,7 +54,7 @@ def model_files(name: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def t5_words(phrase: str) -> list[str]:
-    """Cut a phrase into the demo-t5 tokens: words led by ``▁``, and ``-nine`` as a token of its own."""
+    """Cut a phrase into the demo-t5 tokens: words with ``▁`` in front, and ``-nine`` as a token of its own."""
     words: list[str] = []
     for word in phrase.split():
         head, *tail = word.split("-")

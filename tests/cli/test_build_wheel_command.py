@@ -90,7 +90,7 @@ def test_cpu_torch_without_gpu_is_reported(dsrun):
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "message"),
     [
         (("--arch", "a100"), 2, "torch is a CPU build"),
         (("--arch", "h1OO"), 2, "h1OO"),
@@ -107,14 +107,14 @@ def test_cpu_torch_without_gpu_is_reported(dsrun):
         (("--arch", "cpu", "--partition", "gpu"), 2, "--partition gpu does not go with --arch cpu"),
     ],
 )
-def test_impossible_build_is_one_line_error(dsrun, here, tmp_path, args, code, said):
+def test_impossible_build_is_one_line_error(dsrun, here, tmp_path, args, code, message):
     """What cannot be built is one line, and nothing is compiled."""
     (here / "file").touch()
     done = dsrun("build-wheel", *args)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ")
-    assert said in last
+    assert message in last
     assert not (tmp_path / "cache" / "wheels").exists()
 
 

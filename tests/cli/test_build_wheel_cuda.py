@@ -79,9 +79,9 @@ def test_split_makes_two_wheels_below_and_above_8_0(dry):
 
 
 def test_bf16_switched_off_names_the_ops(dry):
-    said = dry("--arch", "7.5,8.0", "--ops", "fused_adam,quantizer").stderr
-    assert "switches bf16 off in quantizer for all GPUs" in said
-    assert "--split" in said
+    message = dry("--arch", "7.5,8.0", "--ops", "fused_adam,quantizer").stderr
+    assert "switches bf16 off in quantizer for all GPUs" in message
+    assert "--split" in message
     assert "switches bf16 off" not in dry("--arch", "7.5,8.0", "--ops", "fused_adam").stderr
     assert "switches bf16 off" not in dry("--arch", "8.0,9.0", "--ops", "quantizer").stderr
     assert "switches bf16 off" not in dry("--arch", "7.5,8.0", "--ops", "quantizer", "--split").stderr

@@ -74,11 +74,11 @@ def test_checkpoint_list_shows_state_of_each(run):
 
 
 def test_checkpoint_list_json(run):
-    answer = json.loads(dsrun("list", run.path, "--format", "json").stdout)
-    assert answer["version"] == 1
-    states = {entry["step"]: entry["state"] for entry in answer["checkpoints"]}
+    output = json.loads(dsrun("list", run.path, "--format", "json").stdout)
+    assert output["version"] == 1
+    states = {entry["step"]: entry["state"] for entry in output["checkpoints"]}
     assert states == {40: "saving", 30: "damaged", 20: "complete", 10: "complete"}
-    (best,) = [entry for entry in answer["checkpoints"] if entry["best"]]
+    (best,) = [entry for entry in output["checkpoints"] if entry["best"]]
     assert (best["step"], best["zero_stage"], best["world_size"]) == (10, 2, 2)
     assert best["size"] == sum(
         path.stat().st_size for path in run.checkpoint(10).rglob("*") if path.is_file() and path.name != "manifest.json"
@@ -93,10 +93,10 @@ def test_checkpoint_verify_reads_contents_and_exits_3(run):
     done = dsrun("verify", run.path)
     assert done.returncode == 3
     assert f"{shard}: contents differ from the manifest" in done.stdout
-    assert f"{run.checkpoint(10)}: whole" in done.stdout
+    assert f"{run.checkpoint(10)}: intact" in done.stdout
     assert dsrun("verify", run.checkpoint(10)).returncode == 0
-    answer = json.loads(dsrun("verify", run.checkpoint(20), "--format", "json").stdout)
-    (checked,) = answer["checkpoints"]
+    output = json.loads(dsrun("verify", run.checkpoint(20), "--format", "json").stdout)
+    (checked,) = output["checkpoints"]
     assert checked["damaged"]
     assert checked["findings"][0]["code"] == "checkpoint_corrupt"
 
@@ -112,7 +112,7 @@ def test_checkpoint_rotated_during_verify_is_not_damaged(run, monkeypatch, capsy
 
     monkeypatch.setattr(checkpoint_command, "read_through", read_while_training_rotates)
     assert checkpoint_command.command.main(["verify", str(run.path)], standalone_mode=False) == 0
-    assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["whole", "whole"]
+    assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["intact", "intact"]
 
 
 def test_checkpoint_inspect_takes_newest_complete(run):
@@ -132,11 +132,11 @@ def test_checkpoint_inspect_takes_newest_complete(run):
 
 
 def test_checkpoint_inspect_json(run):
-    answer = json.loads(dsrun("inspect", run.checkpoint(10), "--format", "json").stdout)["checkpoint"]
-    assert answer["architecture"] == "LlamaForCausalLM"
-    assert answer["weights"]["by_dtype"] == {"F32": 36}
-    assert answer["facts"]["global_batch"] == 64
-    assert answer["entry"]["best"]
+    output = json.loads(dsrun("inspect", run.checkpoint(10), "--format", "json").stdout)["checkpoint"]
+    assert output["architecture"] == "LlamaForCausalLM"
+    assert output["weights"]["by_dtype"] == {"F32": 36}
+    assert output["facts"]["global_batch"] == 64
+    assert output["entry"]["best"]
 
 
 def test_checkpoint_inspect_reports_empty_weights(run):
@@ -145,16 +145,16 @@ def test_checkpoint_inspect_reports_empty_weights(run):
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [("nowhere", "does not exist"), ("empty", "holds no checkpoint"), ("run", "no complete")],
 )
-def test_checkpoint_inspect_without_checkpoint(run, tmp_path, place, said):
+def test_checkpoint_inspect_without_checkpoint(run, tmp_path, place, message):
     (tmp_path / "empty").mkdir()
     for step, _ in run.checkpoints():
         (run.checkpoint(step) / "manifest.json").unlink()
     done = dsrun("inspect", tmp_path / place)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -61,21 +61,21 @@ def test_cluster_equal_nodes_share_a_row(dsrun, programs):
 
 
 def test_cluster_json(dsrun, programs):
-    said = json.loads(dsrun("cluster", "--format", "json").stdout)
-    assert (said["version"], said["name"], said["slurm"]) == (1, "lab", "22.05.8")
-    node = next(each for each in said["nodes"] if each["name"] == "node2")
+    output = json.loads(dsrun("cluster", "--format", "json").stdout)
+    assert (output["version"], output["name"], output["slurm"]) == (1, "lab", "22.05.8")
+    node = next(each for each in output["nodes"] if each["name"] == "node2")
     assert node["gpus"][1] == {
         "type": "rtx_2080_ti", "model": "GeForce RTX 2080 Ti", "count": 2, "busy": 2, "capability": "7.5",
         "memory_gib": [11],
     }  # fmt: skip
-    limits = {each["name"]: each["time_limit_s"] for each in said["partitions"]}
+    limits = {each["name"]: each["time_limit_s"] for each in output["partitions"]}
     assert (limits["gpu"], limits["main"]) == (172800, None)
 
 
 def test_cluster_of_one_partition(dsrun, programs):
-    said = json.loads(dsrun("cluster", "--partition", "debug", "--format", "json").stdout)
-    assert [each["name"] for each in said["nodes"]] == ["node1", "node4"]
-    assert [each["name"] for each in said["partitions"]] == ["debug"]
+    output = json.loads(dsrun("cluster", "--partition", "debug", "--format", "json").stdout)
+    assert [each["name"] for each in output["nodes"]] == ["node1", "node4"]
+    assert [each["name"] for each in output["partitions"]] == ["debug"]
     done = dsrun("cluster", "--partition", "debgu")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: there is no partition 'debgu' (did you mean debug?)\n"
@@ -115,8 +115,8 @@ def test_plan_for_partition_with_one_gpu_type(plan):
     done = plan("--partition", "debug", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert "partition debug: 1 node with 4 a100; planned for 1 with 4 each" in done.stderr
-    said = json.loads(done.stdout)
-    assert "4" in json.dumps(said)
+    output = json.loads(done.stdout)
+    assert "4" in json.dumps(output)
     text = plan("--partition", "debug").stdout
     assert "4 × a100 (40 GiB) in 1 node" in text
     assert "4 × a100 (80 GiB)" in plan("--partition", "debug", "--gpu-memory", "80").stdout
@@ -138,7 +138,7 @@ def test_plan_for_chosen_gpu_type(plan):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--cluster", "--gpus", "v100"], "no GPUs called v100 (it has a100"),
         (["--cluster", "--gpus", "a100", "--nodes", "3"], "--nodes is 3 (--nodes 2)"),
@@ -147,7 +147,7 @@ def test_plan_for_chosen_gpu_type(plan):
         (["--partition", "nope"], "there is no partition 'nope'"),
     ],
 )
-def test_plan_for_cluster_refusals(plan, args, said):
+def test_plan_for_cluster_refusals(plan, args, message):
     done = plan(*args)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr

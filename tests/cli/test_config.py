@@ -102,7 +102,7 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--zero", "4"], "ZeRO stage 4 does not exist (choose --zero 0, 1, 2 or 3)"),
         (["--zero", "2", "--hpz", "4"], "--hpz does nothing under --zero 2 (use --zero 3)"),
@@ -121,17 +121,17 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
         (["--zero", "3", "check", "ds.json"], "--zero does not go with `dsrun config check`"),
     ],
 )
-def test_config_usage_errors_are_one_line(dsrun, here, args, said):
+def test_config_usage_errors_are_one_line(dsrun, here, args, message):
     done = dsrun("config", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert list(here.iterdir()) == []
 
 
 def test_config_help_lists_every_option(dsrun):
     from dsrun.zero.generate.spec import flag_of, options
 
-    words = set(re.findall(r"--[a-z0-9-]+", dsrun("config", "--help").stdout))
-    assert {flag_of(name) for name in options()} <= words
-    assert {"--output", "--force", "--list", "--explain", "--format"} <= words
+    flags = set(re.findall(r"--[a-z0-9-]+", dsrun("config", "--help").stdout))
+    assert {flag_of(name) for name in options()} <= flags
+    assert {"--output", "--force", "--list", "--explain", "--format"} <= flags

@@ -25,11 +25,11 @@ def model(here):
     return "./llama"
 
 
-def refused(done, *words):
+def refused(done, *parts):
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1
-    for word in words:
-        assert word in done.stderr
+    for part in parts:
+        assert part in done.stderr
 
 
 @pytest.mark.parametrize("gpu", ["a100-80", "h100-80", "rtx 4090", "V100"])
@@ -145,11 +145,11 @@ def test_plan_train_command_repeats_options(dsrun, here, model):
     (here / "llama" / "model.safetensors").write_bytes(b"")
     line = ("plan", "--count", "shapes", "--gpus", "a100-80:8", "--model", model)
     plain = dsrun(*line).stdout
-    asked = dsrun(*line, "--from-scratch", "--attention", "eager").stdout
+    explicit = dsrun(*line, "--from-scratch", "--attention", "eager").stdout
 
     assert "--from-scratch" not in plain
     assert "--attn-implementation" not in plain
-    assert " --from-scratch --attn-implementation eager " in asked.split("dsrun train")[1]
+    assert " --from-scratch --attn-implementation eager " in explicit.split("dsrun train")[1]
 
 
 def test_nvme_buffer_size_holds_largest_parameter_shard(dsrun, here, model):
@@ -223,7 +223,7 @@ def test_upgrade_deeply_nested_run_file(dsrun, here):
 
 @pytest.mark.parametrize("command", [("plan", "--count", "shapes", "--gpus", "t4"), ("config", "--zero", "3")])
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "parts"),
     [
         ("digits", '{"model_type": "llama", "hidden_size": 1' + "0" * 5000 + "}", "4300 digits"),
         ("huge", json.dumps(LLAMA | {"hidden_size": 10**300}), "100,000,000"),
@@ -231,9 +231,9 @@ def test_upgrade_deeply_nested_run_file(dsrun, here):
         ("switch", json.dumps(LLAMA | {"hidden_size": True}), "hidden_size True"),
     ],
 )
-def test_invalid_hidden_size_in_model_config(dsrun, here, command, name, text, words):
+def test_invalid_hidden_size_in_model_config(dsrun, here, command, name, text, parts):
     (here / f"{name}.json").write_text(text)
-    refused(dsrun(*command, "--model", f"{name}.json"), words)
+    refused(dsrun(*command, "--model", f"{name}.json"), parts)
 
 
 @pytest.mark.parametrize("layers", [3, "ab", [0.5], {}])

@@ -15,16 +15,16 @@ OOM = CORPUS / "cuda_oom" / "tr-oom.txt"
 
 
 def test_diagnose_failed_run_exits_3_with_line_and_fix(dsrun: Dsrun) -> None:
-    """A failed run is told with its log line and fix, and exit code 3."""
+    """A failed run is reported with its log line and fix, and exit code 3."""
     done = dsrun("diagnose", str(OOM))
     assert done.returncode == 3
     assert done.stderr == ""
-    told = dict(line.split(None, 1) for line in done.stdout.splitlines())
-    assert told["cause"] == "cuda_oom: GPU memory exhausted"
-    assert told["rank"] == "1"
-    assert told["where"] == f"{OOM}:8"
-    assert told["line"].startswith("[rank1]: torch.OutOfMemoryError: CUDA out of memory.")
-    assert "--micro-batch-size" in told["fix"]
+    lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert lines["cause"] == "cuda_oom: GPU memory exhausted"
+    assert lines["rank"] == "1"
+    assert lines["where"] == f"{OOM}:8"
+    assert lines["line"].startswith("[rank1]: torch.OutOfMemoryError: CUDA out of memory.")
+    assert "--micro-batch-size" in lines["fix"]
 
 
 def test_diagnose_healthy_log_exits_0(dsrun: Dsrun) -> None:
@@ -34,26 +34,26 @@ def test_diagnose_healthy_log_exits_0(dsrun: Dsrun) -> None:
 
 def test_diagnose_json_findings(dsrun: Dsrun) -> None:
     done = dsrun("diagnose", "--format", "json", str(CORPUS / "nccl_network" / "gloo-peer-lost.txt"), str(OOM))
-    answer = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert done.returncode == 3
-    assert (answer["version"], answer["cause"], answer["rank"]) == (1, "cuda_oom", 1)
-    assert answer["where"] == f"{OOM}:8"
-    assert [found["code"] for found in answer["findings"]] == ["cuda_oom", "nccl_network"]
-    assert set(answer["findings"][0]) == {"level", "code", "message", "fix", "where"}
+    assert (output["version"], output["cause"], output["rank"]) == (1, "cuda_oom", 1)
+    assert output["where"] == f"{OOM}:8"
+    assert [found["code"] for found in output["findings"]] == ["cuda_oom", "nccl_network"]
+    assert set(output["findings"][0]) == {"level", "code", "message", "fix", "where"}
 
 
 def test_diagnose_json_of_healthy_run(dsrun: Dsrun) -> None:
     done = dsrun("diagnose", "--format", "json", str(CORPUS / "none" / "empty.txt"))
-    answer = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert done.returncode == 0
-    assert (answer["cause"], answer["rank"], answer["findings"]) == ("none", None, [])
+    assert (output["cause"], output["rank"], output["findings"]) == ("none", None, [])
 
 
 def test_diagnose_stdin_and_gzip(here: Path, environ: dict[str, str]) -> None:
     (here / "a.log.gz").write_bytes(gzip.compress(OOM.read_bytes()))
-    for words, text in ((["-"], OOM.read_bytes()), (["a.log.gz"], b"")):
+    for args, text in ((["-"], OOM.read_bytes()), (["a.log.gz"], b"")):
         done = subprocess.run(
-            [sys.executable, "-m", "dsrun", "diagnose", *words],
+            [sys.executable, "-m", "dsrun", "diagnose", *args],
             input=text,
             capture_output=True,
             cwd=here,
@@ -75,7 +75,7 @@ def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["none.log"], "error: none.log cannot be read: No such file or directory\n"),
         (["."], "error: . holds no logs (give log files, or the --output of a dsrun train)\n"),
@@ -86,6 +86,6 @@ def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
         ([], "error: Missing argument 'LOG...|RUN|-'.\n"),
     ],
 )
-def test_diagnose_usage_errors_are_one_line(dsrun: Dsrun, words: list[str], message: str) -> None:
-    done = dsrun("diagnose", *words)
+def test_diagnose_usage_errors_are_one_line(dsrun: Dsrun, args: list[str], message: str) -> None:
+    done = dsrun("diagnose", *args)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

@@ -70,9 +70,9 @@ def test_export_source_of_unfinished_run_is_newest_checkpoint(tmp_path):
     notes: list[str] = []
     run = make_run(tmp_path / "run", 1, 2, 10, damaged=[10])
     assert export_source(run, merge_lora=False, notify=notes.append) == run / "checkpoint-2"
-    said = "\n".join(notes)
-    assert "skipped checkpoint-10: model.safetensors: contents differ" in said
-    assert "exporting checkpoint-2" in said
+    message = "\n".join(notes)
+    assert "skipped checkpoint-10: model.safetensors: contents differ" in message
+    assert "exporting checkpoint-2" in message
 
 
 def test_export_run_without_valid_checkpoint(tmp_path):

@@ -7,12 +7,12 @@ import pytest
 from dsrun.hardware.gpus import gpu_table
 
 
-def asked(dsrun, *args):
+def gpus_json(dsrun, *args):
     done = dsrun("gpus", *args, "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
-    answer = json.loads(done.stdout)
-    assert answer.pop("version") == 1
-    return answer
+    output = json.loads(done.stdout)
+    assert output.pop("version") == 1
+    return output
 
 
 def test_gpu_names_are_answered_in_given_order(dsrun):
@@ -24,27 +24,27 @@ def test_gpu_names_are_answered_in_given_order(dsrun):
         "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
         "a100",
     ]
-    rows = asked(dsrun, *names)["gpus"]
+    rows = gpus_json(dsrun, *names)["gpus"]
     assert [row["name"] for row in rows] == names
     assert [row["compute_capability"] for row in rows] == ["9.0", "8.0", None, None, "8.0", "8.0"]
 
 
 def test_gpus_json_fields(dsrun):
-    (row,) = asked(dsrun, "Tesla V100-SXM2-32GB")["gpus"]
+    (row,) = gpus_json(dsrun, "Tesla V100-SXM2-32GB")["gpus"]
     assert row == {
         "name": "Tesla V100-SXM2-32GB", "compute_capability": "7.0", "product": "Tesla V100 SXM2 32GB",
         "segment": "datacenter", "architecture": "Volta", "chip": "GV100", "memory_gib": 32,
         "memory_bandwidth_gbs": 900, "bf16_tflops": None, "first_cuda": "9.0", "last_cuda": "12.9",
         "pypi_torch_first": None, "pypi_torch_last": "2.10.0", "release_year": 2017, "confidence": "A", "note": None,
     }  # fmt: skip
-    (row,) = asked(dsrun, "A100 SXM4 80GB")["gpus"]
+    (row,) = gpus_json(dsrun, "A100 SXM4 80GB")["gpus"]
     assert (row["memory_gib"], row["bf16_tflops"], row["memory_bandwidth_gbs"], row["last_cuda"]) == (
         80, 312, 2039, None,
     )  # fmt: skip
 
 
 def test_unknown_gpu_name_lists_candidates(dsrun):
-    ambiguous, mistyped, foreign = asked(dsrun, "rtx 4000", "b20", "MI300X")["gpus"]
+    ambiguous, mistyped, foreign = gpus_json(dsrun, "rtx 4000", "b20", "MI300X")["gpus"]
     assert ambiguous["may_be"] == ["Quadro RTX 4000", "RTX 4000 Ada"]
     assert mistyped["may_be"][0] == "B200"
     assert foreign["may_be"] == []
@@ -52,7 +52,7 @@ def test_unknown_gpu_name_lists_candidates(dsrun):
 
 def test_gres_json(dsrun):
     text = "gpu:a100:4(S:0-1),gpu:1g.10gb:7,gpu:a100_1g.5gb:2,mps:400,gpu:3"
-    assert asked(dsrun, "--gres", text) == {
+    assert gpus_json(dsrun, "--gres", text) == {
         "gres": [
             {"type": "a100", "count": 4, "compute_capability": "8.0"},
             {"type": "1g.10gb", "count": 7, "compute_capability": None},
@@ -60,18 +60,18 @@ def test_gres_json(dsrun):
             {"type": None, "count": 3, "compute_capability": None},
         ]
     }
-    assert asked(dsrun, "--gres", "(null)") == {"gres": []}
+    assert gpus_json(dsrun, "--gres", "(null)") == {"gres": []}
 
 
 def test_gpu_names_and_gres_together(dsrun):
-    answer = asked(dsrun, "h100", "--gres=gpu:2")
-    assert [row["name"] for row in answer["gpus"]] == ["h100"]
-    assert answer["gres"] == [{"type": None, "count": 2, "compute_capability": None}]
+    output = gpus_json(dsrun, "h100", "--gres=gpu:2")
+    assert [row["name"] for row in output["gpus"]] == ["h100"]
+    assert output["gres"] == [{"type": None, "count": 2, "compute_capability": None}]
 
 
 def test_gpus_without_names_lists_whole_table(dsrun):
     """Without names, and without a GPU here, the whole table is listed."""
-    rows = asked(dsrun)["gpus"]
+    rows = gpus_json(dsrun)["gpus"]
     assert [row["name"] for row in rows] == [row.name for row in gpu_table()]
     assert None not in {row["compute_capability"] for row in rows}
 

@@ -62,26 +62,27 @@ def test_jobs_table(dsrun, cluster):
 
 def test_jobs_json(dsrun, cluster, here):
     done = dsrun("jobs", "--hours", "999999", "--format", "json")
-    said = json.loads(done.stdout)
-    assert said["version"] == 1
-    job = next(each for each in said["jobs"] if each["id"] == "62")
+    output = json.loads(done.stdout)
+    assert output["version"] == 1
+    job = next(each for each in output["jobs"] if each["id"] == "62")
     assert job["run"] == str(here / "runs" / "t5 large-62")
     assert job["progress"] == {"step": 40, "loss": 2.345678, "epoch": 0.5, "time": "2026-11-21T09:09:00Z"}
     assert (job["state"], job["reason"], job["ended"], job["finished"]) == ("RUNNING", None, None, False)
     assert (
-        next(each for each in said["jobs"] if each["id"] == "64")["name"] == "odd | name, with\nbreaks JobState=FAILED"
+        next(each for each in output["jobs"] if each["id"] == "64")["name"]
+        == "odd | name, with\nbreaks JobState=FAILED"
     )
 
 
 def test_jobs_single_job_details(dsrun, cluster, here):
     done = dsrun("jobs", "62")
     assert done.returncode == 0, done.stderr
-    said = dict(line.split(":", 1) for line in done.stdout.splitlines())
-    assert said["state"].strip() == "RUNNING"
-    assert said["log"].strip() == str(here / "slurm-62.out")
-    assert said["run"].strip() == str(here / "runs" / "t5 large-62")
-    assert said["step"].strip() == "40, epoch 0.50, at 2026-11-21T09:09:00Z"
-    assert said["time"].strip() == "0:03 of 1:00:00"
+    output = dict(line.split(":", 1) for line in done.stdout.splitlines())
+    assert output["state"].strip() == "RUNNING"
+    assert output["log"].strip() == str(here / "slurm-62.out")
+    assert output["run"].strip() == str(here / "runs" / "t5 large-62")
+    assert output["step"].strip() == "40, epoch 0.50, at 2026-11-21T09:09:00Z"
+    assert output["time"].strip() == "0:03 of 1:00:00"
 
 
 def test_jobs_json_with_nan_loss(dsrun, cluster, here):

@@ -26,7 +26,7 @@ STEP = {
 
 @pytest.fixture
 def shown(dsrun, here):
-    """What --dry-run shows: the variables set, and the commands as words."""
+    """What --dry-run shows: the variables set, and the commands as argv."""
     (here / "my_train.py").touch()
 
     def call(*args):
@@ -40,21 +40,21 @@ def shown(dsrun, here):
 
 
 def agent(shown, *args):
-    """The words of the one agent."""
+    """The argv of the one agent."""
     _, [command] = shown(*args)
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
     return command[3:]
 
 
-def program(words):
+def program(argv):
     """What follows the agent's own options, those that name the kind of program included."""
-    split = words.index("--")
-    return [word for word in words[:split] if word in ("--module", "--no-python")] + words[split + 1 :]
+    split = argv.index("--")
+    return [word for word in argv[:split] if word in ("--module", "--no-python")] + argv[split + 1 :]
 
 
 def test_launch_on_one_node(shown):
-    words = agent(shown, "--nproc", "3", "my_train.py", "--x", "1")
-    assert {"--nnodes=1", "--nproc-per-node=3", "--master-addr=127.0.0.1"} <= set(words)
+    argv = agent(shown, "--nproc", "3", "my_train.py", "--x", "1")
+    assert {"--nnodes=1", "--nproc-per-node=3", "--master-addr=127.0.0.1"} <= set(argv)
     exports, _ = shown("--nproc", "2", "--output", "runs/x", "my_train.py")
     assert exports["DSRUN_OUTPUT"] == "runs/x"
     assert exports["GLOO_SOCKET_IFNAME"] == "lo"
@@ -85,8 +85,8 @@ def test_launch_with_another_python(shown, here):
     other = here / "env" / "bin" / "python"
     other.parent.mkdir(parents=True)
     other.symlink_to(sys.executable)
-    words = program(agent(shown, str(other), "my_train.py", "--x"))
-    assert words == ["--no-python", str(other), "-u", "my_train.py", "--x"]
+    argv = program(agent(shown, str(other), "my_train.py", "--x"))
+    assert argv == ["--no-python", str(other), "-u", "my_train.py", "--x"]
 
 
 def test_launch_takes_over_torchrun_arguments(shown):
@@ -98,12 +98,12 @@ def test_launch_takes_over_torchrun_arguments(shown):
         "--rdzv-endpoint=127.0.0.1:3000",
         "--max-restarts=1",
     ]
-    words = agent(shown, "--", "torchrun", *line, "my_train.py", "--x", "$$HOME")
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=3", "--master-port=3000"} <= set(words)
-    assert program(words) == ["my_train.py", "--x", "$$HOME"]
+    argv = agent(shown, "--", "torchrun", *line, "my_train.py", "--x", "$$HOME")
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=3", "--master-port=3000"} <= set(argv)
+    assert program(argv) == ["my_train.py", "--x", "$$HOME"]
     train = ["--module", "--", "dsrun.train", "--model", "demo-t5"]
-    words = agent(shown, "--", sys.executable, "-m", "torch.distributed.run", *train)
-    assert program(words) == ["--module", "dsrun.train", "--model", "demo-t5"]
+    argv = agent(shown, "--", sys.executable, "-m", "torch.distributed.run", *train)
+    assert program(argv) == ["--module", "dsrun.train", "--model", "demo-t5"]
 
 
 def test_launch_refuses_conflicting_torchrun_arguments(dsrun):
@@ -113,7 +113,7 @@ def test_launch_refuses_conflicting_torchrun_arguments(dsrun):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["dsrun", "train"],
         ["-m", "dsrun.train"],
@@ -121,9 +121,9 @@ def test_launch_refuses_conflicting_torchrun_arguments(dsrun):
         ["python", "-m", "dsrun", "train"],
     ],
 )
-def test_launch_of_dsrun_train(shown, words):
+def test_launch_of_dsrun_train(shown, argv):
     given = ["--model", "demo-t5", "--output", "runs/x", "--global-batch-size", "8"]
-    assert program(agent(shown, "--nproc", "2", "--", *words, *given)) == ["--module", "dsrun.train", *given]
+    assert program(agent(shown, "--nproc", "2", "--", *argv, *given)) == ["--module", "dsrun.train", *given]
 
 
 def test_launch_output_flag_reaches_dsrun_train(dsrun):
@@ -141,7 +141,7 @@ def test_launch_global_batch_must_divide_by_world_size(dsrun):
 
 
 def test_launch_with_node_rank_and_master_addr(shown):
-    words = agent(
+    argv = agent(
         shown,
         "--nodes",
         "2",
@@ -153,13 +153,13 @@ def test_launch_with_node_rank_and_master_addr(shown):
         "3000",
         "my_train.py",
     )
-    assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=3000"} <= set(words)
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=3000"} <= set(argv)
 
 
 def test_launch_within_slurm_task(shown, environ):
     environ.update(STEP)
-    words = agent(shown, "my_train.py")
-    assert {"--nnodes=2", "--node-rank=1", "--master-addr=gpu03"} <= set(words)
+    argv = agent(shown, "my_train.py")
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=gpu03"} <= set(argv)
 
 
 def test_launch_in_slurm_allocation_runs_srun_per_node(shown, environ):

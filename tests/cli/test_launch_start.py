@@ -47,18 +47,18 @@ def test_launch_port_in_use_names_master_port_flag(dsrun, nodes):
     assert "--find-port" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]])
-def test_sigterm_before_start_exits_75(here, environ, words):
+@pytest.mark.parametrize("args", [["train", "--config", "pipe"], ["launch", "--hostfile", "pipe", "--", "true"]])
+def test_sigterm_before_start_exits_75(here, environ, args):
     """A signal before anything has begun means: run the same command again."""
     os.mkfifo(here / "pipe")
-    argv = [sys.executable, "-m", "dsrun", *words]
+    argv = [sys.executable, "-m", "dsrun", *args]
     with subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child:
         # Open not before it reads there, and closed before it has to end: a signal that comes between Python's last
         # look for one and the reading itself is heeded when there is nothing more to read.
         with (here / "pipe").open("w"):
             child.send_signal(signal.SIGTERM)
-        _, said = child.communicate(timeout=60)
-    assert (child.returncode, said) == (
+        _, stderr = child.communicate(timeout=60)
+    assert (child.returncode, stderr) == (
         75,
         "note: SIGTERM came before the run started: the same command starts it\n",
     )

@@ -126,13 +126,13 @@ def test_plan_405b_over_512_gpus(dsrun, model):
 
 def test_plan_nothing_fits_lists_what_would(plan, model):
     """What the plan says would fit does fit."""
-    asked = ("--model", model(LLAMA_8B), "--gpus", "l4:2", "--host-memory", "64", "--format", "json")
+    args = ("--model", model(LLAMA_8B), "--gpus", "l4:2", "--host-memory", "64", "--format", "json")
 
     def verdict(*more):
-        made = json.loads(plan(*asked, *more).stdout)
+        made = json.loads(plan(*args, *more).stdout)
         return None if made["choice"] is None else made["strategies"][made["choice"]]["verdict"]
 
-    done = plan(*asked, "--max-length", "16384")
+    done = plan(*args, "--max-length", "16384")
     assert done.returncode == 3
     made = json.loads(done.stdout)
     assert (made["choice"], made["commands"]) == (None, [])
@@ -166,9 +166,9 @@ def test_plan_seq2seq_lengths(plan, model):
 
 def test_plan_max_target_length_without_encoder(plan, model):
     """A side that a decoder-only model does not have is named."""
-    asked = ("--gpus", "a100-80:8", "--max-target-length", "64")
-    assert "no --max-target-length" in plan("--model", model(LLAMA_8B), *asked).stderr
-    assert "no --max-" not in plan("--model", model(T5, "t5"), *asked).stderr
+    args = ("--gpus", "a100-80:8", "--max-target-length", "64")
+    assert "no --max-target-length" in plan("--model", model(LLAMA_8B), *args).stderr
+    assert "no --max-" not in plan("--model", model(T5, "t5"), *args).stderr
 
 
 @pytest.mark.parametrize("flag", ["--max-source-length", "--max-target-length", "--max-length"])
@@ -181,7 +181,7 @@ def test_plan_max_length_beyond_positions(plan, model, flag):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--gpus", "a100-80:0"), "0 GPUs in a node"),
         (("--gpus", "a100-80:-2"), "-2 GPUs in a node"),
@@ -196,11 +196,11 @@ def test_plan_max_length_beyond_positions(plan, model, flag):
         (("--gpus", "l4:4", "--global-batch-size", "6"), "does not divide by 4"),
     ],
 )
-def test_plan_usage_errors_are_one_line(plan, model, arguments, said):
+def test_plan_usage_errors_are_one_line(plan, model, arguments, message):
     done = plan("--model", model(LLAMA_8B), *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -86,9 +86,9 @@ def test_render_slurm_checks_global_batch(dsrun):
 
 
 def test_render_slurm_does_not_check_files_inside_image(dsrun):
-    words = ["--", "train", "--model", "demo-t5", "--train-file", "/inside/x.jsonl"]
-    assert dsrun("render-slurm", *words).returncode == 2
-    assert dsrun("render-slurm", "--apptainer", "/i.sif", *words).returncode == 0
+    args = ["--", "train", "--model", "demo-t5", "--train-file", "/inside/x.jsonl"]
+    assert dsrun("render-slurm", *args).returncode == 2
+    assert dsrun("render-slurm", "--apptainer", "/i.sif", *args).returncode == 0
 
 
 def test_render_slurm_job_name_and_output_from_train(dsrun):
@@ -107,11 +107,11 @@ def test_render_slurm_of_any_program(dsrun):
 
 def test_render_slurm_never_writes_token_to_script(dsrun, environ):
     token = "hf_" + "a1B2" * 9
-    for words in (
+    for args in (
         ["train", "--model", "demo-t5", "--hub-token", token],
         ["python", "x.py", f"--token={token}"],
     ):
-        done = dsrun("render-slurm", "--", *words)
+        done = dsrun("render-slurm", "--", *args)
         assert (done.returncode, done.stdout) == (2, "")
         assert token not in done.stderr
     done = dsrun("render-slurm", "--env", f"HF_TOKEN={token}")
@@ -175,11 +175,11 @@ def test_render_slurm_user_template(dsrun, here):
     (here / "mine.j2").write_text(shown.replace("set -u -o pipefail", "set -u -o pipefail\necho {{ name | q }}"))
     done = dsrun("render-slurm", "--template", "mine.j2", "-J", "a b")
     assert "\necho a-b\n" in done.stdout
-    for text, said in (("{{ nodez }}", "'nodez' is undefined"), ("{% if %}", "the template, line 1")):
+    for text, message in (("{{ nodez }}", "'nodez' is undefined"), ("{% if %}", "the template, line 1")):
         (here / "bad.j2").write_text(text)
         done = dsrun("render-slurm", "--template", "bad.j2")
         assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+        assert message in done.stderr
 
 
 def test_render_slurm_notes_missing_paths(dsrun):
@@ -194,13 +194,13 @@ def test_render_slurm_notes_missing_paths(dsrun):
         "--log",
         "no/%j.out",
     )
-    for said in ("--venv: /no/env/bin/activate", "--setup-file: no.sh", "--stage: no.whl", "mkdir -p"):
-        assert said in done.stderr
+    for message in ("--venv: /no/env/bin/activate", "--setup-file: no.sh", "--stage: no.whl", "mkdir -p"):
+        assert message in done.stderr
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--nodes", "0"], "--nodes: 0 is less than 1"),
         (["--nodes", "two"], "--nodes: 'two' is not a whole number"),
@@ -241,18 +241,18 @@ def test_render_slurm_notes_missing_paths(dsrun):
         (["--config", "none.yaml"], "cannot be read"),
     ],
 )
-def test_render_slurm_usage_errors_are_one_line(dsrun, here, args, said):
+def test_render_slurm_usage_errors_are_one_line(dsrun, here, args, message):
     done = dsrun("render-slurm", *args)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
-    assert said in errors[0]
+    assert message in errors[0]
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ("nodez: 4", "run.yaml:1: slurm.nodez: the slurm section has no such key (did you mean nodes?)"),
         ("nodes: 1-4", "run.yaml:1: slurm.nodes: '1-4' is not a whole number"),
@@ -262,11 +262,11 @@ def test_render_slurm_usage_errors_are_one_line(dsrun, here, args, said):
         ("gres: {a: {b: c}}", "neither a value nor a list of values"),
     ],
 )
-def test_render_slurm_run_file_errors_name_line(dsrun, here, section, said):
+def test_render_slurm_run_file_errors_name_line(dsrun, here, section, message):
     (here / "run.yaml").write_text(f"slurm: {{{section}}}\n")
     done = dsrun("render-slurm", "--", "./x")
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 SBATCH = '#!/bin/sh\n/bin/cat >"${0%/*}/script"\necho 77\n'
@@ -309,8 +309,8 @@ def test_submit_without_slurm_is_refused(dsrun, flag):
 
 
 def test_render_slurm_help_lists_every_option(dsrun):
-    words = set(re.findall(r"--[a-z0-9-]+", dsrun("render-slurm", "--help").stdout))
-    assert {flag_of(each) for each in options().values()} <= words
+    flags = set(re.findall(r"--[a-z0-9-]+", dsrun("render-slurm", "--help").stdout))
+    assert {flag_of(each) for each in options().values()} <= flags
     own = {
         "--output",
         "--force",
@@ -321,7 +321,7 @@ def test_render_slurm_help_lists_every_option(dsrun):
         "--follow",
         "--test-only",
     }
-    assert own <= words
+    assert own <= flags
 
 
 def test_render_slurm_flags_with_underscores(dsrun):

@@ -58,8 +58,8 @@ def test_help_lists_every_command(dsrun):
 
 
 def test_no_arguments_prints_help(dsrun):
-    bare, asked = dsrun(), dsrun("--help")
-    assert bare.stdout == asked.stdout
+    bare, explicit = dsrun(), dsrun("--help")
+    assert bare.stdout == explicit.stdout
     assert bare.stderr == ""
     assert bare.returncode == 0
 
@@ -98,6 +98,6 @@ def test_colours_on_a_terminal_only(on_terminal, dsrun):
 
 def test_no_color_variable_on_terminal(on_terminal, environ):
     environ["NO_COLOR"] = "1"
-    said = on_terminal("trian")
-    assert "no command 'trian'" in said
-    assert ESCAPE not in said
+    message = on_terminal("trian")
+    assert "no command 'trian'" in message
+    assert ESCAPE not in message

@@ -91,12 +91,12 @@ def test_no_model_at_all(refused):
 
 
 def test_train_file_that_does_not_exist(refused, pairs):
-    said = refused("--model", "demo-t5", "--train-file", "pair.jsonl")
-    assert said == f"--train-file pair.jsonl does not exist (did you mean {pairs}?)"
+    message = refused("--model", "demo-t5", "--train-file", "pair.jsonl")
+    assert message == f"--train-file pair.jsonl does not exist (did you mean {pairs}?)"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("empty.jsonl", b"", "empty.jsonl is empty"),
         ("blank.txt", b" \n\n", "blank.txt is empty"),
@@ -110,13 +110,13 @@ def test_train_file_that_does_not_exist(refused, pairs):
         ("pairs.docx", b"PK\x03\x04", "pairs.docx: the suffix .docx says nothing about the data"),
     ],
 )
-def test_train_file_with_invalid_contents(refused, here, name, content, said):
+def test_train_file_with_invalid_contents(refused, here, name, content, message):
     (here / name).write_bytes(content)
-    assert refused("--model", "demo-t5", "--train-file", name).startswith(said)
+    assert refused("--model", "demo-t5", "--train-file", name).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--zero", "4"], "--zero: '4' is not one of 0, 1, 2, 3"),
         (["--max-length", "0"], "--max-length: 0 is not from 1 to 9999999"),
@@ -133,30 +133,30 @@ def test_train_file_with_invalid_contents(refused, here, name, content, said):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_train_invalid_flags(refused, args, said):
-    assert said in refused("--model", "demo-t5", *args)
+def test_train_invalid_flags(refused, args, message):
+    assert message in refused("--model", "demo-t5", *args)
 
 
 def test_unknown_key_of_the_run_file(refused, here):
     (here / "run.yaml").write_text("train:\n  modle: demo-t5\n")
-    said = refused("--config", "run.yaml")
-    assert "run.yaml" in said
-    assert "modle" in said
-    assert "model" in said.replace("modle", "")
+    message = refused("--config", "run.yaml")
+    assert "run.yaml" in message
+    assert "modle" in message
+    assert "model" in message.replace("modle", "")
 
 
 def test_global_batch_must_divide_by_ranks(refused):
-    said = refused(*("--model", "demo-t5", "--global-batch-size", "7", "--micro-batch-size", "2", "--nproc", "2"))
-    assert said.startswith("global batch 7 does not divide by 2 × 2 ranks (use --global-batch-size 4 or 8")
+    message = refused(*("--model", "demo-t5", "--global-batch-size", "7", "--micro-batch-size", "2", "--nproc", "2"))
+    assert message.startswith("global batch 7 does not divide by 2 × 2 ranks (use --global-batch-size 4 or 8")
 
 
 def test_master_port_in_use(refused, taken):
-    said = refused("--model", "demo-t5", "--master-port", str(taken))
-    assert f"port {taken} is taken" in said
-    following = re.search(r"the next free one is (\d+)", said)
+    message = refused("--model", "demo-t5", "--master-port", str(taken))
+    assert f"port {taken} is taken" in message
+    following = re.search(r"the next free one is (\d+)", message)
     assert following
     assert taken < int(following[1]) <= taken + 10
-    assert "--find-port" in said
+    assert "--find-port" in message
 
 
 def test_find_port_takes_the_next_one(dsrun, taken):
@@ -174,8 +174,8 @@ def test_output_that_is_a_file(refused, pairs):
 def test_output_that_is_a_foreign_folder(refused, here):
     (here / "thesis").mkdir()
     (here / "thesis" / "chapter-1.tex").write_text("In the beginning")
-    said = refused("--model", "demo-t5", "--output", "thesis")
-    assert "thesis is not a run folder and contains chapter-1.tex" in said
+    message = refused("--model", "demo-t5", "--output", "thesis")
+    assert "thesis is not a run folder and contains chapter-1.tex" in message
 
 
 def test_output_in_use_by_a_living_process(refused, here):
@@ -188,8 +188,8 @@ def test_output_in_use_by_a_living_process(refused, here):
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
-        said = refused("--model", "demo-t5", "--output", "busy")
-        assert f"output folder busy is in use by process {other.pid} " in said
+        message = refused("--model", "demo-t5", "--output", "busy")
+        assert f"output folder busy is in use by process {other.pid} " in message
         other.communicate("")
 
 

@@ -71,13 +71,13 @@ def test_verify_wheel_for_unsupported_gpu(dsrun, here):
 def test_verify_wheel_json(dsrun, here):
     path = cuda_wheel(here)
     done = dsrun("verify-wheel", str(path), "--for", "10.0", "--format", "json")
-    told = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert done.returncode == 3
-    assert set(told) == {"version", "wheel", "machine", "operations", "nodes", "findings"}
-    assert (told["version"], told["machine"], told["nodes"]) == (1, None, [])
-    assert told["wheel"]["path"] == str(path)
-    assert told["wheel"]["libraries"][0]["sass"] == ["8.0", "9.0"]
-    assert [each["code"] for each in told["findings"]] == ["arch_missing"]
+    assert set(output) == {"version", "wheel", "machine", "operations", "nodes", "findings"}
+    assert (output["version"], output["machine"], output["nodes"]) == (1, None, [])
+    assert output["wheel"]["path"] == str(path)
+    assert output["wheel"]["libraries"][0]["sass"] == ["8.0", "9.0"]
+    assert [each["code"] for each in output["findings"]] == ["arch_missing"]
 
 
 def test_verify_wheel_unknown_gpu_is_usage_error(dsrun, here):
@@ -111,10 +111,10 @@ def test_verify_wheel_tampered_wheel_exits_3(dsrun, here):
 
 def test_verify_wheel_other_python_skips_smoke_test(dsrun, here):
     path = make_wheel(here, {NOTE: built_note(["tiny"])}, tag="cp39-cp39-linux_x86_64")
-    told = json.loads(dsrun("verify-wheel", str(path), "--format", "json").stdout)
-    assert "python_tag" in [each["code"] for each in told["findings"]]
-    assert told["operations"] == []
-    assert told["machine"]["python"] == PYTHON
+    output = json.loads(dsrun("verify-wheel", str(path), "--format", "json").stdout)
+    assert "python_tag" in [each["code"] for each in output["findings"]]
+    assert output["operations"] == []
+    assert output["machine"]["python"] == PYTHON
 
 
 def test_verify_wheel_missing_library_before_loading(dsrun, here):
@@ -137,12 +137,12 @@ def test_smoke_test_loads_each_op_in_own_process(dsrun, here):
     libraries = {"tiny": compiled(here / "a", FINE), "other": compiled(here / "b", CRASH)}
     path = fake_deepspeed(here, libraries, torch_minor())
     done = dsrun("verify-wheel", str(path), "--format", "json")
-    told = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert done.returncode == 3
-    results = {each["op"]: (each["result"], each["what"]) for each in told["operations"]}
+    results = {each["op"]: (each["result"], each["what"]) for each in output["operations"]}
     assert results["tiny"] == ("loaded", "loaded")
     assert results["other"] == ("failed", "SIGILL: compiled for a newer processor than this one")
-    assert [each["message"] for each in told["findings"]] == [
+    assert [each["message"] for each in output["findings"]] == [
         "other: SIGILL: compiled for a newer processor than this one"
     ]
 
@@ -265,14 +265,14 @@ def test_wheel_push_failing_node_does_not_hide_others(dsrun, here, nodes):
     add_node(nodes, "n2", usable=False)
     (here / "hosts").write_text("# the cluster\nn1 slots=8\nn2 slots=8\n\nn3 slots=8\n")
     done = push(dsrun, path, "--hostfile", "hosts", "--format", "json")
-    told = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert done.returncode == 3
-    said = {each["node"]: [finding["message"] for finding in each["findings"]] for each in told["nodes"]}
-    assert said["n1"] == []
-    assert "./env/bin/python" in said["n2"][0]
-    assert "No route to host" in said["n3"][0]
+    messages = {each["node"]: [finding["message"] for finding in each["findings"]] for each in output["nodes"]}
+    assert messages["n1"] == []
+    assert "./env/bin/python" in messages["n2"][0]
+    assert "No route to host" in messages["n3"][0]
     assert installed(good)
-    assert told["findings"] == []
+    assert output["findings"] == []
 
 
 @pytest.mark.exhaustive
@@ -345,7 +345,7 @@ def test_wheel_push_refuses_damaged_wheel(dsrun, here, nodes):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ([], "no nodes: this is not a SLURM allocation"),
         (["--nodes", "n1", "--hostfile", "hosts"], "name the nodes twice"),
@@ -354,11 +354,11 @@ def test_wheel_push_refuses_damaged_wheel(dsrun, here, nodes):
         (["--nodes", "-x"], "'-x' is not a list of nodes"),
     ],
 )
-def test_wheel_push_node_list_errors(dsrun, here, nodes, args, said):
+def test_wheel_push_node_list_errors(dsrun, here, nodes, args, message):
     (here / "hosts").write_text("n1\n")
     done = push(dsrun, make_wheel(here, {"deepspeed/__init__.py": ""}), *args)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -12,9 +12,9 @@ import pytest
 from tests.tiny_wheels import make_wheel
 
 
-def dsrun(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def dsrun(*args: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dsrun", *words],
+        [sys.executable, "-m", "dsrun", *args],
         capture_output=True,
         text=True,
         env=os.environ | {"DSRUN_CACHE": str(cache)},
@@ -44,8 +44,8 @@ def test_build_wheel_unwritable_output_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     places = ("file", "file/below", "link", "link/below", "n" * 300)
     for place in (*(tmp_path / name for name in places), Path("/proc/below")):
-        said = refused(dsrun("build-wheel", "--arch", "cpu", "-o", str(place), cache=tmp_path / "cache"))
-        assert f"-o {place}" in said
+        message = refused(dsrun("build-wheel", "--arch", "cpu", "-o", str(place), cache=tmp_path / "cache"))
+        assert f"-o {place}" in message
     assert not (tmp_path / "cache").exists()
 
 
@@ -54,7 +54,7 @@ def test_wheel_command_without_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (("--for", "nonsens"), "--for: no GPU called 'nonsens'"),
         (("--for", "cpu"), "--for cpu names no GPU"),
@@ -63,15 +63,15 @@ def test_wheel_command_without_arguments(tmp_path: Path) -> None:
         (("--python", "/no/python"), "--python /no/python is not a program"),
     ],
 )
-def test_verify_wheel_errors_name_its_flag(words: tuple[str, str], said: str, tmp_path: Path) -> None:
+def test_verify_wheel_errors_name_its_flag(args: tuple[str, str], message: str, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"deepspeed/__init__.py": b""})
-    assert said in refused(dsrun("verify-wheel", str(wheel), *words, cache=tmp_path))
+    assert message in refused(dsrun("verify-wheel", str(wheel), *args, cache=tmp_path))
 
 
 def test_wheel_push_missing_hostfile(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"deepspeed/__init__.py": b""})
-    said = refused(dsrun("wheel", "push", str(wheel), "--hostfile", "none", cache=tmp_path))
-    assert "none: cannot be read: No such file or directory (" in said
+    message = refused(dsrun("wheel", "push", str(wheel), "--hostfile", "none", cache=tmp_path))
+    assert "none: cannot be read: No such file or directory (" in message
 
 
 def test_verify_wheel_of_another_package(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dsrun.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["--hours", "nan"],
         ["--hours", "inf"],
@@ -21,7 +21,7 @@ from dsrun.errors import UsageError
         ["١"],
     ],
 )
-def test_jobs_impossible_numbers_refused(words):
+def test_jobs_impossible_numbers_refused(args):
     """Impossible numbers are refused."""
     with pytest.raises(UsageError):
-        command.main(words, standalone_mode=False)
+        command.main(args, standalone_mode=False)

@@ -9,9 +9,9 @@ from dsrun.recipe.flags import CHOSEN, hf_flags, own_flags
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_train_help_names_every_flag_within_its_width(width):
     text = help_text(width)
-    words = set(text.split())
+    names = set(text.split())
     for flag in (*own_flags().values(), *hf_flags().values()):
-        assert flag.shown in words
+        assert flag.shown in names
     assert max(map(len, text.splitlines())) <= width
 
 

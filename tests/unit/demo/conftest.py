@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsrun.demo import materialise
+from dsrun.demo.build import materialise
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsrun.demo import DEFAULTS, DEMO_NAMES, build, data_only, materialise
-from dsrun.demo.build import MARK
+from dsrun.demo import build
+from dsrun.demo.build import DEMO_NAMES, MARK, data_only, materialise
+from dsrun.demo.models import DEFAULTS
 from dsrun.errors import MissingError, UsageError
 
 
@@ -31,7 +32,7 @@ def small(monkeypatch):
 
 
 def test_t5_folder(t5):
-    assert (t5.task, t5.source_lang, t5.target_lang, t5.text_column) == ("seq2seq", "en", "ro", None)
+    assert (t5.task, t5.source_lang, t5.target_lang) == ("seq2seq", "en", "ro")
     assert {file.name for file in t5.model.iterdir()} == {
         "config.json",
         "generation_config.json",
@@ -44,7 +45,7 @@ def test_t5_folder(t5):
 
 
 def test_llama_folder(llama):
-    assert (llama.task, llama.source_lang, llama.text_column) == ("causal-lm", None, "text")
+    assert (llama.task, llama.source_lang) == ("causal-lm", None)
     for file in (llama.train_file, llama.validation_file, llama.test_file):
         rows = _rows(file)
         assert rows
@@ -203,7 +204,7 @@ def test_data_only_equals_demo_data(task, request, tmp_path):
     paths = data_only(task, tmp_path / "data only")
     assert paths.model is None
     assert paths.task == task
-    assert (paths.source_lang, paths.text_column) == (demo.source_lang, demo.text_column)
+    assert (paths.source_lang, paths.target_lang) == (demo.source_lang, demo.target_lang)
     for split in ("train_file", "validation_file", "test_file"):
         assert getattr(paths, split).read_bytes() == getattr(demo, split).read_bytes()
     assert not (tmp_path / "data only" / "model").exists()
@@ -232,7 +233,7 @@ def test_llama_demo_without_tokenizers_names_package(tmp_path, monkeypatch):
 def test_t5_demo_imports_no_heavy_package(tmp_path):
     script = (
         "import sys, pathlib\n"
-        "from dsrun.demo import materialise\n"
+        "from dsrun.demo.build import materialise\n"
         "materialise('demo-t5', pathlib.Path(sys.argv[1]))\n"
         "print([m for m in ('torch', 'transformers', 'tokenizers', 'datasets') if m in sys.modules])\n"
     )

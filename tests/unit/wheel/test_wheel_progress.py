@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cli.build_display import line_of
+from dsrun.cli.build_wheel import line_of
 from dsrun.wheel.compile.output import Event, Tracker, duration, parse_line, split_line
 
 # Lines as setuptools, torch 2.13 and ninja 1.13 print them.

@@ -1,4 +1,4 @@
-"""Bars on a terminal."""
+"""The progress bars of `dsrun build-wheel` on a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from dsrun.cli.build_display import Bars
+from dsrun.cli.build_wheel import Bars
 from dsrun.wheel.compile.output import Tracker, parse_line
 
 
@@ -22,7 +22,7 @@ def test_build_progress_bars_show_file_and_time_left():
         "copying x",
     ]
     bars = Bars(console)
-    # It draws by itself as well, ten times a second, and could do so between the steps of this test.
+    # No redraw between the steps of this test.
     bars._progress.live.auto_refresh = False
     with bars:
         for number, line in enumerate(lines):
