@@ -1,9 +1,11 @@
-"""The tree in README.md is the tree on disk."""
+"""What README.md, CONTRIBUTING.md and docs/architecture.md name in the checkout is there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Made by work in a checkout, not part of it; .gitignore names both.
@@ -48,3 +50,13 @@ def test_readme_links_lead_to_files():
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert "docs/train.md" in targets
     assert [target for target in targets if not (ROOT / target).is_file()] == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_paths_and_functions_named_for_contributors_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:[\w.]+/)+[\w.*]*)`", text))
+    assert [path for path in paths if not any([*ROOT.glob(path), *ROOT.glob(f"dsrun/{path}")])] == []
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dsrun").rglob("*.py"))
+    functions = set(re.findall(r"`([a-zA-Z_]\w+)`", text.partition("## Two paths")[2])) - {"signal"}
+    assert [name for name in functions if not re.search(rf"(?:def|class) {name}\b", code)] == []
