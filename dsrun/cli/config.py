@@ -155,7 +155,7 @@ def _largest(config: dict[str, Any]) -> int | None:
 def _model_config(model: str) -> dict[str, Any]:
     """The model's config.json; empty, with a note, if it is not on this machine."""
     if model in DEMO_NAMES:
-        return dict(models.t5_config(1) if model == "demo-t5" else models.llama_config())
+        return models.model_config(model)
     try:
         return find(model).config
     except MissingError:

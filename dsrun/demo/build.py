@@ -53,8 +53,7 @@ def materialise(name: str, folder: Path) -> DemoPaths:
     """
     if name not in models.TASKS:
         raise UsageError(f"there is no demo {name!r}", fix=f"one of: {', '.join(DEMO_NAMES)}")
-    fill = _fill_t5 if name == models.DEMO_T5 else _fill_llama
-    _build(name, folder, fill)
+    _build(name, folder, lambda target: _fill(name, target))
     return _paths(models.TASKS[name], folder, model=folder / "model")
 
 
@@ -76,19 +75,14 @@ def _paths(task: str, folder: Path, *, model: Path | None) -> DemoPaths:
     return DemoPaths(task=task, model=model, **fields)
 
 
-def _fill_t5(folder: Path) -> None:
-    _write_data(folder, number_phrases())
-    config = models.t5_config(len(models.t5_vocabulary()))
-    _write_model(folder, models.t5_tokenizer(), config, models.generation_config(models.DEMO_T5, config))
-
-
-def _fill_llama(folder: Path) -> None:
-    splits = python_docs()
+def _fill(name: str, folder: Path) -> None:
+    splits = number_phrases() if name == models.DEMO_T5 else python_docs()
     _write_data(folder, splits)
+    (folder / "model").mkdir()
     # The training split alone: what the tokenizer has seen is not held out either.
-    texts = [row["text"] for row in splits.train]
-    config = models.llama_config()
-    _write_model(folder, models.llama_tokenizer(texts), config, models.generation_config(models.DEMO_LLAMA, config))
+    texts = (row.get("text", "") for row in splits.train)
+    for file, content in models.model_files(name, texts).items():
+        (folder / "model" / file).write_text(content, encoding="utf-8", newline="\n")
 
 
 def _write_data(folder: Path, splits: Splits) -> None:
@@ -96,20 +90,6 @@ def _write_data(folder: Path, splits: Splits) -> None:
     for split, rows in vars(splits).items():
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
-
-
-def _write_model(
-    folder: Path, files: Mapping[str, str], config: Mapping[str, object], generation: Mapping[str, object]
-) -> None:
-    model = folder / "model"
-    model.mkdir(parents=True)
-    contents = {
-        **files,
-        "config.json": json.dumps(config, indent=2) + "\n",
-        "generation_config.json": json.dumps(generation, indent=2) + "\n",
-    }
-    for name, content in contents.items():
-        (model / name).write_text(content, encoding="utf-8", newline="\n")
 
 
 def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
@@ -160,6 +140,7 @@ def _is_complete(folder: Path, mark: Mapping[str, Any]) -> bool:
 def _key() -> str:
     """A hash over what a demo's content follows from: dsrun, this package's source, and the Python."""
     digest = hashlib.sha256(f"{__version__} {platform.python_version()}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(f"\0{source.name}\0".encode() + source.read_bytes())
+    for source in sorted(models.FOLDER.rglob("*.*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            digest.update(f"\0{source.relative_to(models.FOLDER)}\0".encode() + source.read_bytes())
     return digest.hexdigest()

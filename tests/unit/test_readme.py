@@ -1,9 +1,11 @@
-"""The tree in README.md, the map of the tests in CONTRIBUTING.md and other Markdown files name what is on disk."""
+"""What Markdown files name in the checkout is there: README's tree, the map of the tests, modules and functions."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Made by work in a checkout, not part of it; .gitignore names both.
@@ -65,12 +67,21 @@ def test_documentation_names_modules_that_exist():
 
 
 def test_contributing_maps_every_package_and_test():
-    section = (
-        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where the tests")[2].partition("\n## ")[0]
-    )
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Where the tests")[2].partition("\n## ")[0]
     rows = [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if line.startswith("| ")]
     paths = [path if "/" in path else f"tests/integration/{path}" for row in rows for path in row]
     mapped = {found for path in paths for found in ROOT.glob(path)}
     tests = {*ROOT.glob("tests/integration/test_*.py"), *(each.parent for each in ROOT.glob("tests/unit/*/test_*.py"))}
     packages = {each.parent for each in ROOT.glob("dsrun/*/__init__.py")}
     assert (tests | packages) - mapped == set()
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_paths_and_functions_named_for_contributors_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:[\w.]+/)+[\w.*]*)`", text))
+    assert [path for path in paths if not any([*ROOT.glob(path), *ROOT.glob(f"dsrun/{path}")])] == []
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dsrun").rglob("*.py"))
+    functions = set(re.findall(r"`([a-zA-Z_]\w+)`", text.partition("## Two paths")[2])) - {"signal"}
+    assert [name for name in functions if not re.search(rf"(?:def|class) {name}\b", code)] == []

@@ -33,7 +33,7 @@ def train() -> str:
     for title, found in by_group(TrainSpec).items():
         rows = [_train_row(own_flags()[each.name]) for each in found]
         parts += [f"### {title}", table(("flag", "value", "default", "meaning"), rows)]
-    rows = [(f"`--{row.name}`", _fate(row)) for row in sorted(removed_flags().values(), key=by_name)]
+    removed = [(f"`--{row.name}`", _fate(row)) for row in sorted(removed_flags().values(), key=by_name)]
     parts += [
         "## Training arguments of Transformers",
         f"All {len(hf_flags())} of them are taken under their own names (Transformers {hf_version()}):",
@@ -41,7 +41,7 @@ def train() -> str:
         "`--trainer_debug` is the training argument `debug`; `--debug underflow_overflow` reaches it too.",
         "## Flags that Transformers 5 removed",
         "Each is translated with one notice on stderr, or refused with what to write instead.",
-        table(("flag", "what happens"), rows),
+        table(("flag", "what happens"), removed),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -159,7 +159,7 @@ def slurm() -> str:
         table(
             ("`--network`", "for", "sets, where the environment has nothing"),
             [
-                (f"`{name}`", each.about, ", ".join(f"`{key}={value}`" for key, value in each.variables.items()))
+                (f"`{name}`", each["about"], ", ".join(f"`{key}={value}`" for key, value in each["variables"].items()))
                 for name, each in networks().items()
             ],
         ),

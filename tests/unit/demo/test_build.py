@@ -75,7 +75,7 @@ def test_demo_build_leaves_only_folder_and_lock(small, tmp_path):
 def test_finished_demo_folder_reused(small, tmp_path, monkeypatch):
     paths = materialise("demo-t5", tmp_path / "demo")
     paths.train_file.write_text("mine\n")
-    monkeypatch.setattr(build, "_fill_t5", _must_not_run)
+    monkeypatch.setattr(build, "_fill", _must_not_run)
     assert materialise("demo-t5", tmp_path / "demo") == paths
     assert paths.train_file.read_text() == "mine\n"
 
@@ -104,7 +104,7 @@ def test_failed_demo_build_leaves_nothing(small, tmp_path, monkeypatch, failure)
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_write_model", fail)
+        patch.setattr(build.models, "model_files", fail)
         with pytest.raises(failure):
             materialise("demo-t5", tmp_path / "demo")
     assert {file.name for file in tmp_path.iterdir()} <= {".demo.lock"}
@@ -115,7 +115,7 @@ def test_failed_demo_rebuild_keeps_old_folder(small, tmp_path, monkeypatch):
     materialise("demo-t5", tmp_path / "demo")
     before = _contents(tmp_path / "demo")
     monkeypatch.setattr(build, "__version__", "999.0")
-    monkeypatch.setattr(build, "_fill_t5", _must_not_run)
+    monkeypatch.setattr(build, "_fill", _must_not_run)
     with pytest.raises(AssertionError):
         materialise("demo-t5", tmp_path / "demo")
     assert _contents(tmp_path / "demo") == before
@@ -125,7 +125,7 @@ def test_killed_demo_build_not_taken_as_finished(tmp_path):
     script = (
         "import os, sys, pathlib\n"
         "from dsrun.demo import build\n"
-        "build._write_model = lambda *_: os._exit(9)\n"
+        "build.models.model_files = lambda *_: os._exit(9)\n"
         "build.materialise('demo-t5', pathlib.Path(sys.argv[1]))\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "demo")], check=False)
@@ -190,8 +190,8 @@ def test_file_in_place_of_demo_folder_rejected(tmp_path):
 def test_concurrent_demo_builds_run_once(small, tmp_path, monkeypatch):
     """Of many builds at once, one does the work."""
     calls = []
-    fill = build._fill_t5
-    monkeypatch.setattr(build, "_fill_t5", lambda folder: (calls.append(folder), fill(folder)))
+    fill = build._fill
+    monkeypatch.setattr(build, "_fill", lambda *args: (calls.append(args), fill(*args)))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: materialise("demo-t5", tmp_path / "demo"), range(4)))
     assert len(calls) == 1

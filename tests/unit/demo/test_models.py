@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.demo.corpus import LIMIT, english, romanian
-from dsrun.demo.models import DEFAULTS, LLAMA_LENGTH, T5_LENGTH, t5_vocabulary, t5_words
+from dsrun.demo.models import DEFAULTS, model_config, t5_vocabulary, t5_words
 
 VOCABULARY = t5_vocabulary()
 numbers = st.integers(min_value=0, max_value=LIMIT - 1)
@@ -68,7 +68,7 @@ def test_t5_tokenizer_round_trip(t5_tokenizer, n):
     for phrase in (english(n), romanian(n)):
         ids = t5_tokenizer(phrase)["input_ids"]
         assert t5_tokenizer.unk_token_id not in ids
-        assert len(ids) < T5_LENGTH
+        assert len(ids) < model_config("demo-t5")["n_positions"]
         assert t5_tokenizer.decode(ids, skip_special_tokens=True) == phrase
 
 
@@ -100,7 +100,9 @@ def test_t5_special_tokens(t5, t5_tokenizer, transformers):
     assert t5_tokenizer.convert_tokens_to_ids("<unk>") == t5_tokenizer.unk_token_id == 2
     assert config.vocab_size == len(t5_tokenizer)
     assert config.dropout_rate == 0
-    assert generation.max_length == DEFAULTS["demo-t5"]["generation_max_length"] == T5_LENGTH
+    assert (
+        generation.max_length == DEFAULTS["demo-t5"]["generation_max_length"] == model_config("demo-t5")["n_positions"]
+    )
 
 
 def test_t5_trains_from_its_config(t5, t5_tokenizer, transformers, torch):
@@ -152,7 +154,7 @@ def test_llama_special_tokens(llama, llama_tokenizer, transformers):
         assert holder.bos_token_id == llama_tokenizer.bos_token_id == 1
         assert holder.eos_token_id == llama_tokenizer.eos_token_id == 2
     assert config.vocab_size == len(llama_tokenizer)
-    assert llama_tokenizer.model_max_length == config.max_position_embeddings == LLAMA_LENGTH
+    assert llama_tokenizer.model_max_length == config.max_position_embeddings == 512
 
 
 def test_llama_chat_template(llama_tokenizer):
