@@ -202,7 +202,7 @@ class Bars:
             console=console or Console(stderr=True),
             transient=True,
         )
-        self._whole: TaskID | None = None
+        self._whole = self._progress.add_task("all", total=1.0, text="")
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -216,19 +216,14 @@ class Bars:
     def watch(self, event: Event, tracker: Tracker) -> None:
         """Move the bars."""
         with ignore_closed_stream(2):
-            self._move(event, tracker)
-
-    def _move(self, event: Event, tracker: Tracker) -> None:
-        if self._whole is None:
-            self._whole = self._progress.add_task("all", total=1.0, text="")
-        if event.kind == "begin":
-            self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, text="")
-        task = self._tasks[event.label]
-        if event.kind == "file":
-            text = f"{event.file} {event.done}/{event.total}".strip()
-            self._progress.update(task, completed=event.done / event.total, text=text)
-        elif event.kind == "library":
-            self._progress.update(task, completed=0.0, text=event.name)
-        elif event.kind == "end":
-            self._progress.remove_task(self._tasks.pop(event.label))
-        self._progress.update(self._whole, completed=tracker.done, text=_left(tracker, time.monotonic()))
+            if event.kind == "begin":
+                self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, text="")
+            task = self._tasks[event.label]
+            if event.kind == "file":
+                text = f"{event.file} {event.done}/{event.total}".strip()
+                self._progress.update(task, completed=event.done / event.total, text=text)
+            elif event.kind == "library":
+                self._progress.update(task, completed=0.0, text=event.name)
+            elif event.kind == "end":
+                self._progress.remove_task(self._tasks.pop(event.label))
+            self._progress.update(self._whole, completed=tracker.done, text=_left(tracker, time.monotonic()))

@@ -31,7 +31,7 @@ def command(*, partition: str | None, form: str) -> int:
     if form == "json":
         print_json(as_json(facts, partitions, nodes))
         return 0
-    summary = f"cluster {facts.name}, SLURM {facts.version}: {_count(len(nodes), 'node')}, "
+    summary = f"cluster {facts.name}, SLURM {facts.version}: {len(nodes)} node{'s' * (len(nodes) != 1)}, "
     click.echo(summary + f"{_gpus_free(nodes)}, {sum(node.cores_free for node in nodes)} cores free")
     click.echo()
     print_table(_node_rows(nodes))
@@ -47,10 +47,6 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
     if found is None:
         raise UsageError(f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions)))
     return [found]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _gpus_free(nodes: Sequence[Node]) -> str:

@@ -98,16 +98,14 @@ def run(**values: Any) -> int:
         }
         spec = _with_batch(ZeroSpec(**given))
         facts = find_facts(spec)
-        text = _explanation(spec, facts, own["form"]) if own["explain"] else render(generate(spec, facts=facts))
+        if own["explain"]:
+            text = (as_json if own["form"] == "json" else as_text)(explain(spec, facts)) + "\n"
+        else:
+            text = render(generate(spec, facts=facts))
         for line in notices(spec, facts):
             print_note(line)
     write_output(text, own["output"], force=own["force"])
     return 0
-
-
-def _explanation(spec: ZeroSpec, facts: HardwareFacts, form: str) -> str:
-    rows = explain(spec, facts)
-    return (as_json(rows) if form == "json" else as_text(rows)) + "\n"
 
 
 def _with_batch(spec: ZeroSpec) -> ZeroSpec:

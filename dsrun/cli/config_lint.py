@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import click
 
@@ -82,27 +83,21 @@ def check_command(
 
 def read_text(file: str) -> tuple[str, str]:
     """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read."""
+    if file == STDIN and sys.stdin is None:
+        raise UsageError("<stdin> is closed", fix="name a DeepSpeed JSON file")
+    shown = "<stdin>" if file == STDIN else file
     try:
-        if file == STDIN:
-            if sys.stdin is None:
-                raise UsageError("<stdin> is closed", fix="name a DeepSpeed JSON file")
-            return _decoded(sys.stdin.buffer, "<stdin>"), "<stdin>"
-        with Path(file).open("rb") as opened:
-            return _decoded(opened, file), file
+        with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as opened:
+            # A file of weights, or an endless device, is rejected before it fills the memory.
+            content = opened.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            size = f"{LARGEST_FILE // 2**20} MiB"
+            raise UsageError(f"{shown}: larger than {size}, so not a configuration", fix="name a DeepSpeed JSON file")
+        return content.decode("utf-8"), shown
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror}", fix="name a DeepSpeed JSON file") from None
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not text in UTF-8", fix="name a DeepSpeed JSON file, or save it as UTF-8") from None
-
-
-def _decoded(opened: BinaryIO, file: str) -> str:
-    """The text in it. A file of weights, or an endless device, is rejected before it fills the memory."""
-    content = opened.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise UsageError(
-            f"{file}: larger than {LARGEST_FILE // 2**20} MiB, so not a configuration", fix="name a DeepSpeed JSON file"
-        )
-    return content.decode("utf-8")
 
 
 def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:

@@ -41,13 +41,8 @@ def _verdict(logs: tuple[str, ...]) -> Verdict:
         raise UsageError(f"{folders[0]} is a folder, and other logs are given", fix="name one run, or only files")
     if folders:
         return of_run(Path(folders[0]))
-    contents: dict[str, Path | bytes] = {}
-    for log in logs:
-        if log == STDIN:
-            contents["standard input"] = sys.stdin.buffer.read()
-        else:
-            contents[log] = Path(log)
-    return of_logs(contents)
+    named = [("standard input", sys.stdin.buffer.read()) if log == STDIN else (log, Path(log)) for log in logs]
+    return of_logs(dict(named))
 
 
 def _print(verdict: Verdict) -> None:
