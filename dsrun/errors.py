@@ -63,7 +63,10 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     return folded[matches[0]] if matches else None
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, cutoff: float = 0.6) -> str:
-    """The fix for a name that nobody knows: the nearest one that is known, else `otherwise`."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6) -> str:
+    """The fix for an unknown name: the nearest known one, else `otherwise`, by default all that are known."""
+    known = sorted(set(known))
     match = nearest(name, known, cutoff=cutoff)
-    return f"did you mean {match}?" if match else otherwise
+    if match or otherwise is not None:
+        return f"did you mean {match}?" if match else otherwise or ""
+    return f"there are {', '.join(known)}" if known else "remove it"

@@ -18,12 +18,13 @@ import click
 from dsrun.cli.options import DEBUG, HYPHENS
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_note
 from dsrun.errors import UsageError
+from dsrun.runs.goodput import duration
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build, preferred_folder
 from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.environment import difference
-from dsrun.wheel.compile.output import Event, Tracker, duration
+from dsrun.wheel.compile.output import Event, Tracker
 from dsrun.wheel.compile.plan import resolve
 from dsrun.wheel.compile.run import WheelBuild, plan_processes
 

@@ -9,8 +9,7 @@ import click
 
 from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_table
-from dsrun.errors import UsageError
-from dsrun.findings import nearest
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.discover import discover
 from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
 from dsrun.slurm.render import notation
@@ -45,7 +44,9 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
         return [each for each in facts.partitions if not each.hidden]
     found = facts.partition(name)
     if found is None:
-        raise UsageError(f"there is no partition {name!r}", fix=nearest(name, (each.name for each in facts.partitions)))
+        raise UsageError(
+            f"there is no partition {name!r}", fix=did_you_mean(name, (each.name for each in facts.partitions))
+        )
     return [found]
 
 

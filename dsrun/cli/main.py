@@ -21,7 +21,7 @@ COMMANDS = {
     "launch": ("dsrun.cli.launch:command", "Run any training script on any machines, and watch over it."),
     "diagnose": ("dsrun.cli.diagnose:command", "Why a run stopped, from its logs."),
     "plan": ("dsrun.cli.plan:command", "What fits where: memory and speed of every ZeRO strategy."),
-    "export": ("dsrun.cli.export:command", "A run or checkpoint as a Hugging Face folder, proved."),
+    "export": ("dsrun.cli.export:command", "A run or checkpoint as a verified Hugging Face folder."),
     "checkpoint": ("dsrun.cli.checkpoint:command", "List, verify and inspect a run's checkpoints."),
     "prepare": ("dsrun.cli.train:prepare_command", "Tokenise a run's data ahead of the job."),
     "render-slurm": ("dsrun.cli.render_slurm:command", "Write the sbatch script of a job, or submit it."),

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.findings import Finding, Level, nearest
+from dsrun.errors import did_you_mean
+from dsrun.findings import Finding, Level
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
 from dsrun.slurm.render import notation
@@ -67,7 +68,7 @@ def _account(wanted: Request, known: Accounting, partition: Partition, account: 
         return
     if not _same(account, mine):
         if "associations" in known.enforced or wanted.spec.account:
-            yield error("account_unknown", f"{account!r} is not your account", nearest(account, mine), "--account")
+            yield error("account_unknown", f"{account!r} is not your account", did_you_mean(account, mine), "--account")
         return
     usable = [name for name in mine if _may(name, partition)]
     if not _may(account, partition):
@@ -106,7 +107,9 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
     quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
     if quality is None:
         names = (each.name for each in known.qualities)
-        yield error("qos_unknown", f"there is no QOS {wanted.spec.qos!r}", nearest(wanted.spec.qos, names), "--qos")
+        yield error(
+            "qos_unknown", f"there is no QOS {wanted.spec.qos!r}", did_you_mean(wanted.spec.qos, names), "--qos"
+        )
         return
     mine = _association(known, account, partition) if account else None
     if mine and "qos" in known.enforced and not _same(quality.name, mine):
@@ -157,21 +160,25 @@ def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     for flag, text in (("--nodelist", wanted.spec.nodelist), ("--exclude", wanted.spec.exclude)):
         unknown = [name for name in resources.hosts(text) if name not in facts.by_name]
         if unknown:
-            fix = nearest(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
+            fix = did_you_mean(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
             yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix, flag)
     features = {feature for node in facts.nodes for feature in node.features}
     for name in resources.feature_names(wanted.spec.constraint or ""):
         if name not in features:
-            yield error("feature_unknown", f"no node has the feature {name!r}", nearest(name, features), "--constraint")
+            yield error(
+                "feature_unknown", f"no node has the feature {name!r}", did_you_mean(name, features), "--constraint"
+            )
     if wanted.spec.reservation and not set(wanted.spec.reservation.split(",")) <= set(facts.reservations):
         yield error(
             "reservation_unknown", f"there is no reservation {wanted.spec.reservation!r}",
-            nearest(wanted.spec.reservation, facts.reservations), "--reservation",
+            did_you_mean(wanted.spec.reservation, facts.reservations), "--reservation",
         )  # fmt: skip
     for entry in (wanted.spec.licenses or "").split(","):
         name = entry.strip().split(":")[0]
         if name and name.partition("@")[0] not in {each.partition("@")[0] for each in facts.licenses}:
-            yield error("license_unknown", f"there is no licence {name!r}", nearest(name, facts.licenses), "--licenses")
+            yield error(
+                "license_unknown", f"there is no licence {name!r}", did_you_mean(name, facts.licenses), "--licenses"
+            )
 
 
 def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
@@ -201,7 +208,7 @@ def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
         return error(
             "partition_missing", "this cluster has no default partition", f"name one: {', '.join(known)}", "--partition"
         )
-    return error("partition_unknown", f"there is no partition {name!r}", nearest(name, known), "--partition")
+    return error("partition_unknown", f"there is no partition {name!r}", did_you_mean(name, known), "--partition")
 
 
 def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dsrun.errors import UsageError
-from dsrun.findings import Finding, nearest
+from dsrun.errors import UsageError, did_you_mean
+from dsrun.findings import Finding
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
 from dsrun.slurm.render import notation
@@ -143,7 +143,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
     known = {name for node in facts.nodes for name in node.resources}
     for name in wanted.resources:
         if name != "gpu" and name not in known:
-            yield error("gres_unknown", f"no node has the resource {name!r}", nearest(name, known), "--gres")
+            yield error("gres_unknown", f"no node has the resource {name!r}", did_you_mean(name, known), "--gres")
     if wanted.gpus and "gpu" not in known:
         yield error("no_gpus", "no node of this cluster has GPUs", "--gpus-per-node 0 trains on CPUs", wanted.gpu_flag)
         return
@@ -152,7 +152,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
     for each in wanted.gpus:
         if each.type is not None and each.type not in types:
             named = {kind for kind in types if kind}
-            fix = nearest(each.type, named) if named else f"GPUs have no types here: {each.count} alone"
+            fix = did_you_mean(each.type, named) if named else f"GPUs have no types here: {each.count} alone"
             yield error("gpu_type", f"no node has GPUs of the type {each.type!r}", fix, wanted.gpu_flag)
         elif each.type is not None and each.type not in here:
             others = [one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import GpuGroup, Node
@@ -26,11 +26,9 @@ def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[s
     nodes: Sequence[Node] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:
-        from dsrun.findings import nearest
-
         partition = facts.partition(given["partition"])
         if partition is None:
-            fix = nearest(given["partition"], (each.name for each in facts.partitions))
+            fix = did_you_mean(given["partition"], (each.name for each in facts.partitions))
             raise UsageError(f"there is no partition {given['partition']!r}", fix=fix)
         nodes, where = facts.nodes_of(partition), f"partition {partition.name}"
     found = _chosen(kinds(nodes), given["gpus"], where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass
@@ -10,7 +9,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of, value_kind
 from dsrun.slurm.render.notation import MAX_NUMBER, check_notation, directive_value, parse_gpus, shell_quote, time_limit
@@ -189,8 +188,7 @@ def given_key(key: str, values: Iterable[str], where: str) -> Given:
     """The value of `key` in run.yaml. Raises UsageError, with the nearest key, for an unknown one."""
     name = spellings().get(key.replace("-", "_"))
     if name is None:
-        near = difflib.get_close_matches(key.replace("-", "_"), spellings(), n=1)
-        fix = f"did you mean {near[0]}?" if near else "docs/slurm.md lists them all"
+        fix = did_you_mean(key, spellings(), "docs/slurm.md lists them all")
         raise UsageError(f"{where}: the slurm section has no such key", fix=fix)
     return Given(name=name, values=tuple(values), where=where)
 

@@ -90,7 +90,7 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
         if column is not None and column not in columns:
             raise UsageError(
                 f"{flag}: {where} has no column {column!r}; columns found: {_listed(columns)}",
-                fix=did_you_mean(column, columns) or None,
+                fix=did_you_mean(column, columns, "") or None,
             )
     find = _seq2seq if hints.task == "seq2seq" else _causal
     layout = find(columns, sample, hints, where)

@@ -127,16 +127,6 @@ class Tracker:
         return {label: part.seconds for label, part in self._parts.items() if part.seconds is not None}
 
 
-def duration(seconds: float) -> str:
-    """`9 s`, `2 min 05 s`, `1 h 02 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-
-
 Watch = Callable[[Event, Tracker], None]
 
 
