@@ -15,6 +15,7 @@ from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.goodput import duration
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
 
@@ -164,8 +165,4 @@ def _size(count: int) -> str:
 
 
 def _age(time: str) -> str:
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
+    return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()))

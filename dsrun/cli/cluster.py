@@ -11,11 +11,9 @@ from dsrun.cli.options import format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.discover import discover
-from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node, Partition
+from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, GpuGroup, Node, Partition
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
-
-INFINITE = float("inf")
 
 
 @click.command(name="cluster")
@@ -101,10 +99,10 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
 def _limits(each: Partition) -> str:
     limits = {
         "default time": notation.clock(each.time_default) if each.time_default else "",
-        "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != INFINITE else "",
-        "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != INFINITE else "",
+        "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != NO_LIMIT else "",
+        "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != NO_LIMIT else "",
         "memory a node": f"at most {notation.gib(each.max_memory_per_node)}"
-        if each.max_memory_per_node != INFINITE
+        if each.max_memory_per_node != NO_LIMIT
         else "",
         "accounts": " ".join((*each.accounts, *(f"not {name}" for name in each.denied_accounts))),
         "qos": " ".join((*each.qos, *(f"not {name}" for name in each.denied_qos))),
@@ -161,4 +159,4 @@ def _plain(source: object, *names: str) -> dict[str, Any]:
 
 
 def _finite(number: float) -> float | None:
-    return None if number == INFINITE else number
+    return None if number == NO_LIMIT else number
