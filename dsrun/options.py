@@ -1,10 +1,10 @@
-"""How a command's option is declared: a dataclass field whose metadata carries everything that is derived from it."""
+"""How a command's options are declared: fields of a dataclass, whose metadata is in a TOML file beside it."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import Field, field, fields
+from dataclasses import Field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,32 +13,14 @@ Spec = TypeVar("Spec")
 UNSET = {"group": None, "flag": None, "aliases": (), "metavar": None, "choices": None, "least": None, "most": None}
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str | None = None,
-    flag: str | None = None,
-    aliases: tuple[str, ...] = (),
-    metavar: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    **own: Any,
-) -> Any:
-    """Declare one option.
-
-    `group` is its heading in --help and in docs/; without one it is under that of the option above. `flag` is its name
-    on the command line and in run.yaml where that is not the field's; `aliases` are further names there. `least` and
-    `most` bound a number, both included. `own` is what only one command has: the class of options that uses it
-    documents it.
-    """
-    common = {"help": help, "group": group, "flag": flag, "aliases": aliases, "metavar": metavar}
-    return field(default=default, metadata={**common, "choices": choices, "least": least, "most": most, **own})
-
-
 def described(file: Path) -> Callable[[type[Spec]], type[Spec]]:
-    """A decorator that gives each option of a dataclass the metadata of its table in a TOML file (see `option`)."""
+    """A decorator that gives each option of a dataclass the metadata of its table in a TOML file.
+
+    `help` is its text; `group` its heading in --help and in docs/, without one that of the option above; `flag` its
+    name on the command line and in run.yaml where that is not the field's; `aliases` are further names there; `choices`
+    are its values, else `metavar` stands for one; `least` and `most` bound a number, both included. Other keys are the
+    spec's own, and documented there.
+    """
 
     def describe(spec: type[Spec]) -> type[Spec]:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ def test_time_limit_signal_saves_and_requeues(at_work, undisturbed):
     job = training.job
     # slurmctld looks at limits every 30 s.
     job.update(EndTime="now+70")
-    job.until(lambda: "got USR1" in job.log, "told of its end")
+    job.until(lambda: "received USR1" in job.log, "warned of its end")
     training.thaw()
     job.wait_for_restart()
     # The limit that was moved is that of the next start as well.

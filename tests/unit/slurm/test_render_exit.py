@@ -83,7 +83,7 @@ def test_requeue_after_forwarded_signal(shell, which):
     assert ("--quiet", "--signal=USR1", "12") in done.of("scancel")
     assert done.of("scontrol")[-1] == REQUEUE
     assert done.code == 0
-    assert f"got {which.name[3:]}" in done.stderr
+    assert f"received {which.name[3:]}" in done.stderr
 
 
 @pytest.mark.parametrize(

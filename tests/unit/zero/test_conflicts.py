@@ -15,6 +15,7 @@ from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
 from dsrun.recipe import recipe
 from dsrun.recipe.spec import TrainSpec
+from dsrun.slurm.render.options import SlurmSpec
 from dsrun.zero import rules as rules_module
 from dsrun.zero.generate import spec as spec_module
 from dsrun.zero.generate.blocks import HardwareFacts
@@ -255,7 +256,7 @@ def test_bf16_on_gpu_without_bf16_is_refused():
 def test_data_files_and_code_name_the_same_things():
     assert spec_module.WHEN.keys() == rules_module.read_rules("flags").keys()
     assert rules_module.WHEN.keys() == rules_module.read_rules("config").keys()
-    for declared in (ZeroSpec, TrainSpec):
+    for declared in (ZeroSpec, TrainSpec, SlurmSpec):
         file = Path(sys.modules[declared.__module__].__file__).with_suffix(".toml")
         assert tomllib.loads(file.read_text(encoding="utf-8")).keys() == {each.name for each in fields(declared)}
     checks = Path(recipe.__file__).with_name("checks.toml")
