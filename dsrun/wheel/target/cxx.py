@@ -89,9 +89,9 @@ def all_cxx(environ: Mapping[str, str]) -> tuple[Cxx, ...]:
 
 
 def identify(path: Path) -> Cxx | None:
-    """What the program `path` says about itself through its predefined macros; None when it does not compile C++.
+    """Identify compiler `path` by its predefined macros; None when it does not compile C++.
 
-    The name says nothing: `c++` is clang on some systems, and modules systems put wrappers in front.
+    The name is no guide: `c++` is clang on some systems, and module systems put wrappers in front.
     """
     macros = predefined(path)
     if "__clang_major__" in macros:
@@ -136,27 +136,23 @@ def compiler_cache(environ: Mapping[str, str]) -> Path | None:
     return next((Path(path) for path in paths if path), None)
 
 
-def has_header(cxx: Cxx, header: str, *, include: Sequence[Path] = (), flags: Sequence[str] = ()) -> bool:
+def has_header(cxx: Cxx, header: str, *, include: Sequence[Path] = ()) -> bool:
     """Whether `#include <header>` works, with the folders `include` and the compiler's own."""
     folders = [f"-I{folder}" for folder in include]
-    return _compiles(cxx, f"#include <{header}>\n", [*folders, *flags, "-E", "-o", "/dev/null"])
+    return _compiles(cxx, f"#include <{header}>\n", [*folders, "-E", "-o", "/dev/null"])
 
 
-def has_function(
-    cxx: Cxx, function: str, library: str, *, folders: Sequence[Path] = (), flags: Sequence[str] = ()
-) -> bool:
+def has_function(cxx: Cxx, function: str, library: str, *, folders: Sequence[Path] = ()) -> bool:
     """Whether a program that calls C `function` links with `library` found in `folders` or the linker's own."""
     source = f'extern "C" void {function}(void);\nint main() {{ {function}(); }}\n'
     places = [f"-L{folder}" for folder in folders]
-    return _compiles(cxx, source, [*flags, *places], [f"-l{library}", "-Wl,--allow-shlib-undefined"])
+    return _compiles(cxx, source, [*places, "-o", "probe"], [f"-l{library}", "-Wl,--allow-shlib-undefined"])
 
 
 def _compiles(cxx: Cxx, source: str, before: Sequence[str], after: Sequence[str] = ()) -> bool:
     with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
         (Path(folder) / "probe.cpp").write_text(source, encoding="utf-8")
         argv = [str(cxx.path), *before, "probe.cpp", *after]
-        if "-o" not in before:
-            argv += ["-o", "probe"]
         try:
             return capture(argv, seconds=_ASK_S, cwd=Path(folder)).returncode == 0
         except ToolError:
@@ -250,7 +246,7 @@ def _filled(package: str, cuda: str | None) -> str:
 
 
 class Probe:
-    """Answers whether a need is met on this machine, each question by compiling once.
+    """Checks whether a need is met on this machine, compiling once for each.
 
     `home` is the CUDA_HOME that the build will use, `python` the interpreter it runs in. Flags such as CFLAGS do not
     count, since they do not reach the build; CPATH and LIBRARY_PATH do.

@@ -60,13 +60,11 @@ class Op:
 @cache
 def all_ops() -> tuple[Op, ...]:
     """Every row of build/ops.toml."""
-    table = read_toml("build", "ops.toml")
-    return tuple(_op(row) for row in table["op"])
-
-
-def _op(row: Mapping[str, Any]) -> Op:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    return Op(**values)
+    ops = []
+    for row in read_toml("build", "ops.toml")["op"]:
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        ops.append(Op(**values))
+    return tuple(ops)
 
 
 def op_table(version: str | None = None) -> tuple[Op, ...]:
@@ -146,16 +144,9 @@ def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | N
     """One line for each reason why some of `ops` are left out."""
     users: dict[str, list[str]] = {}
     for op in ops:
-        reasons = (
-            [op.broken]
-            if op.broken
-            else [
-                f"{needs()[name].what} cannot be found: {way_to_install(name, cuda=cuda)}"
-                for name in op.needs
-                if not available(name)
-            ]
-        )
-        for reason in reasons:
+        lacking = [name for name in op.needs if not (op.broken or available(name))]
+        found = [f"{needs()[name].what} cannot be found: {way_to_install(name, cuda=cuda)}" for name in lacking]
+        for reason in [op.broken] if op.broken else found:
             users.setdefault(reason, []).append(f"{op.name} ({op.note})" if op.default else op.name)
     return [f"left out: {_and(names)}, because {reason}" for reason, names in users.items()]
 

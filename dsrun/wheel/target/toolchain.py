@@ -1,4 +1,4 @@
-"""Whether this nvcc, this torch and this host compiler fit together, said before anything is compiled."""
+"""Whether this nvcc, this torch and this host compiler fit together, checked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _FIRST_CXX20 = (2, 12)
 def check_tools(
     kind: str, torch: TorchFacts | None, nvcc: Nvcc | None, cxx: Cxx, others: Sequence[Cxx] = ()
 ) -> list[Finding]:
-    """What speaks against building for accelerator `kind` ("cuda" or "cpu") with these, and what is worth knowing.
+    """Check whether one can build for accelerator `kind` ("cuda" or "cpu") with these tools.
 
     `others` are further C++ compilers of this machine, proposed when `cxx` is not accepted. Errors: no torch, a
     torch without CUDA or for ROCm, no nvcc, another CUDA major, a host compiler too old or too new. A minor
@@ -124,7 +124,12 @@ def check_tools(
     if nvcc is None:
         fix = f"{_pip_nvcc(torch.cuda)}, or load a CUDA {minor_release(torch.cuda)} toolkit and set CUDA_HOME"
         return [*findings, _error("no_nvcc", f"there is no nvcc, and torch wants one of CUDA {torch.cuda}", fix)]
-    return [*findings, *_check_versions(torch.cuda, nvcc), *_check_runtime(nvcc), *_check_host(nvcc, cxx, others)]
+    findings += _check_versions(torch.cuda, nvcc)
+    if not has_runtime(nvcc.home):
+        message = f"{nvcc.home} has nvcc but not the runtime's header cuda_runtime.h"
+        fix = f"install the whole toolkit, or {_pip_nvcc(nvcc.version)}"
+        findings.append(_error("no_cuda_runtime", message, fix))
+    return [*findings, *_check_host(nvcc, cxx, others)]
 
 
 def _error(code: str, message: str, fix: str) -> Finding:
@@ -149,26 +154,12 @@ def _check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
             "together (CUDA minor version compatibility)"
         )
         return [Finding(level="info", code="cuda_minor_differs", message=message, where=str(nvcc.path))]
-    return [
-        _error(
-            "cuda_major_differs",
-            f"nvcc is {nvcc.version} ({nvcc.path}) and torch was built with CUDA {wanted}: "
-            "code of another major version does not load",
-            f"use nvcc {wanted} ({_pip_nvcc(cuda)}, or set CUDA_HOME), or install a torch for CUDA {nvcc.major}.x",
-        )
-    ]
-
-
-def _check_runtime(nvcc: Nvcc) -> list[Finding]:
-    if has_runtime(nvcc.home):
-        return []
-    return [
-        _error(
-            "no_cuda_runtime",
-            f"{nvcc.home} has nvcc but not the runtime's header cuda_runtime.h",
-            f"install the whole toolkit, or {_pip_nvcc(nvcc.version)}",
-        )
-    ]
+    message = (
+        f"nvcc is {nvcc.version} ({nvcc.path}) and torch was built with CUDA {wanted}: "
+        "code of another major version does not load"
+    )
+    fix = f"use nvcc {wanted} ({_pip_nvcc(cuda)}, or set CUDA_HOME), or install a torch for CUDA {nvcc.major}.x"
+    return [_error("cuda_major_differs", message, fix)]
 
 
 def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
@@ -177,13 +168,9 @@ def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[
     if cxx.major >= oldest[cxx.kind]:
         return []
     fitting = [other for other in others if other.major >= oldest[other.kind]]
-    return [
-        _error(
-            "compiler_too_old",
-            f"{cxx} is too old for torch {torch.version}, whose headers are {standard.upper()}",
-            _use(fitting, f"{cxx.kind} {oldest[cxx.kind]} or newer"),
-        )
-    ]
+    fix = _use(fitting, f"{cxx.kind} {oldest[cxx.kind]} or newer")
+    message = f"{cxx} is too old for torch {torch.version}, whose headers are {standard.upper()}"
+    return [_error("compiler_too_old", message, fix)]
 
 
 def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
@@ -194,14 +181,9 @@ def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     newest = limits[cxx.kind]
     if cxx.major <= newest:
         return []
-    fitting = [other for other in others if other.major <= limits[other.kind]]
-    return [
-        _error(
-            "compiler_too_new",
-            f"{cxx} is newer than nvcc {nvcc.version} accepts (up to {cxx.kind} {newest})",
-            _use(fitting, f"{cxx.kind} {newest}"),
-        )
-    ]
+    fix = _use([other for other in others if other.major <= limits[other.kind]], f"{cxx.kind} {newest}")
+    message = f"{cxx} is newer than nvcc {nvcc.version} accepts (up to {cxx.kind} {newest})"
+    return [_error("compiler_too_new", message, fix)]
 
 
 def _use(fitting: Sequence[Cxx], wanted: str) -> str:

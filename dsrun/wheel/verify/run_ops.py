@@ -3,7 +3,7 @@
 A program of its own that needs torch and DeepSpeed but not dsrun, so that it can be sent to a node and run by the
 interpreter in question: `python - --accelerator cpu cpu_adam async_io < run_ops.py`. Its last line on stdout is a
 JSON object. Every operation runs in a process forked after the imports: one compiled for another processor dies of
-SIGILL, and the others still have their say.
+SIGILL, and the others still run.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def run_in_child(name: str) -> dict[str, object]:
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read()
+        output = pipe.read()
     _, status = os.waitpid(child, 0)
-    results = json.loads(said) if said else {"result": "failed", "what": describe_exit(status)}
+    results = json.loads(output) if output else {"result": "failed", "what": describe_exit(status)}
     return {**results, "seconds": round(time.monotonic() - began, 2)}
 
 
 def describe_exit(status: int) -> str:
-    """How a process ended that said nothing."""
+    """How a process ended that wrote no result."""
     if not os.WIFSIGNALED(status):
         return f"its process ended with exit code {os.WEXITSTATUS(status)}"
     number = signal.Signals(os.WTERMSIG(status))
@@ -108,6 +108,7 @@ def describe_exit(status: int) -> str:
 
 def load_and_run(name: str) -> dict[str, object]:
     """Load one operation and run it once."""
+    import torch
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
     try:
@@ -117,7 +118,7 @@ def load_and_run(name: str) -> dict[str, object]:
         run = RUNS.get(name)
         if run is None:
             return {"result": "loaded", "what": "loaded"}
-        if name in NEED_GPU and not gpu_here():
+        if name in NEED_GPU and device_here() == "cuda" and not torch.cuda.is_available():
             return {"result": "loaded", "what": "loaded; there is no GPU to run it on"}
         return {"result": "ran", "what": run()}
     except Exception as error:  # whatever an operation does wrong is what the user wants to read
@@ -130,13 +131,6 @@ def first_line(error: BaseException) -> str:
         error = error.__cause__
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-def gpu_here() -> bool:
-    """Whether operations with two variants, for CPU and CUDA, can run the one that was built."""
-    import torch
-
-    return os.environ["DS_ACCELERATOR"] != "cuda" or torch.cuda.is_available()
 
 
 def parameters(device: str) -> list[Any]:
