@@ -17,7 +17,7 @@ from typing import Any
 
 from dsrun.cli.output import print_note
 from dsrun.errors import MissingError, UsageError
-from dsrun.launch.compat import parse_torchrun, torchrun_words
+from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
@@ -182,7 +182,7 @@ def _late_imports(recipe: Recipe) -> list[str]:
 
 def merge_torchrun(options: LaunchOptions, argv: tuple[str, ...]) -> tuple[LaunchOptions, tuple[str, ...], str]:
     """`options` with those of a torchrun line, the program that it starts, and the run ID of its rendezvous."""
-    after = torchrun_words(argv)
+    after = torchrun_arguments(argv)
     if after is None:
         return options, argv, ""
     found = parse_torchrun(after)
@@ -195,7 +195,7 @@ def merge_torchrun(options: LaunchOptions, argv: tuple[str, ...]) -> tuple[Launc
             raise UsageError(f"{flag} {own} for dsrun launch, but {value} for torchrun", fix="give it once")
     python = argv[0] if argv[1:2] == ("-m",) else "python"
     program = {(): (python,), ("--module",): (python, "-m"), ("--no-python",): ()}[found.mode]
-    return replace(options, **given), (*program, *found.words), found.rdzv_id or ""
+    return replace(options, **given), (*program, *found.program), found.rdzv_id or ""
 
 
 def parse_program(argv: tuple[str, ...]) -> Program:

@@ -154,7 +154,7 @@ class Scan:
     def _advance(self, chunk: bytes, begin: int, end: int) -> None:
         self._line += chunk.count(b"\n", begin, end)
         logged, loss, norm = (
-            sum(chunk.count(word, begin, end) for word in words) for words in (_STEP, _SICK_LOSS, _SICK_NORM)
+            sum(chunk.count(word, begin, end) for word in markers) for markers in (_STEP, _SICK_LOSS, _SICK_NORM)
         )
         self.steps += max(0, logged - max(loss, norm))
 

@@ -259,12 +259,12 @@ def _common(rows: Sequence[GpuModel]) -> GpuModel | None:
 
 def _shared_words(names: Sequence[str]) -> str:
     """The words that all `names` begin with, else the first name."""
-    words: list[str] = []
+    shared: list[str] = []
     for column in zip(*(name.split() for name in names), strict=False):
         if len(set(column)) > 1:
             break
-        words.append(column[0])
-    return " ".join(words) or names[0]
+        shared.append(column[0])
+    return " ".join(shared) or names[0]
 
 
 def require_gpu(name: str) -> GpuModel:

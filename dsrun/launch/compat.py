@@ -41,10 +41,10 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     hosts: dict[str, int] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#")[0].strip()
-        if not words:
+        entry = line.split("#")[0].strip()
+        if not entry:
             continue
-        name, slots = _entry(words, f"{where}:{number}")
+        name, slots = _entry(entry, f"{where}:{number}")
         if name in hosts:
             raise UsageError(
                 f"{where}:{number}: {name} is already in line {lines[name]}",
@@ -56,12 +56,12 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     return tuple(Host(name=name, slots=tuple(range(slots))) for name, slots in hosts.items())
 
 
-def _entry(words: str, where: str) -> tuple[str, int]:
-    found = _LINE.fullmatch(words)
+def _entry(entry: str, where: str) -> tuple[str, int]:
+    found = _LINE.fullmatch(entry)
     if not found:
-        missing = len(words.split()) == 1
-        what = f"{words} has no slots" if missing else f"{words!r} is not a machine with its slots"
-        raise UsageError(f"{where}: {what}", fix=f"{words} slots=8, for 8 GPUs" if missing else _FORM)
+        missing = len(entry.split()) == 1
+        what = f"{entry} has no slots" if missing else f"{entry!r} is not a machine with its slots"
+        raise UsageError(f"{where}: {what}", fix=f"{entry} slots=8, for 8 GPUs" if missing else _FORM)
     name, slots = found["name"], found["slots"]
     if not _NAME.fullmatch(name) or name.startswith("-"):  # ssh would take it for an option
         raise UsageError(f"{where}: {name!r} is not a machine name", fix=_FORM)
@@ -143,7 +143,7 @@ _BACKENDS = ("c10d", "static")
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """What a torchrun command line says; None for what it does not say. `mode` and `words` are its program's."""
+    """What a torchrun command line says; None for what it does not say. `mode` and `program` are its program's."""
 
     nodes: int | None
     node_rank: int | None
@@ -153,12 +153,12 @@ class Torchrun:
     max_restarts: int | None
     rdzv_id: str | None
     mode: tuple[str, ...]
-    words: tuple[str, ...]
+    program: tuple[str, ...]
 
 
-def torchrun_words(words: Sequence[str]) -> tuple[str, ...] | None:
+def torchrun_arguments(argv: Sequence[str]) -> tuple[str, ...] | None:
     """What follows `torchrun` or `python -m torch.distributed.run`; None for another program."""
-    first, *rest = words
+    first, *rest = argv
     name = PurePosixPath(first).name
     if name == "torchrun":
         return tuple(rest)
@@ -167,13 +167,13 @@ def torchrun_words(words: Sequence[str]) -> tuple[str, ...] | None:
     return None
 
 
-def parse_torchrun(words: Sequence[str]) -> Torchrun:
+def parse_torchrun(argv: Sequence[str]) -> Torchrun:
     """Read the options up to the program. Raises UsageError for those that are none, or that cannot be followed."""
     values: dict[str, str] = {}
     mode: list[str] = []
     position = 0
-    while position < len(words) and words[position].startswith("-"):
-        word = words[position]
+    while position < len(argv) and argv[position].startswith("-"):
+        word = argv[position]
         position += 1
         if word == "--":
             break
@@ -189,14 +189,14 @@ def parse_torchrun(words: Sequence[str]) -> Torchrun:
                 f"torchrun {word}: dsrun launch does not know this option", fix="-- before the program, or remove it"
             )
         if not equals:
-            if position == len(words):
+            if position == len(argv):
                 raise UsageError(f"torchrun {word}: its value is missing", fix=f"{word}=VALUE")
-            value = words[position]
+            value = argv[position]
             position += 1
         values[name] = value
-    if position >= len(words):
+    if position >= len(argv):
         raise UsageError("torchrun: no program is named", fix="-- torchrun --nproc-per-node 8 my_train.py")
-    return _torchrun(values, tuple(mode), words[position:])
+    return _torchrun(values, tuple(mode), argv[position:])
 
 
 def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> Torchrun:
@@ -215,7 +215,7 @@ def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[s
         rdzv_id=values.get("rdzv_id"),
         mode=mode,
         # torchrun makes one $ of two, and so will the one that is started with these words.
-        words=(program[0], *(word.replace("$$", "$") for word in program[1:])),
+        program=(program[0], *(word.replace("$$", "$") for word in program[1:])),
     )
 
 

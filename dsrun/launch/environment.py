@@ -25,10 +25,10 @@ def run_arguments(job: Job, *, attempt: int, port: int) -> list[str]:
     """The words for torch.distributed.run: one attempt of `job` on this machine, with the rendezvous at `port`.
 
     Restarting is the supervisor's business. Each attempt has a rendezvous of its own name, so that a rank left over
-    from an earlier one, on a node that was cut off, meets nobody.
+    from an earlier one, on a node that was cut off, meets no other.
     """
     head = list(itertools.takewhile(lambda word: word in HEAD, job.program))
-    entry, *words = job.program[len(head) :]
+    entry, *arguments = job.program[len(head) :]
     return [
         f"--nnodes={job.nnodes}",
         f"--node-rank={job.node_rank}",
@@ -42,7 +42,7 @@ def run_arguments(job: Job, *, attempt: int, port: int) -> list[str]:
         "--",
         # torchrun substitutes in what follows the interpreter, which without one is the program's own words only.
         entry if "--no-python" in head else entry.replace("$", "$$"),
-        *(word.replace("$", "$$") for word in words),
+        *(word.replace("$", "$$") for word in arguments),
     ]
 
 
@@ -205,12 +205,12 @@ def parse_environment_file(text: str, where: str) -> dict[str, str]:
     """NAME=VALUE lines; `#` begins a remark, quotes around a value are taken off. Raises UsageError with the line."""
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.strip()
-        if not words or words.startswith("#"):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
             continue
-        match = _LINE.fullmatch(words)
+        match = _LINE.fullmatch(entry)
         if not match:
-            raise UsageError(f"{where}:{number}: {words!r} is not NAME=VALUE", fix="one variable a line")
+            raise UsageError(f"{where}:{number}: {entry!r} is not NAME=VALUE", fix="one variable a line")
         name, value = match[1], match[2].strip()
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
             value = value[1:-1]

@@ -60,7 +60,7 @@ def _follow(control: IO[bytes]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# BatchMode: a question for a password would hang where nobody sees it. ServerAlive: a machine that is gone is noticed
+# BatchMode: a question for a password would hang unseen. ServerAlive: a machine that is gone is noticed
 # after 15 s. -T: with a terminal ssh would turn what is sent over stdin into key strokes.
 SSH = (
     "ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5",
@@ -68,7 +68,7 @@ SSH = (
 )  # fmt: skip
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 # What has run for so long had found the others: worth another try when it ends alone.
 _SETTLED_S = 20.0
 # The other supervisors end with the first one; those that have not by then are made to.
@@ -171,7 +171,7 @@ def _watch_until_end(
                 notify(f"{each.remote.name}: {_reason(each)}; its supervisor is started again")
             running[index] = _start(each.remote)
             running[index].losses = each.losses + each.joined_run
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     if _by_ssh(first):
         notify(f"{first.remote.name}: {_reason(first)}")
         return EXIT_TOOL_FAILED
@@ -200,7 +200,7 @@ def _wait(running: Sequence[_Running], seconds: float, signals: list[int]) -> No
     deadline = time.monotonic() + seconds
     while any(each.process.poll() is None for each in running) and time.monotonic() < deadline:
         _forward(running, signals)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _end(running: Sequence[_Running]) -> None:

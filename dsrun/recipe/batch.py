@@ -106,8 +106,8 @@ def _micro_hint(global_batch: int, micro: int, world_size: int) -> str:
 
 
 def _either(numbers: list[int]) -> str:
-    words = [str(number) for number in numbers]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    texts = [str(number) for number in numbers]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 def trainer_values(given: dict[str, ParsedValue], world_size: int | None) -> dict[str, Any]:

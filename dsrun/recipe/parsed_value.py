@@ -148,7 +148,7 @@ def check_choice(text: str, choices: tuple[str, ...]) -> None:
 
 def describe(flag: Flag) -> str:
     """What the flag takes, in words."""
-    words = {
+    kinds = {
         "int": "a whole number",
         "float": "a number",
         "bool": "true or false",
@@ -158,7 +158,7 @@ def describe(flag: Flag) -> str:
         "list": "one or more words",
         "list|str": "one or more words",
     }
-    return words[flag.kind]
+    return kinds[flag.kind]
 
 
 # Floats YAML 1.1 takes for strings, `1e-8` above all.
@@ -186,13 +186,13 @@ class ParsedValue:
         return f"{self.where} {shown_value(self.name, self.value)}"
 
 
-def from_words(flag: Flag, words: Sequence[str], *, spelling: str, source: str, where: str) -> ParsedValue:
+def from_words(flag: Flag, texts: Sequence[str], *, spelling: str, source: str, where: str) -> ParsedValue:
     """A value from the words that follow a flag (or the scalars of a YAML list)."""
-    flag, words = _rerouted(flag, words)
+    flag, texts = _rerouted(flag, texts)
     several = flag.kind in ("list", "list|str")
 
     def read() -> Any:
-        return from_texts(flag, words) if several else from_text(flag, words[0])
+        return from_texts(flag, texts) if several else from_text(flag, texts[0])
 
     return _given(flag, read, spelling=spelling, source=source, where=where)
 
@@ -214,14 +214,14 @@ def _given(flag: Flag, read: Callable[[], Any], *, spelling: str, source: str, w
     return ParsedValue(name=flag.name, value=value, spelling=spelling, source=source, where=where)
 
 
-def _rerouted(flag: Flag, words: Sequence[str]) -> tuple[Flag, Sequence[str]]:
+def _rerouted(flag: Flag, texts: Sequence[str]) -> tuple[Flag, Sequence[str]]:
     """The flag that is meant by a flag with these words, and the words for it.
 
     `--debug underflow_overflow` is TrainingArguments.debug; `--debug` and `--debug false` are ours.
     `--micro-batch-size auto` is a switch of its own, so that a micro batch is a number everywhere else.
     """
-    if flag.name in RENAMED and not {word.lower() for word in words} <= TRUE_WORDS | FALSE_WORDS:
-        return hf_flags()[RENAMED[flag.name]], words
-    if flag.name == "micro_batch_size" and [word.lower() for word in words] == ["auto"]:
+    if flag.name in RENAMED and not {word.lower() for word in texts} <= TRUE_WORDS | FALSE_WORDS:
+        return hf_flags()[RENAMED[flag.name]], texts
+    if flag.name == "micro_batch_size" and [word.lower() for word in texts] == ["auto"]:
         return own_flags()["auto_micro_batch"], ["true"]
-    return flag, words
+    return flag, texts

@@ -48,8 +48,8 @@ class _Record(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        words = [values] if isinstance(values, str) else list(values or ())
-        namespace.found.append((str(option_string), self.const, words))
+        arguments = [values] if isinstance(values, str) else list(values or ())
+        namespace.found.append((str(option_string), self.const, arguments))
 
 
 @cache
@@ -69,10 +69,10 @@ def parse(argv: Sequence[str]) -> Parsed:
     Raises UsageError for an unknown flag (with the nearest known one), a value that the flag does not take, a
     missing value, and a word that belongs to no flag.
     """
-    words, typed = _tidied(argv)
+    arguments, typed = _tidied(argv)
     namespace = argparse.Namespace(found=[])
     try:
-        _, rest = _splitter().parse_known_args(words, namespace)
+        _, rest = _splitter().parse_known_args(arguments, namespace)
     except argparse.ArgumentError as error:
         raise _complaint(error, typed) from None
     json_file = _only_json(rest, typed)
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str]) -> Parsed:
 
 def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """argv with underscores in flag names and negative numbers joined, and how each flag was typed."""
-    words: list[str] = []
+    arguments: list[str] = []
     typed: dict[str, str] = {}
     for word in argv:
         if word == "--":  # some launchers leave it in front of a program's own flags
@@ -90,12 +90,12 @@ def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if word.startswith("--") and " " not in name:
             flag = f"--{normalise(name)}"
             typed[flag] = name
-            words.append(f"{flag}{equals}{value}")
-        elif NEGATIVE.match(word) and words and _takes_one_value(words[-1]):
-            words[-1] += f"={word}"
+            arguments.append(f"{flag}{equals}{value}")
+        elif NEGATIVE.match(word) and arguments and _takes_one_value(arguments[-1]):
+            arguments[-1] += f"={word}"
         else:
-            words.append(word)
-    return words, typed
+            arguments.append(word)
+    return arguments, typed
 
 
 def _takes_one_value(word: str) -> bool:
@@ -103,11 +103,11 @@ def _takes_one_value(word: str) -> bool:
     return flag is not None and flag.kind not in ("list", "list|str")
 
 
-def _read(option: str, const: str | None, words: list[str], *, typed: dict[str, str]) -> ParsedValue:
+def _read(option: str, const: str | None, arguments: list[str], *, typed: dict[str, str]) -> ParsedValue:
     """One flag with its words; a bare switch means true, `--no_x` false."""
     spelling = option.removeprefix("--")
     flag = vocabulary().get(spelling) or vocabulary()[spelling.removeprefix("no_")]
-    values = words or [const or "true"]
+    values = arguments or [const or "true"]
     return from_words(flag, values, spelling=spelling, source=COMMAND_LINE, where=typed[option])
 
 
@@ -133,7 +133,7 @@ def _only_json(rest: Sequence[str], typed: dict[str, str]) -> str | None:
 
 
 def unknown_flag(name: str) -> UsageError:
-    """The error for a flag nobody knows, with the nearest that is known."""
+    """The error for an unknown flag, with the nearest known one."""
     match = nearest(normalise(name), vocabulary())
     hint = shown_like(name, match) if match else None
     return UsageError(f"unknown flag {name}", fix=f"did you mean {hint}?" if hint else HELP)

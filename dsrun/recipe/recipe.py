@@ -70,14 +70,14 @@ PHASES = {"do_train": "train", "do_eval": "validation", "do_predict": "test"}
 def phases(recipe: Recipe) -> frozenset[str]:
     """What to do: `train`, `validation`, `test`. Naming none of --do-train, --do-eval, --do-predict means training,
     and evaluating where there is validation data; either is left out where its flag says false."""
-    asked = {phase for flag, phase in PHASES.items() if recipe.hf.get(flag)}
-    if not asked:
+    chosen = {phase for flag, phase in PHASES.items() if recipe.hf.get(flag)}
+    if not chosen:
         refused = {phase for flag, phase in PHASES.items() if recipe.hf.get(flag) is False}
-        asked = {"train", "validation"} - refused
-    return frozenset(asked | ({"validation"} if evaluates_while_training(recipe) else set()))
+        chosen = {"train", "validation"} - refused
+    return frozenset(chosen | ({"validation"} if evaluates_while_training(recipe) else set()))
 
 
-def evaluation_is_asked_for(recipe: Recipe) -> bool:
+def evaluation_is_requested(recipe: Recipe) -> bool:
     """Whether the run cannot do without validation data."""
     return bool(recipe.hf.get("do_eval")) or evaluates_while_training(recipe)
 

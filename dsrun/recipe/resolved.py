@@ -149,21 +149,21 @@ def write_stored(recipe: Recipe, folder: RunFolder, environ: Mapping[str, str]) 
     write_json_atomic(folder.recipe, content)
 
 
-def recipe_in_force(asked: Recipe, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Recipe, str | None]:
+def recipe_in_force(requested: Recipe, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Recipe, str | None]:
     """The recipe to train by in `folder`, and a notice if the settings have changed since its last start.
 
-    A restarted rank and a requeued job keep the recipe of the run they belong to; a new start takes `asked`.
+    A restarted rank and a requeued job keep the recipe of the run they belong to; a new start takes `requested`.
     """
     stored = read_stored(folder)
     if stored is None:
-        return asked, None
-    changed = differences(stored.recipe, asked)
+        return requested, None
+    changed = differences(stored.recipe, requested)
     if not stored.signed.isdisjoint(earlier_signatures(environ)):
         notice = f"the run keeps the settings it started with; changed since: {'; '.join(changed)}"
-        return with_secrets_of(stored.recipe, asked), notice if changed else None
-    if not changed or asked.spec.resume == "never":
-        return asked, None
-    return asked, f"settings changed since the last start in {folder.path}: {'; '.join(changed)}"
+        return with_secrets_of(stored.recipe, requested), notice if changed else None
+    if not changed or requested.spec.resume == "never":
+        return requested, None
+    return requested, f"settings changed since the last start in {folder.path}: {'; '.join(changed)}"
 
 
 def worker_recipe(argv: Sequence[str], environ: Mapping[str, str]) -> Recipe:

@@ -63,22 +63,22 @@ def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[s
         if node is None or node.tag == NULL_TAG:
             return []
         return [
-            (key.value, _plain_words(value, where), where)
+            (key.value, _plain_scalars(value, where), where)
             for key, value in _pairs(node, shown, f"{section}:")
             if value.tag != NULL_TAG
             for where in [f"{shown}:{_line(key)}: {section}.{key.value}"]
         ]
 
 
-def _plain_words(node: yaml.Node, where: str) -> list[str]:
-    words = _words(node)
-    if words is None and isinstance(node, yaml.MappingNode):
+def _plain_scalars(node: yaml.Node, where: str) -> list[str]:
+    scalars = _scalars(node)
+    if scalars is None and isinstance(node, yaml.MappingNode):
         pairs = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
         if all(isinstance(value, yaml.ScalarNode) for _, value in pairs) and len(pairs) == len(node.value):
-            words = [f"{key.value}={value.value}" for key, value in pairs]
-    if words is None:
+            scalars = [f"{key.value}={value.value}" for key, value in pairs]
+    if scalars is None:
         raise UsageError(f"{where}: neither a value nor a list of values")
-    return words
+    return scalars
 
 
 @contextmanager
@@ -158,13 +158,13 @@ def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: 
     if node.tag == NULL_TAG and flag.optional:
         return None
     spelling = f"{section}.{name}"
-    words = _words(node)
-    if words is not None and (len(words) == 1 or flag.kind in ("list", "list|str")):
-        return from_words(flag, words, spelling=spelling, source=source, where=where)
+    scalars = _scalars(node)
+    if scalars is not None and (len(scalars) == 1 or flag.kind in ("list", "list|str")):
+        return from_words(flag, scalars, spelling=spelling, source=source, where=where)
     return from_data(flag, _data(loader, flag, node, shown), spelling=spelling, source=source, where=where)
 
 
-def _words(node: yaml.Node) -> list[str] | None:
+def _scalars(node: yaml.Node) -> list[str] | None:
     """The text of a scalar, or of a list of scalars, as it stands in the file; None for anything else."""
     if isinstance(node, yaml.ScalarNode):
         return [node.value]

@@ -35,7 +35,7 @@ def trackers(recipe: Recipe) -> list[str]:
 
 
 def check_packages(recipe: Recipe) -> None:
-    """Raise, before a job starts, UsageError for a tracker nobody knows and MissingError for one not installed."""
+    """Raise, before a job starts, UsageError for an unknown tracker and MissingError for one not installed."""
     for name in trackers(recipe):
         if name not in KNOWN:
             raise UsageError(

@@ -47,7 +47,7 @@ def signatures(environ: Mapping[str, str]) -> dict[str, str]:
 def earlier_signatures(environ: Mapping[str, str]) -> frozenset[str]:
     """What earlier attempts of this run have signed their checkpoints with; nothing for the first one."""
     counts = attempt(environ)
-    return frozenset(words for name, words in signatures(environ).items() if counts.get(name))
+    return frozenset(signature for name, signature in signatures(environ).items() if counts.get(name))
 
 
 def is_another(environ: Mapping[str, str]) -> bool:
@@ -97,10 +97,10 @@ def refuse_untrusted(checkpoint: Path) -> None:
 
 def _reasons(checkpoint: Path) -> Iterator[str]:
     owners: set[int] = {os.geteuid(), _ROOT}
-    asked = False
+    looked_up = False
     for path, facts in _everything(checkpoint):
-        if facts.st_uid not in owners and not asked:
-            asked = True
+        if facts.st_uid not in owners and not looked_up:
+            looked_up = True
             owners |= _also_me(checkpoint.parent)
         if facts.st_uid not in owners:
             yield f"{_short(path, checkpoint)} belongs to {_name(facts.st_uid)}"

@@ -82,7 +82,7 @@ class RunLock:
 
 
 def is_in_use(run: Path) -> Holder | None:
-    """Who trains in the run folder `run` now; None when nobody does or there is no such folder."""
+    """Who trains in the run folder `run` now; None for no one or where there is no such folder."""
     path = run / ".lock"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -37,7 +37,7 @@ class Goodput:
 
     `productive`: training whose steps the run has kept; `lost`: training that had to be done again; `restart`:
     starting, loading and resuming, the first time as well; `saving` and `evaluating`: training waited for it; `idle`:
-    nobody worked on the run, as between a requeued job's parts, or nobody knows.
+    the run did not work, as between a requeued job's parts, or unknown.
     """
 
     productive: float

@@ -43,12 +43,12 @@ class Request:
 def request(spec: SlurmSpec) -> Request:
     """`spec`, as it is rendered, in numbers."""
     gpus = f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else spec.gres or ""
-    words = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
+    resources = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
     return Request(
         spec=spec,
         partitions=tuple(name for name in (spec.partition or "").split(",") if name),
         gpus=tuple(each for each in parse_gres(gpus) if each.count),
-        resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in words if word)),
+        resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in resources if word)),
         memory=notation.mib(spec.mem) if spec.mem else None,
         time=notation.seconds(spec.time) if spec.time else None,
     )
@@ -81,7 +81,8 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     fitting = [node for node in pool if all(test(node) for test in _tests(wanted, partition).values())]
     if not lacks and len(fitting) < wanted.spec.nodes:
         yield error(
-            "no_such_nodes", f"{len(fitting)} of the {len(pool)} nodes of {where} have all of it: {_wish(wanted)}",
+            "no_such_nodes",
+            f"{len(fitting)} of the {len(pool)} nodes of {where} have all of it: {_requirements(wanted)}",
             f"--nodes {len(fitting)}" if fitting else "ask for less per node", "--nodes",
         )  # fmt: skip
     elif not lacks:
@@ -94,7 +95,7 @@ def _gpus(wanted: Request) -> str:
     return " and ".join(f"{each.count} {each.type + ' ' if each.type else ''}GPUs" for each in wanted.gpus)
 
 
-def _wish(wanted: Request) -> str:
+def _requirements(wanted: Request) -> str:
     others = [name for name in wanted.resources if name != "gpu"]
     parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
     parts += [f"{wanted.spec.cpus_per_task} cores"] if wanted.spec.cpus_per_task else []
@@ -203,7 +204,7 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         "cores": lambda: str(max(_cores(node, partition) for node in pool)),
         "memory": lambda: notation.gib(max(_memory(node, partition) for node in pool)),
     }
-    asked = {
+    requested = {
         "gpus": (wanted.gpu_flag, _gpus(wanted)),
         "gres": ("--gres", ", ".join(wanted.resources)),
         "cores": ("--cpus-per-task", f"{wanted.spec.cpus_per_task} cores"),
@@ -213,7 +214,7 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         count = sum(map(test, pool))
         if count >= wanted.spec.nodes:
             continue
-        flag, what = asked[code]
+        flag, what = requested[code]
         if count:
             nodes = f"{count} of the {len(pool)} nodes of partition {partition.name}"
             message = f"{nodes} {'has' if count == 1 else 'have'} {what}, and the job wants {wanted.spec.nodes}"

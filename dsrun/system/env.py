@@ -46,7 +46,7 @@ class Worker:
 
 
 def worker_from_env(environ: Mapping[str, str]) -> Worker | None:
-    """The worker that `environ` describes; None when nobody started this process as one.
+    """The worker that `environ` describes; None when this process was not started as one.
 
     torchrun's RANK wins. Without it a task of an `srun` step with several tasks is a worker; the shell of
     `sbatch` or `salloc` is not, although SLURM_PROCID is 0 there. LOCAL_RANK alone can only come from a launcher, for

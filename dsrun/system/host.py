@@ -81,7 +81,7 @@ def oom_kills(root: Path = ROOT) -> int:
     for folder in _cgroups(root, "memory"):
         files += [folder / "memory.events", folder / "memory.oom_control"]
     lines = (line.split() for file in files for line in _text(file).splitlines())
-    return sum(int(words[1]) for words in lines if len(words) == 2 and words[0] == "oom_kill")
+    return sum(int(fields[1]) for fields in lines if len(fields) == 2 and fields[0] == "oom_kill")
 
 
 def disk_free(path: Path) -> int:

@@ -59,7 +59,7 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         raise UsageError(f"{path}: cannot be read: {why}", fix="name a hostfile") from None
     hosts = [line.split("#")[0].split() for line in lines]
-    names = tuple(dict.fromkeys(words[0] for words in hosts if words))
+    names = tuple(dict.fromkeys(fields[0] for fields in hosts if fields))
     wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
     if wrong is not None:
         raise UsageError(f"{path}: {wrong!r} is not a machine name", fix="one `name slots=N` a line")
@@ -93,5 +93,5 @@ def _group(front: str, width: int, end: str, numbers: list[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    words = (str(run[0]).zfill(width) + (f"-{str(run[-1]).zfill(width)}" if len(run) > 1 else "") for run in runs)
-    return f"{front}[{','.join(words)}]{end}"
+    spans = (str(run[0]).zfill(width) + (f"-{str(run[-1]).zfill(width)}" if len(run) > 1 else "") for run in runs)
+    return f"{front}[{','.join(spans)}]{end}"

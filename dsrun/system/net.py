@@ -20,7 +20,7 @@ _CHOICES = 1000
 
 
 def free_port() -> int:
-    """A port that nobody on this machine listens on, and that the kernel gives to nobody who did not ask for it.
+    """A port on which nothing on this machine listens, outside those that the kernel gives away by itself.
 
     Between this check and the server's start lie seconds. A port of those that the kernel gives to outgoing connections
     and to who binds to port 0 (gloo: several a rank) may be gone by then, so it is one below them, where there are
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def _first_of_kernel() -> int:
-    """The first port that the kernel gives away by itself (ip(7)), 0 where nobody knows."""
+    """The first port that the kernel gives away by itself (ip(7)), 0 where that is unknown."""
     try:
         return int(_RANGE_OF_KERNEL.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -175,8 +175,8 @@ def behind_alias(host: str) -> str:
     if _resolve(host):
         return host
     with suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False)
-        for line in asked.stdout.splitlines():
+        answer = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False)
+        for line in answer.stdout.splitlines():
             key, _, value = line.partition(" ")
             if key == "hostname":
                 return value

@@ -86,13 +86,13 @@ def run_foreground(argv: Sequence[str], *, output: int | None = None, grace_s: f
 def _end_session(session: int, grace_s: float) -> None:
     """Ask the processes of `session` to end with SIGTERM, and kill after `grace_s` seconds those that have not."""
     deadline = time.monotonic() + grace_s
-    asked = False
+    terminated = False
     while (members := _members(session)) and time.monotonic() < deadline + _KILL_S:
         late = time.monotonic() >= deadline
-        for pid in members if late or not asked else ():
+        for pid in members if late or not terminated else ():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-        asked = True
+        terminated = True
         time.sleep(_POLL_S)
 
 

@@ -71,7 +71,7 @@ def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> CompletedPro
         raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
     if answer.returncode != 0 and _NO_CLUSTER in answer.stderr:
         raise _no_slurm(argv[0])
-    if answer.returncode != 0 and any(words in answer.stderr for words in _UNREACHABLE):
+    if answer.returncode != 0 and any(message in answer.stderr for message in _UNREACHABLE):
         raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
 
@@ -152,8 +152,10 @@ def qualities() -> str:
     return _accounting("qos", fields="Name,MaxWall,MaxTRES")
 
 
-def _accounting(kind: str, *words: str, fields: str) -> str:
-    return run_tool(["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *words, f"format={fields}"])
+def _accounting(kind: str, *arguments: str, fields: str) -> str:
+    return run_tool(
+        ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *arguments, f"format={fields}"]
+    )
 
 
 def sbatch(options: Sequence[str], script: Path) -> CompletedProcess[str]:

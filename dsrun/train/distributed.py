@@ -131,7 +131,7 @@ def rank0_shares(work: Callable[[], list[T]]) -> T:
 def assert_same_on_all_ranks(what: str, mine: str) -> None:
     """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
     gathered = all_gather_object(mine)
-    other = next((rank for rank, words in enumerate(gathered) if words != gathered[0]), None)
+    other = next((rank for rank, value in enumerate(gathered) if value != gathered[0]), None)
     if other is not None:
         raise ToolError(
             f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}",

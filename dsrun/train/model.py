@@ -68,7 +68,7 @@ def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
 
 @contextmanager
 def one_at_a_time(trusted: bool) -> Iterator[None]:
-    """Nobody else on this machine copies a model's own code in here; without `trusted` there is none to copy.
+    """No other process on this machine copies a model's own code in here; without `trusted` there is none to copy.
 
     transformers copies that code over what is there, and imports it right after: one rank of a machine would import
     what another has just emptied to write it again. Where nothing can be written there is no need of a lock.
@@ -112,15 +112,16 @@ def load_config(spec: TrainSpec) -> Any:
     return config
 
 
-def decide_task(config: Any, asked: str, model: str | None) -> Task:
-    """The task the config's architecture is made for; `asked` is checked against what it can do."""
+def decide_task(config: Any, requested: str, model: str | None) -> Task:
+    """The task the config's architecture is made for; `requested` is checked against what it can do."""
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
-    if asked != "auto":
-        if asked not in able and is_stock:
+    if requested != "auto":
+        if requested not in able and is_stock:
             hint = f"use --task {able[0]}" if able else "choose another model"
-            raise UsageError(f"--task {asked}: {model} is a {config.model_type} model, which cannot do that", fix=hint)
-        return "seq2seq" if asked == "seq2seq" else "causal-lm"
+            kind = f"{model} is a {config.model_type} model"
+            raise UsageError(f"--task {requested}: {kind}, which cannot do that", fix=hint)
+        return "seq2seq" if requested == "seq2seq" else "causal-lm"
     if config.is_encoder_decoder:
         return "seq2seq"
     if not able and is_stock:
@@ -283,11 +284,11 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         raise MissingError(f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}") from error
 
 
-def _refused_attention(asked: str | None, name: str, first: str) -> UsageError | None:
+def _refused_attention(requested: str | None, name: str, first: str) -> UsageError | None:
     """The error where `first`, transformers' message, is about the attention kernel that was asked for."""
-    if not asked or not ("attn_implementation" in first or "Attention" in first):
+    if not requested or not ("attn_implementation" in first or "Attention" in first):
         return None
     return UsageError(
-        f"--attn-implementation {asked}: {name!r} cannot use it: {first.partition('. ')[0]}",
+        f"--attn-implementation {requested}: {name!r} cannot use it: {first.partition('. ')[0]}",
         fix="leave it out: the fastest that works is taken",
     )

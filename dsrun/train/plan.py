@@ -68,9 +68,9 @@ def decide_plan(
     recipe = with_fallback(recipe, remedy)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
-    asked = _batch(recipe, world, saved_batch, notify)
-    batch = with_smaller_batch(asked, remedy)
-    if changes := fallback_notice(asked, batch, remedy):
+    requested = _batch(recipe, world, saved_batch, notify)
+    batch = with_smaller_batch(requested, remedy)
+    if changes := fallback_notice(requested, batch, remedy):
         notify(changes)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
 
@@ -90,12 +90,12 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
             default_micro=(global_batch or DEFAULT_MICRO_BATCH) if spec.auto_micro_batch else DEFAULT_MICRO_BATCH,
         )
 
-    asked = plan(spec.global_batch_size)
+    requested = plan(spec.global_batch_size)
     # Steps and the place in the data are counted in global batches: one that followed from the number of ranks stays.
-    if spec.global_batch_size or accumulation or saved is None or saved == asked.global_batch:
-        return asked
+    if spec.global_batch_size or accumulation or saved is None or saved == requested.global_batch:
+        return requested
     if saved % (world.size * (micro or 1)):
-        return asked
+        return requested
     notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
     return plan(saved)
 
@@ -103,8 +103,8 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
 def _with_stage(recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]) -> Recipe:
     if recipe.spec.zero != "auto":
         return recipe
-    recipe, words = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
-    notify(words)
+    recipe, message = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
+    notify(message)
     return recipe
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.recipe.files import check_files
-from dsrun.recipe.recipe import Recipe, evaluation_is_asked_for, phases
+from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
 from dsrun.train.console import Console, PlainTask
 from dsrun.train.rank_context import explain_failure
@@ -91,7 +91,7 @@ def data_request(recipe: Recipe, config: Any, task: Task, tokens: int, wanted: f
         max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
         vocab_size=max(text.vocab_size, tokens),
         splits=wanted,
-        required=frozenset({"validation"}) if evaluation_is_asked_for(recipe) else frozenset(),
+        required=frozenset({"validation"}) if evaluation_is_requested(recipe) else frozenset(),
     )
 
 

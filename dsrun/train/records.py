@@ -165,8 +165,8 @@ def header(
         ("output", str(folder.path)),
     ]
     if "train" in plan.phases:
-        words = plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")
-        rows.insert(3, ("batch", words))
+        batch = plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")
+        rows.insert(3, ("batch", batch))
     if attempt(os.environ)["attempt"]:
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch")]

@@ -57,21 +57,21 @@ def main(argv: Sequence[str]) -> int:
     try:
         stopping.install(rank)
         os.environ.update(worker.variables())
-        asked = worker_recipe(argv, os.environ)
-        debug = asked.spec.debug
-        folder = RunFolder(Path(output_folder(asked)))
-        asked, notice = recipe_in_force(asked, folder, os.environ)
-        recipe = _resumed_if_restarted(asked)
+        requested = worker_recipe(argv, os.environ)
+        debug = requested.spec.debug
+        folder = RunFolder(Path(output_folder(requested)))
+        requested, notice = recipe_in_force(requested, folder, os.environ)
+        recipe = _resumed_if_restarted(requested)
         if rank == 0:
             folder = RunFolder.create(folder.path, force=recipe.spec.force)
             folder.acquire()
-            aside = _set_aside_earlier_run(asked, folder)
+            aside = _set_aside_earlier_run(requested, folder)
             if aside:
                 console.notice(f"the results of an earlier run moved to {aside}")
             if notice and not is_supervised(os.environ):
                 console.notice(notice)
             if not (is_another(os.environ) and folder.recipe.exists()):
-                write_stored(asked, folder, os.environ)
+                write_stored(requested, folder, os.environ)
         log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
@@ -98,16 +98,16 @@ def _resumed_if_restarted(recipe: Recipe) -> Recipe:
     return replace(recipe, spec=replace(recipe.spec, resume="auto"))
 
 
-def _set_aside_earlier_run(asked: Recipe, folder: RunFolder) -> Path | None:
+def _set_aside_earlier_run(requested: Recipe, folder: RunFolder) -> Path | None:
     """What `--resume never` does to an earlier run in the folder; later, where an attempt died before it was done."""
-    if asked.spec.resume != "never" or "train" not in phases(asked):
+    if requested.spec.resume != "never" or "train" not in phases(requested):
         return None
     from dsrun.train.checkpoint.resume import holds_another_run, set_earlier_run_aside
     from dsrun.train.plan import clear_fallbacks
 
     if not is_another(os.environ):
         clear_fallbacks(folder.path)
-        return set_earlier_run_aside(folder, datetime.now(), discard=asked.spec.force)
+        return set_earlier_run_aside(folder, datetime.now(), discard=requested.spec.force)
     if not holds_another_run(folder, earlier_signatures(os.environ)):
         return None
     # Never deleted here: an unsigned checkpoint, or one of a rank 0 that torchrun has moved, may be this run's own.

@@ -51,14 +51,14 @@ def resolve_zero_auto(
     spec = replace(recipe.spec, zero=None, auto_micro_batch=False)
     opened = replace(recipe, spec=spec, sources=sources | left_open)
     if world.device == "cpu":
-        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
-        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
+        message = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
+        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), message
     try:
-        settings, words = _choose(opened, config, task, precision, _cluster(world))
+        settings, message = _choose(opened, config, task, precision, _cluster(world))
     except MissingError:
-        words = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
-        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), words
-    return with_defaults(opened, settings, SOURCE), words
+        message = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
+        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), message
+    return with_defaults(opened, settings, SOURCE), message
 
 
 def _choose(

@@ -63,7 +63,7 @@ def make_record(
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write WHEEL.json into `folder`, which nobody reads yet."""
+    """Write WHEEL.json into `folder`, before it is published."""
     (folder / RECORD_NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

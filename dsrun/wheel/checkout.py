@@ -55,9 +55,9 @@ def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = 
 
 def _done(answer: CompletedProcess[str], what: str) -> str:
     if answer.returncode:
-        said = answer.stderr.strip().splitlines() or ["no output"]
-        fatal = [line for line in said if line.startswith("fatal: ")]  # advice may come after it
-        raise ToolError(f"{what}: {(fatal or said[-1:])[0]}")
+        stderr = answer.stderr.strip().splitlines() or ["no output"]
+        fatal = [line for line in stderr if line.startswith("fatal: ")]  # advice may come after it
+        raise ToolError(f"{what}: {(fatal or stderr[-1:])[0]}")
     return answer.stdout
 
 

@@ -91,20 +91,20 @@ def _download(version: str, sha256: str, work: Path, python: str) -> Path:
     raise _pip_error(version, sha256, answer.stdout + answer.stderr)
 
 
-def _pip_error(version: str, sha256: str, said: str) -> ToolError | MissingError:
-    if "DO NOT MATCH THE HASHES" in said:
-        got = [line.split()[-1] for line in said.splitlines() if line.split()[:1] == ["Got"]] or ["another"]
+def _pip_error(version: str, sha256: str, stderr: str) -> ToolError | MissingError:
+    if "DO NOT MATCH THE HASHES" in stderr:
+        got = [line.split()[-1] for line in stderr.splitlines() if line.split()[:1] == ["Got"]] or ["another"]
         return ToolError(
             f"the sdist of DeepSpeed {version} that pip found has SHA-256 {got[0]} instead of {sha256}: "
             "nothing of it was run",
             fix="find out where it comes from: `pip config list` shows the index",
         )
-    if "No module named pip" in said:
+    if "No module named pip" in stderr:
         return MissingError(
             "pip is not installed in this environment, and it fetches DeepSpeed's sources",
             fix=f"python -m ensurepip, or give the file: --deepspeed deepspeed-{version}.tar.gz",
         )
-    errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[-1:]
+    errors = [line for line in stderr.splitlines() if line.startswith("ERROR:")] or stderr.strip().splitlines()[-1:]
     reason = errors[0].removeprefix("ERROR:").strip() if errors else "no output"
     return ToolError(
         f"pip could not fetch the sources of DeepSpeed {version}: {reason}",

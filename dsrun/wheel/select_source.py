@@ -183,4 +183,4 @@ def _from_folder(wanted: SourceIdentity, path: Path, into: Path) -> None:
     copy_tree(path, files, into)
     changed = wanted.kind == "tree" and tree_digest(into, files) != wanted.digest
     if changed or (checkout and wanted.kind == "git" and wanted.digest != f"git:{checkout.commit}"):
-        raise UsageError(f"{path} changed while it was copied", fix="try again when nobody writes to it")
+        raise UsageError(f"{path} changed while it was copied", fix="try again when no other process writes to it")

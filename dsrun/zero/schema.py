@@ -171,21 +171,21 @@ def coerce(value: Any, entry: Mapping[str, Any]) -> Fitted:
 
 def outside(value: Any, entry: Mapping[str, Any]) -> str:
     """The bounds in words when the fitted value breaks one of them, else an empty text."""
-    limits = [(words, entry[name], holds) for name, words, holds in BOUNDS if name in entry]
+    limits = [(label, entry[name], holds) for name, label, holds in BOUNDS if name in entry]
     if value is None or all(holds(value, limit) for _, limit, holds in limits):
         return ""
-    return " and ".join(f"{words} {limit:g}" for words, limit, _ in limits)
+    return " and ".join(f"{label} {limit:g}" for label, limit, _ in limits)
 
 
 def expected(entry: Mapping[str, Any]) -> str:
     """What a key takes, in words."""
     if "choices" in entry:
         return "one of " + ", ".join(shown(each) for each in entry["choices"])
-    words = entry["types"] if "types" in entry else [entry["type"]]
-    nouns = [NOUNS[word] for word in words]
+    types = entry["types"] if "types" in entry else [entry["type"]]
+    nouns = [NOUNS[word] for word in types]
     if "items" in entry:
         nouns = [f"a list of {expected(entry['items']).removeprefix('a ')}s"]
-    return " or ".join(nouns) + (", or null" if entry.get("null") and "any" not in words else "")
+    return " or ".join(nouns) + (", or null" if entry.get("null") and "any" not in types else "")
 
 
 def shown(value: Any) -> str:

@@ -72,12 +72,12 @@ class Flags:
 class ConfigView:
     """A config, and what is known about the run it is for.
 
-    `target` says who reads it; `asked` whether the user said so. `world_size` is the number of ranks.
+    `target` says who reads it; `is_target_given` whether the user said so. `world_size` is the number of ranks.
     """
 
     config: dict[str, Any]
     target: Target
-    asked: bool = False
+    is_target_given: bool = False
     world_size: int | None = None
     flags: Flags | None = None
     model_type: str | None = None
@@ -175,9 +175,9 @@ class ConfigView:
         return None if enabled is MISSING else bool(enabled)
 
 
-def find_target(config: Any, asked: Target | None) -> Target:
+def find_target(config: Any, requested: Target | None) -> Target:
     """Who a config is for: who the user says, else the Trainer if there is an "auto" that only it fills."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     view = ConfigView(config if isinstance(config, dict) else {}, "trainer")
     return "trainer" if any(view.is_auto(*path) for path in TRAINER_FILLS) else "deepspeed"

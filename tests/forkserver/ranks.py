@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.forkserver.client import FOR_TORCH, HEAVY, ROOT
 from tests.ports import free_ports
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class Ranks:
@@ -74,4 +74,4 @@ class Ranks:
                 return failed[0]
             if None not in codes:
                 return None
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)

@@ -46,7 +46,7 @@ def diagnose() -> str:
 def config_check() -> str:
     """The table of docs/config-check.md: every code of a finding."""
     rows = [(f"`{name}`", code.levels, code.meaning, code.stops) for name, code in CODES.items()]
-    return table(("code", "level", "what is the matter", "who stops at an error"), rows) + "\n"
+    return table(("code", "level", "what is the matter", "what stops at an error"), rows) + "\n"
 
 
 PAGES = {

@@ -30,9 +30,9 @@ _LONGEST = 1 << 20
 _USUAL_FILES = 512
 
 
-def hmac_digest(key: bytes, *words: object) -> str:
+def hmac_digest(key: bytes, *values: object) -> str:
     """HMAC-SHA256 of the values: proves knowledge of the key without sending it."""
-    return hmac.new(key, json.dumps([str(word) for word in words]).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key, json.dumps([str(word) for word in values]).encode(), hashlib.sha256).hexdigest()
 
 
 def digests_match(shown: object, expected: str) -> bool:

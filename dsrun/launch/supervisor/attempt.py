@@ -33,7 +33,7 @@ INTERRUPT_TIMEOUT_S = 2.0
 AGENT_TIMEOUT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
 _AGENT_REPORT_S = 0.5
-# One that has ended well fails nobody while its agent waits for a busy machine to let it look.
+# One that has ended well is no failure while its agent waits for a busy machine to let it look.
 _CLEAN_EXIT_REPORT_S = 60.0
 _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
 
@@ -95,7 +95,7 @@ class Attempt:
         self._ooms = oom_kills()
 
     def run(self, starter: Starter, env: Mapping[str, str], port: int) -> AttemptResult:
-        """Start, watch to the end, and leave nobody behind but what `starter` spares."""
+        """Start, watch to the end, and leave no process but what `starter` spares."""
         for name in ("beats", "failures"):
             (self._folder / name).mkdir(parents=True)
         own = {
@@ -174,7 +174,7 @@ class Attempt:
         pid, now = agent.pid, time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to report it.
         alive = pid is None or reaper.lives(pid)
-        # Of one that nobody knows the end of the agent may have news; it may be kept from the processor.
+        # The agent may know more of one whose end is unknown; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
         patience = {None: AGENT_TIMEOUT_S, 0: _CLEAN_EXIT_REPORT_S}
         return any(now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items())

@@ -103,7 +103,7 @@ class RunEventWriter:
 def _line(failure: Failure, decision: Decision) -> str:
     """Who failed how, and what comes next: "rank 1 was killed (SIGKILL) after step 12: again from step 10 in 1 s"."""
     next_ = decision.why.removeprefix(f"{cause_named(failure.cause).title}: ")
-    # Where nobody knows the cause, the message is all that is known of it.
+    # Where the cause is unknown, the message is all that is known of it.
     return next_ if failure.message in next_ else f"{failure.message}: {next_}"
 
 
@@ -140,14 +140,14 @@ class AsyncLineWriter:
 
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
-            with suppress(OSError):  # nobody listens any more
+            with suppress(OSError):  # no reader any more
                 self._notify(line)
 
 
 class Tee:
     """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive.
 
-    Nobody who writes is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
+    No writer is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
     is gone) is left out there, and what does not fit on the disk in `copy`. A rank that waits would seem to hang.
     """
 

@@ -24,7 +24,7 @@ CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
 class Failure:
     """How one attempt failed: of the rank that failed first.
 
-    `cause` is a code of docs/diagnose.md, "" where nobody knows; `exit_code` as the process ended, negative for a
+    `cause` is a code of docs/diagnose.md, "" where it is unknown; `exit_code` as the process ended, negative for a
     signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
     failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those of them in which the
     supervisor was kept from looking; `rollback` that the rank asks to go on from the newest checkpoint, and will then
@@ -103,7 +103,7 @@ def decide(
     """The answer to the last failure of `history`, which holds all failures of this run so far, the first one first.
 
     `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
-    attempt would begin from; None where nobody can know, as with a script of the user's own: then only `max_restarts`
+    attempt would begin from; None where that is unknown, as with a script of the user's own: then only `max_restarts`
     is the limit. `remedy` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
     `shrink`), None where unknown.
     """

@@ -22,7 +22,7 @@ VARIABLE = b"DSRUN_RUN_ID="
 _PROC = Path("/proc")
 # The 52nd value of stat in proc(5), counted from the third, which follows the name.
 _EXIT_CODE = 49
-_LOOK_S = 0.02
+_POLL_S = 0.02
 # A member that forks between the look and the shot is met in a later round.
 _QUIET_ROUNDS = 3
 
@@ -58,7 +58,7 @@ def state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def exit_code(pid: int) -> int | None:
-    """How `pid` ended (negative: a signal), as long as its parent has not asked; None where nobody can tell any more.
+    """How `pid` ended (negative: a signal); None where that is unknown, as after its parent has waited for it.
 
     The kernel shows it to the same user; others would read 0.
     """
@@ -93,7 +93,7 @@ def kill(pid: int, signum: int) -> None:
 
 
 def end(run_id: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bool:
-    """Kill the family until nobody is left; False where somebody still is after `within_s` seconds."""
+    """Kill the process tree until none of it is left; False where some of it still is after `within_s` seconds."""
     kept_processes = set(spare)
     deadline = time.monotonic() + within_s
     # Who gives much memory back shows no environment any more, but holds GPUs, locks and files until it is gone.
@@ -107,7 +107,7 @@ def end(run_id: str, *, spare: Iterable[int] = (), within_s: float = 10.0) -> bo
         quiet = 0 if found or dying else quiet + 1
         if (found or dying) and time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True
 
 
@@ -134,7 +134,7 @@ class Reaper:
     """The reaper of this supervisor, started again if it is killed; it ends the run when this process is gone."""
 
     def __init__(self, run_id: str, scratch: Path) -> None:
-        self._words = [run_id, str(scratch)]
+        self._arguments = [run_id, str(scratch)]
         self._begin()
 
     def _begin(self) -> None:
@@ -142,7 +142,7 @@ class Reaper:
 
         read, self._write = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(read), *self._words],
+            [sys.executable, "-I", "-S", __file__, str(read), *self._arguments],
             pass_fds=(read,),
             start_new_session=True,
             stdin=subprocess.DEVNULL,

@@ -135,7 +135,7 @@ class _Supervision:
         return {**self._job.env, **own}
 
     def run_attempts(self) -> Outcome:
-        """Attempt after attempt; leaves nobody behind."""
+        """Attempt after attempt; no process is left."""
         try:
             while True:
                 self._progress.append(self._newest())
@@ -159,7 +159,7 @@ class _Supervision:
             reaper.end(self._run_id)
 
     def _attempt(self) -> AttemptResult | None:
-        """One attempt; None when nobody wants another one any more."""
+        """One attempt; None when no other one is wanted."""
         if self._stop_wanted():
             return None
         port = self._job.port or free_port()
@@ -167,7 +167,7 @@ class _Supervision:
         return Attempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
 
     def _newest(self) -> int | None:
-        """The step of the newest complete checkpoint, 0 for none; None where nobody or only the program knows.
+        """The step of the newest complete checkpoint, 0 for none; None where only the program knows, if any.
 
         Only node 0, which decides, looks: a thousand nodes would each ask the file server for every file.
         """

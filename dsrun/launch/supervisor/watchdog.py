@@ -25,7 +25,7 @@ TIMES_SLOWEST = 3.0
 OTHER_PHASES_S = 1800.0
 """The limit outside the loop of steps, and before the second step: loading, saving and compiling have no beat."""
 
-# A supervisor that did not look for so long was itself stopped, or the machine asleep: nobody's silence counts.
+# A supervisor that did not look for so long was itself stopped, or the machine asleep: no rank's silence counts.
 _ABSENT_S = 2.0
 
 
@@ -139,8 +139,8 @@ def describe(pid: int, beat: Beat | None) -> str:
     process = Path("/proc", str(pid))
     parts += [f"== {name}\n{_read_text(process / name)}" for name in _FILES]
     for task in sorted(process.glob("task/*")):
-        words = [_read_text(task / name) for name in ("comm", "wchan", "syscall")]
-        parts.append(f"== thread {task.name}: " + ", ".join(words))
+        states = [_read_text(task / name) for name in ("comm", "wchan", "syscall")]
+        parts.append(f"== thread {task.name}: " + ", ".join(states))
     return "\n".join(parts) + "\n"
 
 

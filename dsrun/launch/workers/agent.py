@@ -44,7 +44,7 @@ class ZygoteStarter:
     """
 
     def __init__(self, module: str | None, imports: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> None:
-        self._words = [module or "-", *AGENT_IMPORTS, *imports]
+        self._arguments = [module or "-", *AGENT_IMPORTS, *imports]
         self._env = env
         self._output = output
         self._begin()
@@ -53,7 +53,7 @@ class ZygoteStarter:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", "dsrun.launch.workers.zygote", str(theirs.fileno())]
-            self.process = _spawn([*command, *self._words], self._env, self._output, keep=theirs.fileno())
+            self.process = _spawn([*command, *self._arguments], self._env, self._output, keep=theirs.fileno())
         ours.setblocking(False)
         self._socket = ours
         self._rest = b""

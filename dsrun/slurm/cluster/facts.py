@@ -91,8 +91,8 @@ class Node:
     @property
     def is_usable(self) -> bool:
         """Whether it takes jobs, now or when others end; a node of a cloud that is switched off does."""
-        words = self.state.rstrip("*~#!%$@^-+").replace("*", "").split("+")
-        return not _UNUSABLE.intersection(words)
+        states = self.state.rstrip("*~#!%$@^-+").replace("*", "").split("+")
+        return not _UNUSABLE.intersection(states)
 
     @property
     def gpu_count(self) -> int:

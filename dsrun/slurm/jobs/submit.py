@@ -166,7 +166,7 @@ def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float]
     """Follow a job, or all tasks of an array, to the end and return its result as an exit code.
 
     `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
-    know, and ToolError when nobody knows any more how it ended.
+    know, and ToolError when SLURM no longer knows how it ended.
     """
     watch, tails = Watch(job_id), dict[str, Tail]()
 

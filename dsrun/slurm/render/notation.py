@@ -27,8 +27,8 @@ _MAIL = (
 
 
 def _is_array(text: str) -> bool:
-    words = text.removeprefix("[").removesuffix("]").split(",")
-    found = [_INDICES.fullmatch(word) for word in words]
+    parts = text.removeprefix("[").removesuffix("]").split(",")
+    found = [_INDICES.fullmatch(word) for word in parts]
     return all(one and int(one[2] or one[1]) >= int(one[1]) and int(one[3] or 1) > 0 for one in found)
 
 

@@ -93,7 +93,7 @@ def adapt(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with acquire_lock(folder.parent / ".lock", beat):
         if _note(folder) != note:
-            notify(f"{checkpoint.name}: {saved.words} → {layout.words}")
+            notify(f"{checkpoint.name}: {saved.description} → {layout.description}")
             if names is None and not (saved.stage and layout.stage):
                 raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
             groups = names() if names and not (saved.stage and layout.stage) else []
@@ -112,13 +112,14 @@ def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
     if saved.nvme or layout.nvme:
         which = "was saved with" if saved.nvme else "would be loaded into"
         raise UsageError(
-            f"{checkpoint} {which} NVMe offload, and DeepSpeed cannot convert between {saved.words} and {layout.words}",
+            f"{checkpoint} {which} NVMe offload, and DeepSpeed cannot convert"
+            f" between {saved.description} and {layout.description}",
             fix=f"resume with {as_saved}" if saved.nvme else f"use --offload cpu, or {as_saved}",
         )
     for each in (saved, layout):
         if each.stage == 0 and each.engine:
             raise UsageError(
-                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.words}", fix=f"use {as_saved}"
+                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.description}", fix=f"use {as_saved}"
             )
     if layout.own_scheduler != saved.own_scheduler:
         who = "DeepSpeed's own" if saved.own_scheduler else "the Trainer's"
@@ -146,7 +147,7 @@ def _convert(
     if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
         raise UsageError(
             f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
-            f" AdamW's states can be resumed under {layout.words}",
+            f" AdamW's states can be resumed under {layout.description}",
             fix="use --zero 1 or 2, or the number of ranks and the stage of before",
         )
     _check_room(source, folder.parent)

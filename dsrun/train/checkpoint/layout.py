@@ -60,7 +60,7 @@ class Layout:
         )
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
 

@@ -54,8 +54,8 @@ def find_checkpoint(
     starts anew; anything else is a checkpoint folder, and in a later attempt only where this run has not come farther
     itself, as checkpoints show that bear a signature of its earlier attempts (`again`). `facts` are this run's, as
     `checkpoint_facts` gives them."""
-    for words in rank0_first(lambda: tidy(folder)):
-        notify(words)
+    for message in rank0_first(lambda: tidy(folder)):
+        notify(message)
     _check_shared_folder(folder, force=force, notify=notify)
     read = partial(read_through, trust=trust, beat=beat)
     found: Path | None = None
@@ -72,10 +72,10 @@ def find_checkpoint(
             found = _newest(folder, read, notify, lambda step, path: step > beyond and _is_signed(path, again))
         found = found or _given(given, read, trust, notify)
     if found:
-        for words in rank0_first(lambda: _compare(found, facts, force=force)):
-            notify(words)
-    for words in rank0_first(lambda: _set_aside_later(folder, found)):
-        notify(words)
+        for message in rank0_first(lambda: _compare(found, facts, force=force)):
+            notify(message)
+    for message in rank0_first(lambda: _set_aside_later(folder, found)):
+        notify(message)
     if found:
         notify(f"resuming from {found}")
     return found
@@ -170,10 +170,10 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
             fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
         )
     lines = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
-    for name, words in _REPORTED_DIFFERENCES.items():
+    for name, label in _REPORTED_DIFFERENCES.items():
         if _differ(saved, facts, name):
             lines.append(
-                f"the {words} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
+                f"the {label} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
                 + (f" (--global-batch-size {saved[name]} keeps it)" if name == "global_batch" else "")
             )
     return lines
@@ -197,7 +197,7 @@ def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:
     them for the newest, rotation would delete this run's own instead, and the save of the same step replace it."""
     step = _step(chosen) if chosen else 0
     if chosen is None:
-        # Nobody is going to load what was converted for an earlier attempt, nor to remove it.
+        # What was converted for an earlier attempt is never loaded again.
         shutil.rmtree(folder.path / CONVERTED, ignore_errors=True)
     beyond = [] if step is None else [each for each, _ in folder.checkpoints() if each > step]
     return [f"checkpoint-{each} moved to {set_aside(folder, each).relative_to(folder.path)}" for each in sorted(beyond)]

@@ -99,7 +99,7 @@ class _Preparation:
 
     def _hold_out(self, sources: Sources) -> int:
         """Percentage of the training data that stands in for missing validation data; 0 when there is no need. Also
-        when nobody evaluates now, so that a later evaluation does not see what was trained on."""
+        when this run does not evaluate, so that a later evaluation does not see what was trained on."""
         if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
             return 0
         percent = self.spec.validation_split_percentage

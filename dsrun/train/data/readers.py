@@ -181,7 +181,7 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
     try:
         records = csv.reader(lines(START), delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(filter(None, records), [])]
-        # Spreadsheets leave several empty names, which nobody asks for.
+        # Spreadsheets leave several empty names, which are never used.
         twice = next((name for name in header if name and header.count(name) > 1), None)
         if twice:
             raise UsageError(f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own")

@@ -96,14 +96,14 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     # Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
     default = min(DEFAULT_LENGTH, max_positions or DEFAULT_LENGTH, tokenizer.model_max_length or DEFAULT_LENGTH)
     if task == "causal-lm":
-        flag, asked = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
-        length = _checked(flag, asked, default, max_positions, least=2)
+        flag, length_given = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
+        length = _checked(flag, length_given, default, max_positions, least=2)
         return Limits(length, length, length)
     least = tokenizer.num_special_tokens_to_add(pair=False) + 1
-    flag, asked = _first(("--max-source-length", spec.max_source_length), ("--max-length", spec.max_length))
+    flag, length_given = _first(("--max-source-length", spec.max_source_length), ("--max-length", spec.max_length))
     # With --resize-position-embeddings the model is made to fit the source.
     positions = None if spec.resize_position_embeddings else max_positions
-    source = _checked(flag, asked, default, positions, least)
+    source = _checked(flag, length_given, default, positions, least)
     short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
     target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
     eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
@@ -120,28 +120,28 @@ def idle_lengths(spec: TrainSpec, task: str) -> str | None:
     return f"{kind} has no {' or '.join(given)}: nothing is cut there ({own} N)" if given else None
 
 
-def check_sample_count(flag: str, asked: int | None, there: int, what: str) -> None:
+def check_sample_count(flag: str, requested: int | None, there: int, what: str) -> None:
     """Raise UsageError where more samples are asked for than there are."""
-    if asked is None:
+    if requested is None:
         return
-    if asked < 1:
-        raise UsageError(f"{flag} {asked}: at least one sample is needed")
-    if asked > there:
-        raise UsageError(f"{flag} {asked:,}: there are only {there:,} {what}", fix=f"{flag} {there}")
+    if requested < 1:
+        raise UsageError(f"{flag} {requested}: at least one sample is needed")
+    if requested > there:
+        raise UsageError(f"{flag} {requested:,}: there are only {there:,} {what}", fix=f"{flag} {there}")
 
 
 def _first(*flags: tuple[str, int | None]) -> tuple[str, int | None]:
     return next((pair for pair in flags if pair[1] is not None), flags[0])
 
 
-def _checked(flag: str, asked: int | None, default: int, positions: int | None, least: int) -> int:
-    if asked is None:
+def _checked(flag: str, requested: int | None, default: int, positions: int | None, least: int) -> int:
+    if requested is None:
         return default
-    if asked < least:
-        raise UsageError(f"{flag} {asked}: a sequence needs at least {least} tokens")
-    if positions is not None and asked > positions:
-        raise UsageError(f"{flag} {asked}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
-    return asked
+    if requested < least:
+        raise UsageError(f"{flag} {requested}: a sequence needs at least {least} tokens")
+    if positions is not None and requested > positions:
+        raise UsageError(f"{flag} {requested}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
+    return requested
 
 
 @dataclass

@@ -129,8 +129,8 @@ def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSourc
 
 def split_of(name: str) -> str | None:
     """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are validation."""
-    words = set(re.split(r"[^a-z]+", name.lower()))
-    return next((split for split, names in _NAMES.items() if words & set(names)), None)
+    parts = set(re.split(r"[^a-z]+", name.lower()))
+    return next((split for split, names in _NAMES.items() if parts & set(names)), None)
 
 
 def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:

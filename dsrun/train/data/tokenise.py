@@ -54,7 +54,7 @@ class RowEncoder:
     """A batch function for `map`: raw or normalised rows in, token ids out. What it counts in a worker process goes as
     JSON lines to `ledger`. `layout` brings raw rows into normal form and is None for rows that are in it already
     (`kind` says in which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused
-    here, for streams, which nobody can look through beforehand."""
+    here, for streams, which cannot be read beforehand."""
 
     tokenizer: Any
     task: str
@@ -189,8 +189,8 @@ class RowEncoder:
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
         texts = {"source_text": "", "target_text": ""}
         if self.keep_text and last is not None:
-            asked = "\n".join(f"{message['role']}: {message['content']}" for message in messages[:last])
-            texts = {"source_text": asked, "target_text": messages[last]["content"]}
+            prompt = "\n".join(f"{message['role']}: {message['content']}" for message in messages[:last])
+            texts = {"source_text": prompt, "target_text": messages[last]["content"]}
         return {"input_ids": ids, "labels": labels, "where": row["where"], **texts}
 
     def _given(self, row: Row) -> Row:

@@ -187,9 +187,9 @@ def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
     found = [(name, float(metrics[prefix + name])) for name in SHOWN_METRICS if prefix + name in metrics]
     # Scores run from 0 to 100; loss and perplexity have no such scale.
     figures = [number(value) if name in ("loss", "perplexity") else f"{value:.2f}" for name, value in found]
-    words = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
+    parts = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
     seconds = metrics.get(f"{prefix}seconds")
-    return "  ".join(words) + (f"  ({duration(seconds)})" if seconds else "")
+    return "  ".join(parts) + (f"  ({duration(seconds)})" if seconds else "")
 
 
 def robust_z(value: float, others: Sequence[float]) -> float:

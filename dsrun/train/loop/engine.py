@@ -195,8 +195,8 @@ def decide_precision(
     `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off
     decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
     """
-    asked = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
-    if asked.get("fp16"):
+    requested = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
+    if requested.get("fp16"):
         if family_of(model_type).overflows_in_fp16 and not force:
             raise UsageError(
                 f"--fp16: {overflow_in_fp16(model_type)}",
@@ -208,14 +208,14 @@ def decide_precision(
                 fix="use --bf16, or fp32 with --bf16 false; --force tries it where the processor computes in fp16",
             )
         return "fp16"
-    if asked.get("bf16"):
+    if requested.get("bf16"):
         if not bf16_supported and device == "cuda" and not force:
             raise UsageError(
                 "--bf16: this GPU does not compute in bf16 (compute capability 8.0 and above do)",
                 fix="use --fp16, or fp32 with --bf16 false",
             )
         return "bf16"
-    if "bf16" in asked or "fp16" in asked:
+    if "bf16" in requested or "fp16" in requested:
         return "fp32"
     return "bf16" if bf16_supported else "fp32"
 

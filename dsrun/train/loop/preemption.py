@@ -31,7 +31,7 @@ class StopVote:
         self.device = device
         self._before: torch.Tensor | None = None
 
-    def any_rank_asked(self) -> bool:
+    def any_rank_requested(self) -> bool:
         if not self.stopping.is_on:
             return False
         votes = self._cast()
@@ -77,7 +77,7 @@ class PreemptionCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Asked during the save: there is nothing to save after one more step that this checkpoint has not.
         if not self.trainer.interrupted and state.global_step < state.max_steps:
-            self.trainer.interrupted = self.trainer.any_rank_asked_to_stop()
+            self.trainer.interrupted = self.trainer.any_rank_stops()
         if self.trainer.interrupted:
             control.should_training_stop = True
 

@@ -121,7 +121,7 @@ class RunTrainer(Checkpointing):
         """Whether rank 0 wished for a checkpoint when this step began (--save-every auto); the same on all ranks."""
         return bool(self._votes[1])
 
-    def any_rank_asked_to_stop(self) -> bool:
+    def any_rank_stops(self) -> bool:
         """Whether any rank has been asked to stop by now; called on all ranks."""
         return StopVote(self.context.stopping, world_size=self.split.world_size, device=self.args.device).newest()
 
@@ -219,7 +219,7 @@ class RunTrainer(Checkpointing):
         def after_batch(done: int, total: int) -> None:
             self.context.heart.beat()
             self.eval_progress(done, total)
-            if self.may_leave_evaluation and done < total and vote.any_rank_asked():
+            if self.may_leave_evaluation and done < total and vote.any_rank_requested():
                 raise EvaluationLeftError
 
         return after_batch

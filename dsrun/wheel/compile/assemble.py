@@ -96,7 +96,7 @@ def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -
         ("its version", report.version, f"{request.deepspeed}+{request.local_version}"),
         ("its Python", report.python, request.python),
     )
-    wrong = [f"{what} is {found or 'none'}, not {asked or 'none'}" for what, found, asked in pairs if found != asked]
+    wrong = [f"{what} is {found or 'none'}, not {wanted or 'none'}" for what, found, wanted in pairs if found != wanted]
     for op in ops:
         library = next((each for each in report.libraries if each.path.startswith(f"{op.library}.")), None)
         if library is None:

@@ -39,12 +39,12 @@ def node_level(features: Iterable[str]) -> str | None:
 
     Features mean "at least": a node called `avx2` and `genoa` has what a Genoa has. A level is its own feature.
     """
-    words = {word.strip().lower().replace("_", "-") for word in features}
+    levels = {word.strip().lower().replace("_", "-") for word in features}
     table: dict[str, list[str]] = read_toml("build", "cpu.toml")["features"]
     known = {word.replace("_", "-"): level for level, names in table.items() for word in (level, *names)}
-    if _LESS in words:
+    if _LESS in levels:
         return known[_LESS]
-    return max((known[word] for word in words & set(known)), default=None)
+    return max((known[word] for word in levels & set(known)), default=None)
 
 
 def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
@@ -65,7 +65,7 @@ for name in ("setuptools", "wheel"):
 """
 _BDIST_WHEEL = "70.1"
 """First setuptools that makes wheels without the package `wheel` (its changelog)."""
-_ASK_S = 60.0
+_TIMEOUT_S = 60.0
 _MISSING = ("no_torch", "no_nvcc", "no_cuda_runtime", "need_missing")
 """Codes of findings that are about something that is not installed."""
 _BF16 = "bf16_switched_off"
@@ -165,7 +165,7 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
     """Check for the build tools in the target environment, as there is no build isolation."""
     from packaging.version import Version
 
-    lines = capture([str(python), "-c", _PACKAGES], seconds=_ASK_S).stdout.splitlines()
+    lines = capture([str(python), "-c", _PACKAGES], seconds=_TIMEOUT_S).stdout.splitlines()
     found = dict(line.split()[1:] for line in lines if line.startswith("dsrun: "))
     setuptools = found.get("setuptools")
     if setuptools is None or ("wheel" not in found and Version(setuptools) < Version(_BDIST_WHEEL)):

@@ -61,10 +61,10 @@ def parse_line(label: str, text: str) -> Event | None:
 
 def _source(command: str) -> str:
     """Name of the file that a compiler's command line compiles; "" when it compiles none."""
-    words: Sequence[str] = ()
+    arguments: Sequence[str] = ()
     with suppress(ValueError):  # a shell construct that is no plain command
-        words = shlex.split(command)
-    for flag, value in pairwise(words):
+        arguments = shlex.split(command)
+    for flag, value in pairwise(arguments):
         if flag == "-c" and not value.startswith("-"):  # torch writes -c twice
             return PurePath(value).name
     return ""
@@ -150,7 +150,7 @@ def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes:
             tracker.note(event, time.monotonic())
             watch(event, tracker)
     finally:
-        for _ in pipe:  # also when `watch` fails: a build whose output nobody reads would block
+        for _ in pipe:  # also when `watch` fails: a build whose output is not read would block
             pass
 
 

@@ -16,7 +16,7 @@ from dsrun.wheel.target.cxx import Cxx, c_compiler, predefined
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
 PORTABLE = "x86-64-v3"
-_ASK_S = 60.0
+_TIMEOUT_S = 60.0
 # The x86-64 psABI's micro-architecture levels by the names that Linux prints in /proc/cpuinfo (lzcnt is "abm", sse3
 # is "pni"; without XSAVE it prints none of AVX).
 X86_LEVELS = (
@@ -141,10 +141,10 @@ def _define(macros: Mapping[str, str]) -> str:
 def _known_names(cxx: Cxx) -> list[str]:
     """Processor names from the list that gcc and clang print with the refusal."""
     try:
-        said = capture([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S).stderr
+        stderr = capture([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_TIMEOUT_S).stderr
     except ToolError:
         return []
-    return re.findall(r"[\w.+-]{4,}", said.partition(" are:")[2].partition("\n")[0])
+    return re.findall(r"[\w.+-]{4,}", stderr.partition(" are:")[2].partition("\n")[0])
 
 
 Links = Mapping[str, tuple[Sequence[str], Sequence[str]]]
@@ -190,8 +190,8 @@ def _script(real: Path, level: Level, *, debug: bool, cache: str | None, links: 
     if not debug:
         rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
     cases = "".join(f"        {rule}\n" for rule in rules)
-    words = [*([cache] if cache else []), str(real)]
-    return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=shlex.join(words), append=_spaced(append))
+    launcher = [*([cache] if cache else []), str(real)]
+    return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=shlex.join(launcher), append=_spaced(append))
 
 
 def _link_rules(links: Links) -> str:
@@ -201,8 +201,8 @@ def _link_rules(links: Links) -> str:
     )
 
 
-def _spaced(words: Sequence[str]) -> str:
-    return f" {shlex.join(words)}" if words else ""
+def _spaced(arguments: Sequence[str]) -> str:
+    return f" {shlex.join(arguments)}" if arguments else ""
 
 
 _TEMPLATE = """\

@@ -17,7 +17,7 @@ from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
 
-_ASK_S = 60.0
+_TIMEOUT_S = 60.0
 _CACHES = ("ccache", "sccache")
 _PACKAGES = {"apt": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "conda": "conda-forge::gxx"}
 _VERSIONED = re.compile(r"(g\+\+|clang\+\+)-\d+")
@@ -62,18 +62,18 @@ def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> Cxx:
 def _named(text: str, by: str, environ: Mapping[str, str]) -> Cxx:
     # A path with spaces is one word when it is there; anything else is read as a shell would.
     try:
-        words = [text] if Path(text).exists() else shlex.split(text)
+        command = [text] if Path(text).exists() else shlex.split(text)
     except (OSError, ValueError):  # too long for a name, or a quote that is not closed
-        words = text.split()
-    words = [word for word in words if Path(word).name not in _CACHES]
-    if len(words) != 1:
+        command = text.split()
+    command = [word for word in command if Path(word).name not in _CACHES]
+    if len(command) != 1:
         raise UsageError(f"{by} is {text!r}, not one program", fix="name the compiler alone, without flags")
-    path = shutil.which(words[0], path=environ.get("PATH"))
+    path = shutil.which(command[0], path=environ.get("PATH"))
     found = identify(Path(path)) if path else None
     if found is None:
         others = ", ".join(other.path.name for other in all_cxx(environ)) or "none"
         state = "not a C++ compiler" if path else "not there"
-        raise UsageError(f"{by} names {words[0]!r}, which is {state}", fix=f"compilers here: {others}")
+        raise UsageError(f"{by} names {command[0]!r}, which is {state}", fix=f"compilers here: {others}")
     return found
 
 
@@ -106,7 +106,7 @@ def identify(path: Path) -> Cxx | None:
 def predefined(path: Path, flags: Sequence[str] = ()) -> dict[str, str]:
     """The macros that compiler `path` predefines under `flags`; empty when it refuses them."""
     try:
-        answer = capture([str(path), *flags, "-dM", "-E", "-x", "c++", "/dev/null"], seconds=_ASK_S)
+        answer = capture([str(path), *flags, "-dM", "-E", "-x", "c++", "/dev/null"], seconds=_TIMEOUT_S)
     except (MissingError, ToolError, OSError):
         return {}
     if answer.returncode:
@@ -154,7 +154,7 @@ def _compiles(cxx: Cxx, source: str, before: Sequence[str], after: Sequence[str]
         (Path(folder) / "probe.cpp").write_text(source, encoding="utf-8")
         argv = [str(cxx.path), *before, "probe.cpp", *after]
         try:
-            return capture(argv, seconds=_ASK_S, cwd=Path(folder)).returncode == 0
+            return capture(argv, seconds=_TIMEOUT_S, cwd=Path(folder)).returncode == 0
         except ToolError:
             return False
 
@@ -175,7 +175,7 @@ _NEEDS_ROOT = ("apt", "dnf", "zypper", "pacman")
 def package_manager(environ: Mapping[str, str]) -> str | None:
     """ "conda" inside an activated conda environment, else the system's: apt, dnf, zypper or pacman; None without.
 
-    conda comes first: on a cluster nobody is root, and its compilers look into its own prefix.
+    conda comes first: users of a cluster are not root, and its compilers look into its own prefix.
     """
     path = environ.get("PATH")
     if environ.get("CONDA_PREFIX") and any(shutil.which(name, path=path) for name in ("conda", "mamba")):
@@ -187,8 +187,8 @@ def package_manager(environ: Mapping[str, str]) -> str | None:
 def install_command(manager: str, packages: str) -> str:
     """The command line that installs `packages` (separated by spaces) with `manager`."""
     sudo = "sudo " if manager in _NEEDS_ROOT and os.geteuid() != 0 else ""
-    words = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
-    return f"{sudo}{_COMMANDS[manager]} {' '.join(words)}"
+    names = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
+    return f"{sudo}{_COMMANDS[manager]} {' '.join(names)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,4 +289,4 @@ class Probe:
 
     def _has_module(self, module: str) -> bool:
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return capture([self._python, "-c", code], seconds=_ASK_S).returncode == 0
+        return capture([self._python, "-c", code], seconds=_TIMEOUT_S).returncode == 0

@@ -229,10 +229,10 @@ def _for_old(arch: Arch) -> str:
 def _for_new(arch: Arch) -> str:
     """The first pair of torch and CUDA that serves a GPU which older ones do not know yet."""
     rows, compilers = serving(arch.capability), _compilers(arch)
-    words = [f"nvcc {compilers[0]} is the first that compiles for it"] if compilers else []
+    options = [f"nvcc {compilers[0]} is the first that compiles for it"] if compilers else []
     if rows:
-        words.append(f"torch {rows[0].release} with CUDA {rows[0].cuda} the first on PyPI that serves it")
-    return ", ".join(words)
+        options.append(f"torch {rows[0].release} with CUDA {rows[0].cuda} the first on PyPI that serves it")
+    return ", ".join(options)
 
 
 def _named(arch: Arch) -> str:

@@ -13,7 +13,7 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
 from dsrun.wheel.target.cxx import Cxx, has_function
 
-_ASK_S = 60.0
+_TIMEOUT_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
 _TOP = re.compile(r"^#\$ TOP=(.+)$", re.MULTILINE)
 _SYSTEM_HOMES = ("usr/local/cuda", "opt/cuda")
@@ -102,7 +102,7 @@ def _candidates(environ: Mapping[str, str], site_packages: Path | None, root: Pa
 def nvcc_version(path: Path) -> str | None:
     """ "13.0" from `nvcc --version`; None when `path` cannot be run or says something else."""
     try:
-        answer = capture([str(path), "--version"], seconds=_ASK_S)
+        answer = capture([str(path), "--version"], seconds=_TIMEOUT_S)
     except (MissingError, ToolError, OSError):
         return None
     found = _RELEASE.search(answer.stdout)
@@ -117,11 +117,11 @@ def toolkit_home(path: Path) -> Path:
     """
     places = [path.resolve().parent.parent, path.parent.parent]
     try:
-        said = _TOP.search(capture([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"], seconds=_ASK_S).stderr)
+        top = _TOP.search(capture([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"], seconds=_TIMEOUT_S).stderr)
     except (MissingError, ToolError, OSError):
-        said = None
-    if said:
-        places.insert(0, Path(os.path.normpath(said[1].strip())))
+        top = None
+    if top:
+        places.insert(0, Path(os.path.normpath(top[1].strip())))
     whole = [place for place in places if (place / "bin/nvcc").exists() and has_runtime(place)]
     return (whole or places)[0]
 
@@ -207,6 +207,6 @@ def _add_driver(libraries: Path, cxx: Cxx) -> None:
         return
     libraries.mkdir(parents=True, exist_ok=True)
     argv = [str(cxx.path), "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c++", "/dev/null"]
-    answer = capture([*argv, "-o", str(libraries / "libcuda.so")], seconds=_ASK_S)
+    answer = capture([*argv, "-o", str(libraries / "libcuda.so")], seconds=_TIMEOUT_S)
     if answer.returncode:
         raise ToolError(f"{cxx} could not link an empty library: {answer.stderr.strip().splitlines()[-1:]}")

@@ -92,13 +92,13 @@ def choose_ops(
     the notices name ("13.0"). Raises UsageError for an unknown name,
     one that this accelerator does not have, and one that does not compile upstream.
     """
-    words = [word.strip() for word in (text or "default").split(",") if word.strip()]
-    if not words:
+    names = [word.strip() for word in (text or "default").split(",") if word.strip()]
+    if not names:
         raise UsageError(f"--ops {text!r} names no operation", fix="--ops default, --ops all, or names")
     table = {op.name: op for op in op_table(version) if kind in op.accelerators}
     chosen: dict[str, Op] = {}
     lacking: dict[str, Op] = {}
-    for word in words:
+    for word in names:
         if word in _GROUPS:
             lacking |= _add_group(word, table, chosen, available)
         elif word.startswith("-"):
@@ -123,8 +123,8 @@ def choose_ops(
 def named_ops(text: str | None, kind: str, version: str | None = None) -> frozenset[str]:
     """Those of `--ops text` that were asked for by name and not as part of a group. For what `choose_ops` took."""
     table = {op.name: op for op in op_table(version) if kind in op.accelerators}
-    words = [word.strip() for word in (text or "").split(",") if word.strip()]
-    named = [word for word in words if word not in _GROUPS and not word.startswith("-")]
+    names = [word.strip() for word in (text or "").split(",") if word.strip()]
+    named = [word for word in names if word not in _GROUPS and not word.startswith("-")]
     return frozenset(_find(word, table, kind).name for word in named)
 
 

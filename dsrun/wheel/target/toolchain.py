@@ -15,7 +15,7 @@ from dsrun.wheel.target.arch import host_limits, minor_release
 from dsrun.wheel.target.cxx import Cxx
 from dsrun.wheel.target.nvcc import Nvcc, has_runtime
 
-_ASK_S = 60.0
+_TIMEOUT_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
 _QUESTION = """
 import importlib.util as u, sys, sysconfig
@@ -72,11 +72,11 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
 
 def _query(python: str) -> tuple[Path, str] | None:
     """Where `python` finds torch, and the interpreter's tag."""
-    answer = capture([python, "-c", _QUESTION], seconds=_ASK_S)
+    answer = capture([python, "-c", _QUESTION], seconds=_TIMEOUT_S)
     lines = [line[6:].strip() for line in answer.stdout.splitlines() if line.startswith("dsrun:")]
     if answer.returncode or len(lines) != _LINES:
-        said = answer.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise ToolError(f"{python} did not answer: {said[0]}", fix="name a working Python interpreter")
+        last_line = answer.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise ToolError(f"{python} did not answer: {last_line[0]}", fix="name a working Python interpreter")
     origin, tag = lines[0], lines[1].replace("cpython-", "cp")
     return (Path(origin).parent, tag) if origin else None
 

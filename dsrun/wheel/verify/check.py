@@ -191,8 +191,8 @@ def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
         if each.fix:
             yield f"    {each.fix}"
     counts = Counter(each.level for each in every)
-    words = [f"{counts[level]} {word}{'s' * (counts[level] > 1)}" for level, word in _COUNTED.items() if counts[level]]
-    yield f"{name}: {', '.join(words) or 'no findings'}"
+    parts = [f"{counts[level]} {word}{'s' * (counts[level] > 1)}" for level, word in _COUNTED.items() if counts[level]]
+    yield f"{name}: {', '.join(parts) or 'no findings'}"
 
 
 def gpu_text(machine: Machine) -> str:

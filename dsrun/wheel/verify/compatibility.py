@@ -240,7 +240,7 @@ def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None)
 def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     if not machine.cpu_flags:
         return
-    bound = [each for each in report.libraries if each.cpu_level and not each.asks_cpu]
+    bound = [each for each in report.libraries if each.cpu_level and not each.reads_cpu]
     over = [each for each in bound if each.cpu_level and lacking(each.cpu_level, machine.cpu_flags)]
     if over:
         level = highest(each.cpu_level for each in over) or ""

@@ -38,7 +38,7 @@ _DAMAGED = (
 # Itanium C++ ABI, 5.1.8: "Ss" is std::string before GCC 5; the new one is std::__cxx11::basic_string.
 _OLD_STRING = re.compile(rb"(?:RK|_ZN|_ZNK|E)Ss")
 # DeepSpeed 0.19.8's shm_comm asks the processor before it takes the AVX-512 path; this is the function's name.
-_ASKS = b"vector_kernel_level"
+_CPU_CHECK = b"vector_kernel_level"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Library:
     `sass` and `ptx` are compute capabilities with nvcc's suffix, ascending ("8.0", "9.0a"); `lto` those that only
     the just-in-time linker could use. `ptx_isa` is the highest PTX ISA ("9.0"). `size` in bytes.
     `glibc` and `glibcxx` are the highest symbol versions it asks for ("2.34", "3.4.29"). `cpu_level` is None when
-    nothing here can tell. `cxx11_abi`: which std::string its symbols use; None when they use none. `asks_cpu`: it
+    nothing here can tell. `cxx11_abi`: which std::string its symbols use; None when they use none. `reads_cpu`: it
     tests the processor before it runs what `cpu_level` is about.
     """
 
@@ -65,7 +65,7 @@ class Library:
     machine: str = ""
     lto: tuple[str, ...] = ()
     ptx_isa: str | None = None
-    asks_cpu: bool = False
+    reads_cpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ def _library(elf: ELFFile, file: Path, name: str) -> Library:
         cpu_level=cpu_level(elf, file),
         cxx11_abi=_cxx11_abi(section_data(elf, ".dynstr")),
         machine=elf.get_machine_arch(),
-        asks_cpu=_ASKS in section_data(elf, ".rodata"),
+        reads_cpu=_CPU_CHECK in section_data(elf, ".rodata"),
     )
 
 

@@ -38,15 +38,15 @@ def main() -> int:
             how = "installed"
         else:
             how = into_environment(wheel, wanted["name"], wanted["sha256"])
-        told = {"wheel": str(wheel), "how": how}
+        result = {"wheel": str(wheel), "how": how}
     except (Refused, OSError) as error:
-        told = {"error": str(error)}
-    print(json.dumps(told))
+        result = {"error": str(error)}
+    print(json.dumps(result))
     return 0
 
 
 def place(part: Path, wheel: Path, sha256: str) -> Path:
-    """Give the copied file its name, when it is the one that was sent; nobody ever sees a half one under that name."""
+    """Give the copied file its name, when it is the one that was sent: an incomplete file never has that name."""
     part, wheel = part.absolute(), wheel.absolute()
     try:
         if others_may_write(part.parent):
@@ -105,9 +105,9 @@ def pip(arguments: list[str]) -> None:
     command = [sys.executable, *_PIP, *_ALONE, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        wrong = [line for line in said if line.startswith("ERROR")]
-        raise Refused(f"pip: {(wrong or said or ['failed'])[0].removeprefix('ERROR: ')}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        wrong = [line for line in lines if line.startswith("ERROR")]
+        raise Refused(f"pip: {(wrong or lines or ['failed'])[0].removeprefix('ERROR: ')}")
 
 
 if __name__ == "__main__":

@@ -92,9 +92,9 @@ def level_of_flags(flags: str) -> str | None:
     The name in -march is not enough: on a processor newer than itself GCC writes an older name for "native" and
     adds what that one lacks ("-march=znver3 … -mavx512f").
     """
-    words = flags.split()
-    levels = [_MARCH.get(word.removeprefix("-march=")) for word in words if word.startswith("-march=")]
-    levels += [number for flag, number in _FLAGS.items() if flag in words]
+    arguments = flags.split()
+    levels = [_MARCH.get(word.removeprefix("-march=")) for word in arguments if word.startswith("-march=")]
+    levels += [number for flag, number in _FLAGS.items() if flag in arguments]
     known = [level for level in levels if level is not None]
     return LEVELS[max(known)] if known else None
 

@@ -39,7 +39,7 @@ from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
 Way = Literal["srun", "ssh"]
 T = TypeVar("T")
 
-# BatchMode: a question for a password would hang where nobody sees it.
+# BatchMode: a question for a password would hang unseen.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # --overlap: the allocation's GPUs and processors may be in use by a step already.
 _SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet")
@@ -178,9 +178,9 @@ def run_temporary(node: Node, task: NodeTask) -> NodeReport:
             node.run(["rm", "-rf", "--", task.folder], seconds=_SHORT_SECONDS)
 
 
-def _run(node: Node, task: NodeTask, program: Path, words: Sequence[str], seconds: float) -> dict[str, Any]:
+def _run(node: Node, task: NodeTask, program: Path, arguments: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run one of dsrun's programs there, sent through stdin to the task's interpreter."""
-    answer = node.run([task.python, "-", *words], seconds=seconds, feed=program)
+    answer = node.run([task.python, "-", *arguments], seconds=seconds, feed=program)
     return last_object(answer, task.python)
 
 

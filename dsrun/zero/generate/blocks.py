@@ -91,9 +91,9 @@ def moved(path: str, why: str) -> str:
 def precision_of(case: ConfigContext) -> ReasonedValue:
     """The format of weights and activations: auto only where the Trainer decides."""
     spec, gpu = case.spec, case.facts.gpu
-    asked = _asked_precision(spec)
-    if asked is not None:
-        return asked
+    requested = _requested_precision(spec)
+    if requested is not None:
+        return requested
     if gpu is not None:
         return _precision_on(gpu, case.facts.model_type)
     if case.trainer:
@@ -101,7 +101,7 @@ def precision_of(case: ConfigContext) -> ReasonedValue:
     return ReasonedValue("bf16", "every GPU since Ampere computes in bf16, with the range of fp32")
 
 
-def _asked_precision(spec: ZeroSpec) -> ReasonedValue | None:
+def _requested_precision(spec: ZeroSpec) -> ReasonedValue | None:
     if spec.precision != AUTO:
         return ReasonedValue(spec.precision, f"asked by --precision {spec.precision}")
     if spec.torch_autocast != "none":
@@ -252,8 +252,8 @@ def _offload(case: ConfigContext) -> FlatConfig:
 
 
 def _pinned(case: ConfigContext, path: str) -> ReasonedValue:
-    asked = case.spec.pin_memory
-    if asked is not None:
-        return ReasonedValue(asked, "asked by --pin-memory" if asked else "asked by --no-pin-memory")
+    pinned = case.spec.pin_memory
+    if pinned is not None:
+        return ReasonedValue(pinned, "asked by --pin-memory" if pinned else "asked by --no-pin-memory")
     word = "copies overlap with computing" if case.preset.pin_memory else "the host may swap it out when it must"
     return ReasonedValue(case.preset.pin_memory, moved(path, f"preset {case.spec.preset}: {word}"))

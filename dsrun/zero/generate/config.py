@@ -34,14 +34,14 @@ PURPOSES: dict[str, str] = {name: file["does"] for name, file in _SHIPPED.items(
 """What each file of ds_configs/ is for, in one line of Markdown."""
 
 
-def overrides(words: tuple[str, ...]) -> dict[str, Any]:
+def overrides(arguments: tuple[str, ...]) -> dict[str, Any]:
     """Typed values by key, of `KEY=VALUE` words; a later one replaces an earlier one.
 
     Raises UsageError for a key that DeepSpeed does not read, with the nearest that it does, and for a value that the
     key does not take.
     """
     found: dict[str, Any] = {}
-    for word in words:
+    for word in arguments:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {word} is not KEY=VALUE", fix="--set zero_optimization.sub_group_size=1e8")
@@ -51,7 +51,7 @@ def overrides(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def switches(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, bool]:
-    """`enabled` of the blocks that only --set names a key of: nobody sets one of a block that is off."""
+    """`enabled` of the blocks that only --set names a key of: a key of a block that is off is not set."""
     found = {}
     for key in given:
         block = key.rpartition(".")[0]
@@ -151,8 +151,8 @@ def check_config(config: Mapping[str, Any], spec: ZeroSpec, facts: HardwareFacts
     )
     for each in findings:
         if each.level == "error" or each.code in REFUSED:
-            asked = ", ".join(as_typed(option.name, value) for option, value in given(spec) if option.name != "gpus")
-            raise UsageError(f"{each.message} ({asked})" if asked else each.message, fix=each.fix)
+            flags = ", ".join(as_typed(option.name, value) for option, value in given(spec) if option.name != "gpus")
+            raise UsageError(f"{each.message} ({flags})" if flags else each.message, fix=each.fix)
     return findings
 
 
@@ -186,9 +186,9 @@ def _copied(spec: ZeroSpec) -> FlatConfig:
     flat: FlatConfig = {}
     for each, value in given(spec):
         if each.metadata.get("copied"):
-            asked = f"asked by {as_typed(each.name, value)}"
-            flat[each.metadata["key"]] = ReasonedValue(value, asked)
-            flat |= {also: ReasonedValue(fixed, asked) for also, fixed in each.metadata.get("along", {}).items()}
+            reason = f"asked by {as_typed(each.name, value)}"
+            flat[each.metadata["key"]] = ReasonedValue(value, reason)
+            flat |= {also: ReasonedValue(fixed, reason) for also, fixed in each.metadata.get("along", {}).items()}
     return flat
 
 

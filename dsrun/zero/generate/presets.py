@@ -17,7 +17,7 @@ BYTES_PER_BUCKET_ELEMENT = 9
 BYTES_PER_PARAMETER = 2
 # Sizes for an unknown GPU are those of one of this memory, today's most common accelerator.
 USUAL_MEMORY_GIB = 80
-# Width of a 7B to 8B model, for `--for deepspeed` without --model: there is nobody to fill an "auto".
+# Width of a 7B to 8B model, for `--for deepspeed` without --model: nothing fills an "auto" there.
 USUAL_WIDTH = 4096
 # Elements of one of the buffers through which ZeRO-3's parameters come from NVMe: DeepSpeed's default.
 NVME_PARAM_BUFFER = 100_000_000

@@ -122,8 +122,8 @@ def as_typed(name: str, value: Any) -> str:
         return " ".join(f"{flag} {word}" for word in value)
     if isinstance(value, bool):
         return flag if value else flag.replace("--", "--no-", 1)
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"{flag} {words}"
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    return f"{flag} {text}"
 
 
 # Single options that belong to some stages only; without their key in the JSON no rule would see them.

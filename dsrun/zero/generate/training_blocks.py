@@ -104,7 +104,7 @@ def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
 
 
 def usual(kind: str | None, key: str) -> Any:
-    """The number for a setting that nobody gave and nobody fills."""
+    """The number for a setting that is neither given nor filled by the Trainer."""
     return tables()["optimizers"].get(kind or "", tables()["optimizers"]["adamw"])["settings"][key]
 
 
@@ -190,9 +190,9 @@ def extras(case: ConfigContext) -> FlatConfig:
         flat |= fixed("zenflow")
     if case.offloads("nvme"):
         flat |= fixed("aio")
-    asked = spec.activation_checkpointing
-    if asked or (asked is None and case.preset.activation_checkpointing and not case.trainer):
-        why = "asked for" if asked else f"preset {spec.preset}, for models that call deepspeed.checkpointing"
+    requested = spec.activation_checkpointing
+    if requested or (requested is None and case.preset.activation_checkpointing and not case.trainer):
+        why = "asked for" if requested else f"preset {spec.preset}, for models that call deepspeed.checkpointing"
         for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
             flat[f"activation_checkpointing.{key}"] = ReasonedValue(False, f"{why}; off unless asked for")
     return flat

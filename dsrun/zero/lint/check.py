@@ -95,8 +95,8 @@ def _check_text(source: Source, target: Target | None, report: Findings) -> None
         message, fix = ISSUES[issue.kind]
         tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)
         level: Level = "warning" if tolerated else "error"
-        words = {"text": issue.text, "lower": WORDS.get(issue.text, "")}
-        report.at(issue.position, level, "json_extension", message.format(**words) + _cut(issue), fix.format(**words))
+        fields = {"text": issue.text, "lower": WORDS.get(issue.text, "")}
+        report.at(issue.position, level, "json_extension", message.format(**fields) + _cut(issue), fix.format(**fields))
     for duplicate in source.duplicates:
         name = dotted(duplicate.path)
         report.at(

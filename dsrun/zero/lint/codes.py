@@ -13,7 +13,7 @@ from dsrun.zero.lint.source import Position, Source, dotted
 
 @dataclass(frozen=True)
 class Code:
-    """What a code stands for. `stops`: who does not run with an error of it, and when."""
+    """What a code stands for. `stops`: what does not run with an error of it, and when."""
 
     levels: str
     meaning: str

@@ -81,14 +81,14 @@ def _dtypes(view: ConfigView, report: Findings) -> None:
 
 def _param_dtype(view: ConfigView, report: Findings) -> None:
     """DeepSpeedEngine._assert_valid_mixed_precision_config: it has to say what fp16 and bf16 say."""
-    asked = _family(view.raw("data_types", "param_dtype"))
+    requested = _family(view.raw("data_types", "param_dtype"))
     fp16, bf16 = view.precision("fp16"), view.precision("bf16")
-    if asked is None or fp16 is None or bf16 is None:
+    if requested is None or fp16 is None or bf16 is None:
         return
     model = "fp16" if fp16 else "bf16" if bf16 else "fp32"
-    if asked != model:
+    if requested != model:
         path = ("data_types", "param_dtype")
-        message = f"param_dtype is {asked}, but the model trains in {model}: {LATE}"
+        message = f"param_dtype is {requested}, but the model trains in {model}: {LATE}"
         report.error("breaks_later", path, message, f'leave it out, or write "{model}"')
 
 
@@ -241,11 +241,11 @@ def _for_some_world_size(sizes: dict[str, Any], report: Findings) -> None:
         return
     unit = (micro or 1) * (steps or 1)
     if train % unit:
-        words = " × ".join(shown(size) for size in (micro, steps) if size is not None)
+        product = " × ".join(shown(size) for size in (micro, steps) if size is not None)
         report.error(
             "batch_mismatch",
             (TRAIN,),
-            f"{shown(train)} is not a multiple of {words or 1} on any number of GPUs: {FORMULA}",
+            f"{shown(train)} is not a multiple of {product or 1} on any number of GPUs: {FORMULA}",
         )
         return
     ranks = train // unit

@@ -261,5 +261,5 @@ def _number_hint(word: str) -> str:
 
 def dotted(path: Sequence[str | int]) -> str:
     """`zero_optimization.offload_param.device`, `prof_ops[0]`."""
-    words = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in path]
-    return "".join(words).removeprefix(".")
+    parts = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in path]
+    return "".join(parts).removeprefix(".")

@@ -201,9 +201,9 @@ def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         )
         return
     if "choices" in entry and not _is_choice(value, entry):
-        words = _typed(entry)
+        typed = _typed(entry)
         report.error(
-            "not_a_choice", path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, words)
+            "not_a_choice", path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, typed)
         )
         return
     if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":

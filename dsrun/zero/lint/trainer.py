@@ -28,7 +28,7 @@ LEGACY_BF16 = ("bfloat16",)
 def check_trainer(view: ConfigView, report: Findings) -> None:
     """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
     level: Level = "error" if view.for_trainer else "warning"
-    if not view.has(ZERO) and not (view.asked and not view.for_trainer):
+    if not view.has(ZERO) and not (view.is_target_given and not view.for_trainer):
         message = "accelerate refuses a file without zero_optimization"
         report.add(level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage')
     if not view.for_trainer:
@@ -122,10 +122,10 @@ def _under_deepspeed(path: Path, view: ConfigView, report: Findings) -> None:
         report.warning(
             "auto_nobody_fills",
             path,
-            f'without the HF Trainer nobody fills this "auto": DeepSpeed takes its default'
+            f'nothing fills this "auto": DeepSpeed takes its default'
             f" ({shown(default_of(path))}); under the Trainer accelerate refuses it"
             if path not in TRAINER_FILLS | CONSTANTS.keys()
-            else f'without the HF Trainer nobody fills this "auto": DeepSpeed takes {shown(default_of(path))}',
+            else f'only the HF Trainer fills this "auto": without it DeepSpeed takes {shown(default_of(path))}',
             _instead(path),
         )
     elif own:
@@ -226,8 +226,8 @@ def _warmup_steps(warmup: Any, total: int) -> Any:
 
 def _switch(flags: Flags, name: str) -> Any:
     """dsrun chooses the precision after the file when no flag does."""
-    asked = {each for each in ("fp16", "bf16", "fp16_full_eval", "bf16_full_eval") if each in flags.given}
-    return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if asked else UNKNOWN
+    requested = {each for each in ("fp16", "bf16", "fp16_full_eval", "bf16_full_eval") if each in flags.given}
+    return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if requested else UNKNOWN
 
 
 def _unanswered(view: ConfigView, flags: Flags, report: Findings) -> None:

@@ -81,8 +81,8 @@ def _on_cpu(made: Plan, row: Candidate) -> tuple[Plan, Candidate]:
     request = made.request
     ranks = min(request.cluster.per_node, cores())
     small = replace(row, micro_batch=min(row.micro_batch, CPU_MICRO_BATCH))
-    asked = replace(request, cluster=request.cluster.with_nodes(1, ranks), global_batch=None)
-    return replace(made, request=asked), small
+    on_one_node = replace(request, cluster=request.cluster.with_nodes(1, ranks), global_batch=None)
+    return replace(made, request=on_one_node), small
 
 
 def training_argv(
@@ -97,10 +97,10 @@ def training_argv(
     long = WORD * max(request.length, request.source_length)
     text = {"source": long, "target": long} if request.model.seq2seq else {"text": long}
     data.write_text("".join(json.dumps(text) + "\n" for _ in range(samples)))
-    words = CommandOptions(model=str(found.folder), data=("--train-file", str(data)))
+    options = CommandOptions(model=str(found.folder), data=("--train-file", str(data)))
     strategy = row.strategy
     # One micro batch per step is enough: accumulation does not change the peak but for ZeRO-1's gradients.
-    argv = train_argv(replace(request, global_batch=None), row, words)[2:]
+    argv = train_argv(replace(request, global_batch=None), row, options)[2:]
     if strategy.stage:
         place = argv.index("--deepspeed")
         argv[place : place + 2] = ["--zero", str(strategy.stage), "--offload", strategy.offload]

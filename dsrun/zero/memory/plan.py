@@ -88,14 +88,14 @@ def _able(rows: list[Candidate]) -> list[Candidate]:
 
 def _against(row: Candidate, micro_batch: int | None, offload: str | None) -> list[str]:
     """What would have to be said otherwise for `row` to be chosen, in words for the user."""
-    words = []
+    changes = []
     if offload is not None and row.strategy.offload != offload:
-        words.append(f"without --offload {offload}")
+        changes.append(f"without --offload {offload}")
     if offload is None and row.strategy.offload == "nvme":
-        words.append("with --offload nvme")
+        changes.append("with --offload nvme")
     if micro_batch is not None and row.micro_batch != micro_batch:
-        words.append(f"without --micro-batch-size {micro_batch}")
-    return words
+        changes.append(f"without --micro-batch-size {micro_batch}")
+    return changes
 
 
 def _way_out(made: Plan, micro_batch: int | None, offload: str | None) -> str:
@@ -133,18 +133,18 @@ def _best(rows: list[Candidate]) -> Candidate | None:
 def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -> str:
     able = [row for row in rows if row.verdict == choice.verdict]
     share = choice.gpu.total / GIB / request.cluster.memory
-    words = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
+    fits = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
     if choice.verdict == "tight":
-        return f"{words}: more than the preset {request.preset} allows, but nothing stays within that"
+        return f"{fits}: more than the preset {request.preset} allows, but nothing stays within that"
     if len(able) == 1:
-        return f"{words}; nothing else fits"
+        return f"{fits}; nothing else fits"
     rival = max((row for row in able if row is not choice), key=lambda row: row.relative)
     if rival.relative > choice.relative:
-        return f"{words}, and is as fast as {rival.strategy} within the estimate's error, but simpler"
+        return f"{fits}, and is as fast as {rival.strategy} within the estimate's error, but simpler"
     faster = choice.relative / rival.relative
     if faster < 1 / NEARLY:
-        return f"{words}, and nothing that fits is faster by more than the estimate's error"
-    return f"{words} and is estimated {faster:.2f} × as fast as the next, {rival.strategy} ({rival.reason})"
+        return f"{fits}, and nothing that fits is faster by more than the estimate's error"
+    return f"{fits} and is estimated {faster:.2f} × as fast as the next, {rival.strategy} ({rival.reason})"
 
 
 # when nothing fits

@@ -195,13 +195,13 @@ class PlanRequest:
         )
 
 
-def default_precision(asked: str, model: Architecture, cluster: Cluster) -> Precision:
+def default_precision(requested: str, model: Architecture, cluster: Cluster) -> Precision:
     """bf16 where the GPU computes in it (an unknown GPU is taken to), else fp16, or fp32 for what overflows in it."""
-    if asked == "fp16" and family_of(model.family).overflows_in_fp16:
+    if requested == "fp16" and family_of(model.family).overflows_in_fp16:
         raise UsageError(f"--precision fp16: {overflow_in_fp16(model.family)}", fix="use bf16 or fp32")
-    if asked in ("bf16", "fp16", "fp32"):
+    if requested in ("bf16", "fp16", "fp32"):
         chosen: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-        return chosen[asked]
+        return chosen[requested]
     if cluster.model.has_bf16 or cluster.model.capability == (0, 0):
         return "bf16"
     return "fp32" if family_of(model.family).overflows_in_fp16 else "fp16"

@@ -132,7 +132,7 @@ def test_reaper_waits_for_process_freeing_memory(mark, monkeypatch):
     Nothing in /proc tells any more that such a process is of the family.
     """
     monkeypatch.setattr(reaper, "_QUIET_ROUNDS", 1)
-    monkeypatch.setattr(reaper, "_LOOK_S", 0.001)
+    monkeypatch.setattr(reaper, "_POLL_S", 0.001)
     size, small_pages = 1 << 29, 15  # MADV_NOHUGEPAGE: many pages take their time
     code = (
         f"import mmap, time; memory = mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.compat import parse_torchrun, torchrun_words
+from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 
 
 def parsed(line):
@@ -26,7 +26,7 @@ def parsed(line):
 )
 def test_torchrun_command_recognized(line, after):
     """torchrun is recognized by any of its names."""
-    assert torchrun_words(line.split()) == after
+    assert torchrun_arguments(line.split()) == after
 
 
 def test_torchrun_topology_flags_parsed():
@@ -35,7 +35,7 @@ def test_torchrun_topology_flags_parsed():
     )
     assert (found.nodes, found.nproc, found.node_rank) == (2, 4, 1)
     assert (found.master_addr, found.master_port, found.max_restarts) == ("gpu1", 3000, 2)
-    assert (found.mode, found.words) == ((), ("x.py",))
+    assert (found.mode, found.program) == ((), ("x.py",))
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_torchrun_rdzv_endpoint_is_master_addr(endpoint, host, port):
 def test_torchrun_program_starts_at_first_non_option(line, mode, words):
     """The program begins at the first word that is no option."""
     found = parsed(line)
-    assert (found.mode, found.words) == (mode, words)
+    assert (found.mode, found.program) == (mode, words)
 
 
 def test_torchrun_double_dollar_unescaped():
     """Two dollar signs stand for one."""
-    assert parse_torchrun(["x.py", "$$HOME/a"]).words == ("x.py", "$HOME/a")
+    assert parse_torchrun(["x.py", "$$HOME/a"]).program == ("x.py", "$HOME/a")
 
 
 @pytest.mark.parametrize("workers", ["auto", "gpu"])

@@ -23,20 +23,20 @@ EPOCHS = SimpleNamespace(
 )
 
 
-def stopping(*, asked):
+def stopping(*, requested):
     found = PreemptionHandler((signal.SIGUSR1,), None)
-    found.request = StopRequest("SIGUSR1") if asked else None
+    found.request = StopRequest("SIGUSR1") if requested else None
     return found
 
 
-def training(*, told, step=3, epoch=0.5):
+def trainer_and_callback(*, requested, step=3, epoch=0.5):
     """A trainer of one rank that is told (or not) before `step` of 10, in epoch `epoch`."""
-    wish = stopping(asked=told)
+    handler = stopping(requested=requested)
     trainer = SimpleNamespace(
-        interrupted=False, ranks_want_to_stop=told, any_rank_asked_to_stop=lambda: wish.is_requested
+        interrupted=False, ranks_want_to_stop=requested, any_rank_stops=lambda: handler.is_requested
     )
     state = SimpleNamespace(global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100)
-    return trainer, PreemptionCallback(trainer, wish), state
+    return trainer, PreemptionCallback(trainer, handler), state
 
 
 def due(state):
@@ -45,7 +45,7 @@ def due(state):
 
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_preemption_saves_step_and_defers_evaluation(evaluates):
-    _trainer, leave, state = training(told=True)
+    _trainer, leave, state = trainer_and_callback(requested=True)
     control = TrainerControl(should_evaluate=evaluates)
     leave.on_step_end(EPOCHS, state, control)
     assert (control.should_save, control.should_evaluate, due(state)) == (True, False, evaluates)
@@ -58,14 +58,14 @@ def test_preemption_saves_step_and_defers_evaluation(evaluates):
 @pytest.mark.parametrize(("epoch", "expected"), [(1.0, True), (1.25, False)])
 def test_preemption_at_epoch_end_leaves_evaluation_due(epoch, expected):
     """The evaluation after an epoch is due if this was its last step."""
-    _trainer, leave, state = training(told=True, epoch=epoch)
+    _trainer, leave, state = trainer_and_callback(requested=True, epoch=epoch)
     leave.on_step_end(EPOCHS, state, TrainerControl())
     assert due(state) is expected
 
 
 def test_preemption_within_epoch_skips_its_evaluation():
     """An epoch left halfway does not end with an evaluation."""
-    _trainer, leave, state = training(told=True)
+    _trainer, leave, state = trainer_and_callback(requested=True)
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
     DefaultFlowCallback().on_epoch_end(EPOCHS, state, control)
@@ -76,7 +76,7 @@ def test_preemption_within_epoch_skips_its_evaluation():
 
 
 def test_preemption_during_save_stops_after_it():
-    trainer, leave, state = training(told=False)
+    trainer, leave, state = trainer_and_callback(requested=False)
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
     assert not control.should_save
@@ -87,7 +87,7 @@ def test_preemption_during_save_stops_after_it():
 
 
 def test_preemption_at_last_step_ends_as_usual():
-    trainer, leave, state = training(told=True, step=10)
+    trainer, leave, state = trainer_and_callback(requested=True, step=10)
     control = TrainerControl()
     leave.on_step_end(EPOCHS, state, control)
     leave.on_save(EPOCHS, state, control)
@@ -108,6 +108,6 @@ def test_stop_vote_only_with_preemption_signal():
     """A vote is held only where a signal may ask to stop."""
     silent = PreemptionHandler((), None)
     silent.request = StopRequest("x")
-    assert not StopVote(silent, world_size=1, device=torch.device("cpu")).any_rank_asked()
-    assert StopVote(stopping(asked=True), world_size=1, device=torch.device("cpu")).any_rank_asked()
-    assert not StopVote(stopping(asked=False), world_size=1, device=torch.device("cpu")).newest()
+    assert not StopVote(silent, world_size=1, device=torch.device("cpu")).any_rank_requested()
+    assert StopVote(stopping(requested=True), world_size=1, device=torch.device("cpu")).any_rank_requested()
+    assert not StopVote(stopping(requested=False), world_size=1, device=torch.device("cpu")).newest()

@@ -286,7 +286,7 @@ def test_cpu_level_too_old():
 
 def test_cpu_dispatched_code_is_accepted():
     """Code that asks the processor first is no danger on an older one."""
-    assert found(with_libraries(ADAM, replace(HOST, cpu_level="x86-64-v4", asks_cpu=True))) == {}
+    assert found(with_libraries(ADAM, replace(HOST, cpu_level="x86-64-v4", reads_cpu=True))) == {}
 
 
 def test_unknown_cpu_level_is_info():
