@@ -19,7 +19,7 @@ class ModelFamily:
     overflows_in_fp16: bool = False
     """Its activations exceed 65,504, the largest number of fp16, and the loss becomes NaN: bf16 or fp32 only."""
     relative_positions: bool = False
-    """Samples may be of any length; the number of positions in its config is no limit."""
+    """Samples may be of any length; the number of positions in its config is not a limit."""
     unused_positions: int = 0
     """Rows of its position table that no token uses (`padding_idx + 1` in transformers' code)."""
     unties_when_loaded: bool = False

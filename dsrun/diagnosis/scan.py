@@ -1,4 +1,4 @@
-"""Finding the signs of failures in a log, and what speaks against them: training that went on, a run that ended well.
+"""Finding the signs of failures in a log, and what contradicts them: training that went on, a run that ended well.
 
 A log is searched as bytes for the literal words of all signs; only lines with such a word are matched.
 """
@@ -68,7 +68,7 @@ PLACES = 32
 
 # A logged step: transformers' dictionaries and dsrun's own line.
 _STEP = (b"'loss': ", b'"loss": ', b" tokens/s  ETA ")
-# A logged step that is no sign of health. A line may have both.
+# A logged step that is not a sign of health. A line may have both.
 _SICK_LOSS = (b"'loss': nan", b"'loss': 'nan'", b'"loss": null', b'"loss": NaN')
 _SICK_NORM = (b"'grad_norm': nan", b"'grad_norm': 'nan'", b'"grad_norm": null', b'"grad_norm": NaN')
 # The Trainer prints it when it has reached the end of training.

@@ -100,7 +100,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
 
 def _check_amount(match: re.Match[str], piece: str) -> None:
-    """A line like "Gres=gpu:a100:4" is no list, and must not pass for one without GPUs."""
+    """A line like "Gres=gpu:a100:4" is not a list, and must not pass for one without GPUs."""
     if match["total"] and not _AMOUNT.fullmatch(match["total"]):
         raise UsageError(f"{piece!r} is not a GRES", fix=_FORMS)
 

@@ -19,7 +19,7 @@ from dsrun.recipe.spec import TrainSpec
 
 Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 
-# Training arguments that TrainSpec speaks for: their names are aliases of ours there.
+# Training arguments that TrainSpec sets: their names are aliases of ours there.
 OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint", "save_total_limit"})
 # TrainingArguments.debug is a list of debug options, ours a switch; the former is `trainer_debug` in every
 # table, and `--debug underflow_overflow` still reaches it (dsrun.recipe.parser).
@@ -139,7 +139,7 @@ def hf_version() -> str:
 
 @cache
 def hf_flags() -> dict[str, Flag]:
-    """The training arguments of Transformers by canonical name, without those that TrainSpec speaks for."""
+    """The training arguments of Transformers by canonical name, without those that TrainSpec sets."""
     raw: Mapping[str, Mapping[str, Any]] = _harvest()["flags"]
     flags = (_hf_flag(key, entry) for key, entry in raw.items() if key not in OWN_ALIASES)
     return {flag.name: flag for flag in flags}

@@ -123,7 +123,7 @@ def with_defaults(recipe: Recipe, values: Mapping[str, Any], source: str) -> Rec
     """The recipe with typed values, by any spelling of theirs, put under everything that was given.
 
     A value is also left out when what was given answers the same question (`DISPLACES`). Raises UsageError
-    when the whole does not fit together, KeyError for a name that is no flag.
+    when the whole does not fit together, KeyError for a name that is not a flag.
     """
     given = [(name, recipe.value(name)) for name in recipe.sources if recipe.given(name)]
     taken = {name for name, _ in given} | _displaced(given).keys()

@@ -54,7 +54,7 @@ def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
 def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[str], str]]:
     """The keys of one section as (key, words, "run.yaml:4: slurm.nodes"), for a command that has options of its own.
 
-    A scalar is one word as it stands in the file (`20:00:00` is no number of minutes here); a list has several, and
+    A scalar is one word as it stands in the file (`20:00:00` is not a number of minutes here); a list has several, and
     a mapping one `key=value` each. Keys without a value are left out. Raises UsageError as `read_run_file` does.
     """
     with _opened(path, shown) as (_, root):

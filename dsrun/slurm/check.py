@@ -182,7 +182,7 @@ def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
-    # Of "0-9,20%4" the steps and the limit are no numbers of tasks.
+    # Of "0-9,20%4" the steps and the limit are not task numbers.
     numbers = re.findall(r"\d+", re.sub(r"[:%]\d+", "", wanted.spec.array or ""))
     highest = max(map(int, numbers), default=-1)
     if highest >= facts.max_array_size:

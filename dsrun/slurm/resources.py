@@ -173,7 +173,7 @@ def _count(node: Node, types: set[str | None]) -> int:
 
 
 def _tests(wanted: Request, partition: Partition) -> dict[str, Callable[[Node], bool]]:
-    """By kind of wish, whether a node has what the job wants of it."""
+    """By kind of resource, whether a node has what the job needs of it."""
     tests: dict[str, Callable[[Node], bool]] = {}
     if wanted.gpus:
         tests["gpus"] = lambda node: all(_has(node, each) for each in wanted.gpus)
@@ -196,7 +196,7 @@ def _memory(node: Node, partition: Partition) -> float:
 
 
 def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Iterator[Finding]:
-    """For each wish alone, whether enough nodes fulfil it, and what the best of them have."""
+    """A finding for each resource that too few nodes have, with what the best of them have."""
     types = {each.type for each in wanted.gpus}
     best: dict[str, Callable[[], str]] = {
         "gpus": lambda: str(max(_count(node, types) for node in pool)),

@@ -59,7 +59,7 @@ def run_tool_unless(argv: Sequence[str], absent: Sequence[str]) -> str | None:
 
 
 def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> CompletedProcess[str]:
-    """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is no error."""
+    """As `run_tool`, but a program that failed for another reason than no SLURM or no answer is not an error."""
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
         raise ToolError(f"SLURM_CONF names {config}, which does not exist", fix="unset SLURM_CONF, or correct it")

@@ -164,7 +164,7 @@ class ClusterFacts:
         return {node.name: node for node in self.nodes}
 
     def partition(self, name: str | None) -> Partition | None:
-        """The partition called `name`, the default one for None; None where there is no such."""
+        """The partition called `name`, the default one for None; None where it does not exist."""
         return next((each for each in self.partitions if (each.default if name is None else each.name == name)), None)
 
     def nodes_of(self, partition: Partition) -> tuple[Node, ...]:

@@ -99,7 +99,7 @@ def shell_quote(value: object) -> str:
 
 
 def directive_value(value: object, where: str) -> str:
-    """`value` as it stands behind `--option=` in an #SBATCH line.
+    """`value` as it is written after `--option=` in an #SBATCH line.
 
     sbatch reads quotes, backslashes and # there by rules of its own: a backslash escapes the next character also
     between single quotes, and nothing can continue a line. Raises UsageError, naming `where`, for what no such line
@@ -163,7 +163,7 @@ _MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024
 
 
 def seconds(text: str) -> float | None:
-    """A time limit in seconds, infinity for none; None for what is no time, such as "N/A" and "NONE"."""
+    """A time limit in seconds, infinity for none; None for what is not a time, such as "N/A" and "NONE"."""
     limit = time_limit(text)
     return float("inf") if limit == 0 else limit
 

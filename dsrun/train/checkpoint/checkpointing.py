@@ -190,7 +190,7 @@ class Checkpointing(Seq2SeqTrainer):
             try:
                 doomed = commit.hide(save.run, step)
             except OSError:
-                # Too many checkpoints are no reason to end a run.
+                # A run does not end because of too many checkpoints.
                 logger.exception("checkpoint-%d could not be deleted", step)
                 continue
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)

@@ -33,7 +33,7 @@ def check_room(
 
 
 def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> None:
-    """Write the model and tokenizer to `folder`, complete or not at all; called on all ranks, as ZeRO-3 gathers its
+    """Write the model and tokenizer to `folder`, atomically; called on all ranks, as ZeRO-3 gathers its
     shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`."""
     partial = folder.with_name(folder.name + ".partial")
     if lora:

@@ -98,7 +98,7 @@ class _Preparation:
             )
 
     def _hold_out(self, sources: Sources) -> int:
-        """Percentage of the training data that stands in for missing validation data; 0 when there is no need. Also
+        """Percentage of the training data that stands in for missing validation data; 0 when none is needed. Also
         when this run does not evaluate, so that a later evaluation does not see what was trained on."""
         if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
             return 0

@@ -41,7 +41,7 @@ def read_adapter(checkpoint: Path, weights: list[Weight]) -> Adapter:
 
 
 def base_folder(adapter: Adapter) -> Path:
-    """Where the base model's files are, brought from the Hub where it is no folder."""
+    """Where the base model's files are, brought from the Hub where it is not a folder."""
     path = Path(adapter.base)
     if path.is_dir():
         return path

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
 
 
 def export(request: Request, *, notify: Callable[[str], None]) -> None:
-    """Write `request.to`, complete and proved or not at all. Raises UsageError for a source without whole weights, and
+    """Write `request.to`, atomically and after checking it. Raises UsageError for a source without whole weights, and
     ToolError where the proof fails."""
     dtype = DTYPES[request.dtype] if request.dtype else None
     found = find_weights(request.source, dtype)

@@ -50,7 +50,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Taken:
-    """The rows of one micro batch and the ids of those that are no filler: row numbers of a table, running numbers
+    """The rows of one micro batch and the ids of those that are not filler: row numbers of a table, running numbers
     within the epoch of a stream. A stream knows the epoch itself, and after the last rows of a global batch the place
     to go on from."""
 

@@ -139,7 +139,7 @@ def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Co
 
 
 class EventCallback(TrainerCallback):
-    """The events of training that are no save. Rank 0 only."""
+    """The events of training other than saves. Rank 0 only."""
 
     def __init__(self, records: RunRecords, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.records = records

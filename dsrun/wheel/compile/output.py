@@ -62,7 +62,7 @@ def parse_line(label: str, text: str) -> Event | None:
 def _source(command: str) -> str:
     """Name of the file that a compiler's command line compiles; "" when it compiles none."""
     arguments: Sequence[str] = ()
-    with suppress(ValueError):  # a shell construct that is no plain command
+    with suppress(ValueError):  # a shell construct, not a plain command
         arguments = shlex.split(command)
     for flag, value in pairwise(arguments):
         if flag == "-c" and not value.startswith("-"):  # torch writes -c twice

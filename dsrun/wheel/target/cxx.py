@@ -91,7 +91,7 @@ def all_cxx(environ: Mapping[str, str]) -> tuple[Cxx, ...]:
 def identify(path: Path) -> Cxx | None:
     """Identify compiler `path` by its predefined macros; None when it does not compile C++.
 
-    The name is no guide: `c++` is clang on some systems, and module systems put wrappers in front.
+    The name does not tell: `c++` is clang on some systems, and module systems put wrappers in front.
     """
     macros = predefined(path)
     if "__clang_major__" in macros:

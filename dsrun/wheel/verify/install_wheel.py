@@ -1,4 +1,4 @@
-"""Puts a wheel that was copied to this machine in its place and installs it, whole or not at all.
+"""Puts a wheel that was copied to this machine in its place and installs it, atomically.
 
 A program of its own that needs nothing but Python and its pip: it is sent to nodes and run by the interpreter of the
 environment in question, `python - '{"part": …}' < install_wheel.py`. The last line on stdout is a JSON object:

@@ -223,7 +223,7 @@ def _is_choice(value: Any, entry: Entry) -> bool:
 
 
 def leaves(content: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value inside nested objects that is no object itself; lists are values."""
+    """Every value inside nested objects that is not an object itself; lists are values."""
     for key, value in content.items():
         if isinstance(value, dict):
             yield from leaves(value, (*path, key))

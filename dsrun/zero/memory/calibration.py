@@ -21,7 +21,7 @@ from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.strategy import Strategy, gpu
 
 SANE = (0.5, 2.0)
-"""A correction outside is no correction: the plan or the measurement is wrong, and applying it would hide that."""
+"""A correction outside this range is refused: the plan or the measurement is wrong, and applying it would hide that."""
 
 
 @dataclass(frozen=True, kw_only=True)

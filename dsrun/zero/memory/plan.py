@@ -87,7 +87,7 @@ def _able(rows: list[Candidate]) -> list[Candidate]:
 
 
 def _against(row: Candidate, micro_batch: int | None, offload: str | None) -> list[str]:
-    """What would have to be said otherwise for `row` to be chosen, in words for the user."""
+    """Which flags would have to change for `row` to be chosen, as text for the user."""
     changes = []
     if offload is not None and row.strategy.offload != offload:
         changes.append(f"without --offload {offload}")

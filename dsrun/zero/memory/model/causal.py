@@ -139,7 +139,7 @@ class _Layer:
 
     def _experts(self) -> list[Weight]:
         ffn = self._expert_ffn()
-        # transformers 5 stacks all experts' matrices into two; the router's matrix is no nn.Linear either.
+        # transformers 5 stacks all experts' matrices into two; the router's matrix is not an nn.Linear either.
         router = Weight("gate.weight", (self.experts, self.width), "experts")
         inside = Weight("experts.gate_up_proj", (self.experts, 2 * ffn, self.width), "experts")
         outside = Weight("experts.down_proj", (self.experts, self.width, ffn), "experts")

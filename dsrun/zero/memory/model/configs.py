@@ -47,7 +47,7 @@ class Found:
 def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
     """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache.
 
-    Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is no config.
+    Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is not a config.
     """
     try:
         path = Path(name).expanduser()

@@ -76,7 +76,7 @@ PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_exp
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """An architecture, how its parameters were counted, and what is to be said about that."""
+    """An architecture, how its parameters were counted, and notes on that."""
 
     architecture: Architecture
     how: str
