@@ -18,7 +18,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
     "train": ("dsrun.cli.train:command", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
-    "launch": ("dsrun.cli.launch:command", "Run any training script on any machines, and watch over it."),
+    "launch": ("dsrun.cli.launch.command:command", "Run any training script on any machines, and restart it after failures."),
     "diagnose": ("dsrun.cli.diagnose:command", "Why a run stopped, from its logs."),
     "plan": ("dsrun.cli.plan:command", "What fits where: memory and speed of every ZeRO strategy."),
     "export": ("dsrun.cli.export:command", "A run or checkpoint as a verified Hugging Face folder."),
@@ -31,7 +31,7 @@ COMMANDS = {
     "verify-wheel": ("dsrun.cli.wheel:verify_command", "What a wheel serves, and whether it runs here."),
     "wheel": ("dsrun.cli.wheel:command", "Put a wheel on the nodes of a cluster."),
     "gpus": ("dsrun.cli.gpus:command", "What a GPU's name or a GRES string means."),
-    "config": ("dsrun.cli.config:command", "Write, check or upgrade a DeepSpeed configuration."),
+    "config": ("dsrun.cli.config.generate:command", "Write, check or upgrade a DeepSpeed configuration."),
 }
 
 

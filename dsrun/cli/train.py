@@ -81,7 +81,7 @@ def command(args: list[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     try:
         with startup_signals() as signals:
-            from dsrun.cli.run_job import checked_recipe
+            from dsrun.cli.launch.job import checked_recipe
 
             recipe = checked_recipe(args)
             if recipe.spec.explain:
@@ -94,8 +94,8 @@ def command(args: list[str]) -> int:
 
 
 def _run(recipe: Recipe, signals: StartupSignals) -> int:
-    from dsrun.cli.run_job import LaunchOptions, training_work
-    from dsrun.cli.run_node import run_node
+    from dsrun.cli.launch.job import LaunchOptions, training_work
+    from dsrun.cli.launch.node import run_node
     from dsrun.launch.context import LocalLauncher
 
     spec, options = recipe.spec, LaunchOptions(output=recipe.spec.output)
@@ -123,7 +123,7 @@ def prepare_command(args: list[str]) -> int:
     if recipe.spec.explain:
         show_values(recipe)
     elif recipe.spec.dry_run:
-        from dsrun.cli.run_node import without_dry_run
+        from dsrun.cli.launch.node import without_dry_run
 
         click.echo(shlex.join(without_dry_run(argv)))
     else:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dsrun.cli import config_lint
+from dsrun.cli.config import lint as config_lint
 from dsrun.errors import UsageError
 
 GOOD = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
@@ -205,7 +205,7 @@ def test_config_check_bad_input_is_usage_error(here, call, args, message):
 def test_config_check_imports_no_heavy_library(here):
     put(here, "ds.json", GOOD)
     code = (
-        "import sys; from dsrun.cli.config_lint import check_command as check;"
+        "import sys; from dsrun.cli.config.lint import check_command as check;"
         "check.main(['ds.json'], standalone_mode=False);"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )

@@ -8,7 +8,8 @@ import stat
 
 import pytest
 
-from dsrun.cli import config, config_lint
+from dsrun.cli.config import generate as config
+from dsrun.cli.config import lint as config_lint
 from dsrun.errors import UsageError
 
 OLD = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}}

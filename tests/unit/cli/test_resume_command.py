@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.run_job import LaunchOptions, training_job
+from dsrun.cli.launch.job import LaunchOptions, training_job
 from dsrun.launch.job import Topology
 from dsrun.recipe.resolve import resolve
 

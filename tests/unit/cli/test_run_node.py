@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli import run_node
+from dsrun.cli.launch import node as run_node
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.job import Outcome, Topology
 from dsrun.recipe.resolve import resolve
@@ -47,7 +47,7 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
 CLOSED_OUTPUT = """
 import os, sys
 from pathlib import Path
-from dsrun.cli.run_node import notifier, report
+from dsrun.cli.launch.node import notifier, report
 from dsrun.launch.job import Outcome
 from dsrun.runs.folder import RunFolder
 read, write = os.pipe()

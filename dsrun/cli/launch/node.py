@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
+from dsrun.cli.launch.job import Work
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
-from dsrun.cli.run_job import Work
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError

@@ -15,7 +15,7 @@ from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.cli.run_job import LaunchOptions
+    from dsrun.cli.launch.job import LaunchOptions
     from dsrun.launch.signals import StartupSignals
 
 
@@ -100,9 +100,9 @@ def command(program: tuple[str, ...], **given: Any) -> int:
 def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run this machine's part, or start all machines' parts from here."""
     # Imported when signals are handled, as this takes a while.
-    from dsrun.cli.launch_remote import over_ssh, through_srun
-    from dsrun.cli.run_job import LaunchOptions, merge_torchrun, parse_program, work_of
-    from dsrun.cli.run_node import run_node
+    from dsrun.cli.launch.job import LaunchOptions, merge_torchrun, parse_program, work_of
+    from dsrun.cli.launch.node import run_node
+    from dsrun.cli.launch.remote import over_ssh, through_srun
     from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher, detect
 
     options = LaunchOptions(**given)

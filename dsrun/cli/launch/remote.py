@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
+from dsrun.cli.launch.job import LaunchOptions
 from dsrun.cli.output import print_error, print_note
-from dsrun.cli.run_job import LaunchOptions
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import Host, excluded, included, parse_hostfile
 from dsrun.launch.context import DEFAULT_PORT
