@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.system.process_end import tethered
+from dsrun.system.process_end import with_pdeathsig
 
 ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 2
@@ -36,7 +36,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?):?(?: |$)", re.MULTILINE)
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """Both cores of a small machine have something else to do."""
-    loop = tethered([sys.executable, "-c", "while True: pass"], os.getpid(), signal.SIGKILL)
+    loop = with_pdeathsig([sys.executable, "-c", "while True: pass"], os.getpid(), signal.SIGKILL)
     others = [subprocess.Popen(loop) for _ in range(BUSY_PROCESSES)]
     try:
         yield

@@ -18,7 +18,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
     "train": ("dsrun.cli.train:command", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
-    "launch": ("dsrun.cli.launch.command:command", "Run any training script on any machines, and restart it after failures."),
+    "launch": (
+        "dsrun.cli.launch.command:command",
+        "Run any training script on any machines, and restart it after failures.",
+    ),
     "diagnose": ("dsrun.cli.diagnose:command", "Why a run stopped, from its logs."),
     "plan": ("dsrun.cli.plan:command", "What fits where: memory and speed of every ZeRO strategy."),
     "export": ("dsrun.cli.export:command", "A run or checkpoint as a verified Hugging Face folder."),

@@ -30,7 +30,7 @@ from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, missing, notices
-from dsrun.slurm.render.spec import Given, given_key, make_spec
+from dsrun.slurm.render.spec import OptionValue, make_spec, run_file_value
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
@@ -121,14 +121,14 @@ def _refuse_tokens(args: Sequence[str]) -> None:
             )
 
 
-def from_run_file(config: str | None, cwd: Path) -> tuple[Given, ...]:
+def from_run_file(config: str | None, cwd: Path) -> tuple[OptionValue, ...]:
     """The options of the run file's `slurm:` section, and max_restarts of its `launch:` section."""
     if config is None:
         return ()
     path = cwd / config
-    given = [given_key(key, values, where) for key, values, where in read_section(path, config, "slurm")]
+    given = [run_file_value(key, values, where) for key, values, where in read_section(path, config, "slurm")]
     restarts = [
-        Given(name="max_restarts", values=tuple(values), where=where)
+        OptionValue(name="max_restarts", values=tuple(values), where=where)
         for key, values, where in read_section(path, config, "launch")
         if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
     ]
@@ -214,14 +214,14 @@ def _print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
     return any(each.level == "error" for each in findings)
 
 
-def _from_flags(values: dict[str, Any]) -> Iterable[Given]:
+def _from_flags(values: dict[str, Any]) -> Iterable[OptionValue]:
     """The options of the command line, unconverted."""
     ctx = click.get_current_context()
     for name, each in options().items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             value = values[name]
             several = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
-            yield Given(name=name, values=several, where=flag_of(each))
+            yield OptionValue(name=name, values=several, where=flag_of(each))
 
 
 def _read(name: str) -> str:

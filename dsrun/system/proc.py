@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.process_end import tethered
+from dsrun.system.process_end import with_pdeathsig
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.1
@@ -65,7 +65,9 @@ def run_foreground(argv: Sequence[str], *, output: int | None = None, grace_s: f
     """
     stops: list[int] = []
     with handling(lambda signum, _: stops.append(signum), STOP_SIGNALS):
-        process = subprocess.Popen(tethered(argv, os.getpid()), stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            with_pdeathsig(argv, os.getpid()), stdout=output, stderr=output, start_new_session=True
+        )
         forwarded, deadline = 0, math.inf
         try:
             while process.poll() is None:

@@ -40,7 +40,7 @@ def name_thread(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def tethered(argv: Sequence[str], parent: int, signum: int = signal.SIGTERM) -> list[str]:
+def with_pdeathsig(argv: Sequence[str], parent: int, signum: int = signal.SIGTERM) -> list[str]:
     """`argv` behind this trampoline: the kernel sends it `signum` when process `parent`, which starts it, dies."""
     return [sys.executable, "-I", "-S", __file__, f"{parent}:{int(signum)}", *argv]
 

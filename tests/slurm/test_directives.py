@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.slurm.render.program import Site, any_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.spec import given_key, make_spec
+from dsrun.slurm.render.spec import make_spec, run_file_value
 
 ODD = [
     "it's", 'a "b" c', "a\\b", "a\\", '\\"', "#5", "a #5", "$(touch pwned)", "`id`", "$HOME", "--nodes=3", "-x",
@@ -17,7 +17,7 @@ ODD = [
 
 def held(ada, place, **options: str):
     """A job with these options that will not start."""
-    given = [given_key(key, [word], key) for key, word in options.items()]
+    given = [run_file_value(key, [word], key) for key, word in options.items()]
     script = render(make_spec(given), any_program(["true"]), Site(gpus_per_node=0))
     job = ada.sbatch(script, "--hold", cwd=place)
     record = job.record()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from dsrun.system.process_end import tethered
+from dsrun.system.process_end import with_pdeathsig
 
 AGENT_IMPORTS = ("torch.distributed.run",)
 
@@ -111,7 +111,7 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     """Start `argv` in a session of its own, to be killed by the kernel when this process dies."""
     return subprocess.Popen(
-        tethered(argv, os.getpid(), signal.SIGKILL),
+        with_pdeathsig(argv, os.getpid(), signal.SIGKILL),
         env=env,
         stdout=output,
         stderr=output,

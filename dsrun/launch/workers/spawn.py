@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsrun.system.process_end import die_with_parent, end, name_thread, tethered
+from dsrun.system.process_end import die_with_parent, end, name_thread, with_pdeathsig
 
 _WAIT_S = 0.02
 _MULTIPROCESSING = "torch.distributed.elastic.multiprocessing"
@@ -149,7 +149,7 @@ def start_with(recorder: Recorder, module: str | None, preforked: list[Preforked
             process = preforked.pop(0).exec_rank(args[4:], env, streams)
         else:
             process = subprocess.Popen(
-                tethered(args, os.getpid(), signal.SIGKILL),
+                with_pdeathsig(args, os.getpid(), signal.SIGKILL),
                 env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True,
             )  # fmt: skip
         return RecordedProcess(process, int(env["RANK"]), recorder)

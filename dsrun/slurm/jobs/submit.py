@@ -87,7 +87,7 @@ def interval(elapsed: float) -> float:
     return min(_MAX_INTERVAL_S, TICK_S + elapsed / 30)
 
 
-class Watch:
+class JobMonitor:
     """The last known state of a job and its array tasks; `update` returns what has changed."""
 
     def __init__(self, job_id: str) -> None:
@@ -168,10 +168,10 @@ def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float]
     `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
     know, and ToolError when SLURM no longer knows how it ended.
     """
-    watch, tails = Watch(job_id), dict[str, Tail]()
+    monitor, tails = JobMonitor(job_id), dict[str, Tail]()
 
     def show_logs(*, last: bool = False) -> None:
-        for view in watch.views.values():
+        for view in monitor.views.values():
             if view.log is None:
                 continue
             prefix = f"[{view.label}] " if "_" in view.label else ""
@@ -183,7 +183,7 @@ def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float]
     while True:
         if elapsed >= due:
             try:
-                lines = watch.update(_query_status(watch, pause))
+                lines = monitor.update(_query_status(monitor, pause))
                 for line in ["the controller answers again", *lines] if silent else lines:
                     notify(line)
                 silent = False
@@ -193,33 +193,33 @@ def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float]
                 silent = True
             due = elapsed + interval(elapsed)
         show_logs()
-        if watch.ended:
+        if monitor.ended:
             pause(TICK_S)  # for what a network file system shows late
             show_logs(last=True)
-            return watch.result
+            return monitor.result
         pause(TICK_S)
         elapsed += TICK_S
 
 
-def _query_status(watch: Watch, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
+def _query_status(monitor: JobMonitor, pause: Callable[[float], None]) -> tuple[JobStatus, ...]:
     """The job as the controller, or the accounting after it, knows it."""
-    text = slurm.job(watch.job_id)
+    text = slurm.job(monitor.job_id)
     if text is not None:
         return read_jobs(text)
     for _ in range(_ACCOUNTING_TICKS):
-        rows = slurm.history(HISTORY_FIELDS, job_id=watch.job_id)
+        rows = slurm.history(HISTORY_FIELDS, job_id=monitor.job_id)
         views = [from_history(row) for row in rows or ()]
         if views and all(view.is_final for view in views):
-            before = [watch.views.get(view.label, view) for view in views]
+            before = [monitor.views.get(view.label, view) for view in views]
             return tuple(
                 replace(view, log=old.log, restarts=old.restarts) for view, old in zip(views, before, strict=True)
             )
         if not rows:
             break
         pause(TICK_S)
-    if not watch.views:
-        raise UsageError(f"SLURM knows no job {watch.job_id}", fix="dsrun jobs lists yours")
+    if not monitor.views:
+        raise UsageError(f"SLURM knows no job {monitor.job_id}", fix="dsrun jobs lists yours")
     raise ToolError(
-        f"SLURM has forgotten job {watch.job_id}, and there is no accounting to say how it ended",
+        f"SLURM has forgotten job {monitor.job_id}, and there is no accounting to say how it ended",
         fix="read its log",
     )

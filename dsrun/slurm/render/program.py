@@ -132,7 +132,7 @@ class Site:
     checkpoint_s: float | None = None
 
     @property
-    def lead(self) -> int:
+    def signal_lead_s(self) -> int:
         """Seconds before the time limit at which a job is to be signalled."""
         if self.checkpoint_s is None:
             return DEFAULT_LEAD_S

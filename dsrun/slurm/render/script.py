@@ -66,9 +66,9 @@ def _lead(spec: SlurmSpec, site: Site) -> int | None:
     if spec.signal_lead is not None:
         return spec.signal_lead
     limit = time_limit(spec.time) if spec.time else None
-    if limit and limit < 2 * site.lead:
+    if limit and limit < 2 * site.signal_lead_s:
         return MIN_LEAD_S if limit > 2 * MIN_LEAD_S else None
-    return site.lead
+    return site.signal_lead_s
 
 
 def render(spec: SlurmSpec, program: Program, site: Site, template: str | None = None) -> str:

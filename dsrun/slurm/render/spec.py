@@ -170,7 +170,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class OptionValue:
     """One option as somebody wrote it: its field, the values, and where they stand ("run.yaml:4: slurm.nodes")."""
 
     name: str
@@ -184,21 +184,21 @@ def spellings() -> dict[str, str]:
     return {key: name for name, each in options().items() for key in (name, *each.metadata["aliases"])}
 
 
-def given_key(key: str, values: Iterable[str], where: str) -> Given:
+def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
     """The value of `key` in run.yaml. Raises UsageError, with the nearest key, for an unknown one."""
     name = spellings().get(key.replace("-", "_"))
     if name is None:
         fix = did_you_mean(key, spellings(), "docs/slurm.md lists them all")
         raise UsageError(f"{where}: the slurm section has no such key", fix=fix)
-    return Given(name=name, values=tuple(values), where=where)
+    return OptionValue(name=name, values=tuple(values), where=where)
 
 
-def make_spec(*places: Iterable[Given]) -> SlurmSpec:
+def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
     """The spec of what was given, the strongest place first; lists of one place replace those of a weaker one.
 
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
-    given: dict[str, Given] = {}
+    given: dict[str, OptionValue] = {}
     for each in chain(*places):
         given.setdefault(each.name, each)
     spec = SlurmSpec(**{name: _value_of(options()[name], each) for name, each in given.items()})
@@ -206,7 +206,7 @@ def make_spec(*places: Iterable[Given]) -> SlurmSpec:
     return spec
 
 
-def _value_of(each: Field[Any], given: Given) -> Any:
+def _value_of(each: Field[Any], given: OptionValue) -> Any:
     """The typed value of an option's values."""
     kind, values = value_kind(each), given.values
     if "" in values:

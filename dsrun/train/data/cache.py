@@ -143,7 +143,7 @@ def map_rows(
     ledger = scratch / "ledger.jsonl"
     ledger.write_bytes(b"")
     processes = processes_for(len(table), num_proc)
-    with quiet(), _tokenizer_threads(processes), tethered_forks(), _watched(ledger, len(table), progress):
+    with quiet(), _tokenizer_threads(processes), forks_with_pdeathsig(), _watched(ledger, len(table), progress):
         encoded = table.map(
             replace(encoder, ledger=ledger),
             batched=True,
@@ -193,7 +193,7 @@ def _watched(ledger: Path, total: int, progress: Callable[[int, int], None]) -> 
         watcher.join()
 
 
-# The process whose forks are tethered, while there is one: hooks of os.register_at_fork stay for ever.
+# The process whose forks die with it, while there is one: hooks of os.register_at_fork stay for ever.
 _tethering: list[int] = []
 
 
@@ -211,7 +211,7 @@ def _register_tether() -> None:
 
 
 @contextmanager
-def tethered_forks() -> Iterator[None]:
+def forks_with_pdeathsig() -> Iterator[None]:
     """Whatever is forked in the body dies when this process does: the pool and the manager that `Dataset.map` starts do
     not notice when their owner is killed."""
     _register_tether()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.wheel.compile.output import FULL, Watch
+from dsrun.wheel.compile.output import FULL, OnEvent
 from dsrun.wheel.compile.run import WheelBuild, build_wheel
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def cached_build(
     *,
     environ: Mapping[str, str],
     notify: Callable[[str], None],
-    watch: Watch,
+    on_event: OnEvent,
     force: bool = False,
     keep: bool = False,
 ) -> CacheEntry:
@@ -119,7 +119,7 @@ def cached_build(
         with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
             if keep:
                 notify(f"compiled in {folder}, which is kept")
-            build_wheel(build, folder, staged, environ=environ, watch=watch, failed_log=failed_log)
+            build_wheel(build, folder, staged, environ=environ, on_event=on_event, failed_log=failed_log)
             try:
                 entry = store.publish(key, staged)
             except OSError as error:

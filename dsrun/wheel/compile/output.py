@@ -127,11 +127,11 @@ class Tracker:
         return {label: part.seconds for label, part in self._parts.items() if part.seconds is not None}
 
 
-Watch = Callable[[Event, Tracker], None]
+OnEvent = Callable[[Event, Tracker], None]
 
 
-def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes: dict[str, int]) -> None:
-    """Log every line the parallel builds write into `pipe`, and call `watch` for each event.
+def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, on_event: OnEvent, codes: dict[str, int]) -> None:
+    """Log every line the parallel builds write into `pipe`, and call `on_event` for each event.
 
     `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
     """
@@ -148,9 +148,9 @@ def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, watch: Watch, codes:
             if event.kind == "end":
                 codes[event.label] = event.code
             tracker.note(event, time.monotonic())
-            watch(event, tracker)
+            on_event(event, tracker)
     finally:
-        for _ in pipe:  # also when `watch` fails: a build whose output is not read would block
+        for _ in pipe:  # also when `on_event` fails: a build whose output is not read would block
             pass
 
 

@@ -22,7 +22,7 @@ from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.compile.environment import build_environment
-from dsrun.wheel.compile.output import FULL, Tracker, Watch, first_failure, follow, split_line
+from dsrun.wheel.compile.output import FULL, OnEvent, Tracker, first_failure, follow, split_line
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
 from dsrun.wheel.target.cxx import compiler_cache
@@ -137,16 +137,16 @@ def _weight(op: Op, archs: int) -> float:
 
 
 def build_wheel(
-    build: WheelBuild, folder: Path, staged: Path, *, environ: Mapping[str, str], watch: Watch, failed_log: Path
+    build: WheelBuild, folder: Path, staged: Path, *, environ: Mapping[str, str], on_event: OnEvent, failed_log: Path
 ) -> None:
     """Build the wheel in the empty `folder`, and put it with WHEEL.json and its log into `staged`.
 
-    `watch` is called from another thread with every event. Raises ToolError in one line when a compiler fails or the
+    `on_event` is called from another thread with every event. Raises ToolError in one line when a compiler fails or the
     wheel is not what was requested; the log is then in `failed_log`. KeyboardInterrupt when it was stopped; no process
     is left behind.
     """
     try:
-        _build(build, folder, staged, environ, watch)
+        _build(build, folder, staged, environ, on_event)
     except ToolError as error:
         raise with_log(error, staged / LOG_NAME, failed_log) from error
     except OSError as error:
@@ -155,7 +155,7 @@ def build_wheel(
         raise disk_full(folder, error.strerror or "full") from error
 
 
-def _build(build: WheelBuild, folder: Path, staged: Path, environ: Mapping[str, str], watch: Watch) -> None:
+def _build(build: WheelBuild, folder: Path, staged: Path, environ: Mapping[str, str], on_event: OnEvent) -> None:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     source = resolve_source(build.deepspeed, folder / "source", cache=cache_root(environ) / "sdists")
     if source.digest != build.request.source:
@@ -165,7 +165,7 @@ def _build(build: WheelBuild, folder: Path, staged: Path, environ: Mapping[str, 
         _copy_tree(folder / "source", process.tree)
     tracker = make_tracker(processes, build.request)
     prepared = time.monotonic()
-    _compile(processes, width, staged / LOG_NAME, folder=folder, tracker=tracker, watch=watch)
+    _compile(processes, width, staged / LOG_NAME, folder=folder, tracker=tracker, on_event=on_event)
     compiled = time.monotonic()
     wheel = assemble([_only_wheel(Path(process.argv[-1])) for process in processes], staged)
     report = read_wheel(wheel)
@@ -198,7 +198,7 @@ def _only_wheel(folder: Path) -> Path:
 
 
 def _compile(
-    processes: Sequence[CompileProcess], width: int, log: Path, *, folder: Path, tracker: Tracker, watch: Watch
+    processes: Sequence[CompileProcess], width: int, log: Path, *, folder: Path, tracker: Tracker, on_event: OnEvent
 ) -> None:
     """Run all processes; ToolError names the first real error."""
     plan = folder / "plan.json"
@@ -207,17 +207,17 @@ def _compile(
     for process in processes:
         Path(process.argv[-1]).mkdir(parents=True)
     argv = [sys.executable, "-I", parallel.__file__, str(plan)]
-    code, codes = _run_builds(argv, log, tracker, watch)
+    code, codes = _run_builds(argv, log, tracker, on_event)
     if code:
         raise explained(log, codes, folder)
 
 
-def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, watch: Watch) -> tuple[int, dict[str, int]]:
+def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, on_event: OnEvent) -> tuple[int, dict[str, int]]:
     """Run the parallel builds; their exit code and those of the builds that ended by themselves."""
     codes: dict[str, int] = {}
     read, write = os.pipe()
     with os.fdopen(read, "rb") as lines, log.open("w", encoding="utf-8") as file:
-        reader = threading.Thread(target=follow, args=(lines, file, tracker, watch, codes), daemon=True)
+        reader = threading.Thread(target=follow, args=(lines, file, tracker, on_event, codes), daemon=True)
         reader.start()
         try:
             code = run_foreground(argv, output=write, grace_s=_GRACE_S)

@@ -150,7 +150,7 @@ def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -
 # when nothing fits
 
 
-Remedy = tuple[str, Candidate | None] | None
+Alternative = tuple[str, Candidate | None] | None
 """What would have to be different, and the strategy that then fits."""
 
 
@@ -171,11 +171,11 @@ def _best_fitting(request: PlanRequest) -> Candidate | None:
     return _best(list(_compared(fitting))) if fitting else None
 
 
-def _recomputing(request: PlanRequest) -> Remedy:
+def _recomputing(request: PlanRequest) -> Alternative:
     return ("--gradient-checkpointing auto", _best_fitting(request)) if request.checkpointing == "off" else None
 
 
-def _more_host(request: PlanRequest) -> Remedy:
+def _more_host(request: PlanRequest) -> Alternative:
     """The host memory that the strategy which needs least of it would take."""
     fitting = _fitting(replace(request, host_memory=UNBOUNDED))
     if not fitting or _fitting(request):
@@ -197,7 +197,7 @@ def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
     return least
 
 
-def _more_gpus(request: PlanRequest) -> Remedy:
+def _more_gpus(request: PlanRequest) -> Alternative:
     cluster = request.cluster
 
     def row(nodes: int) -> Candidate | None:
@@ -209,7 +209,7 @@ def _more_gpus(request: PlanRequest) -> Remedy:
     return f"{nodes * cluster.per_node} GPUs ({nodes} node{'' if nodes == 1 else 's'})", row(nodes)
 
 
-def _shorter(request: PlanRequest) -> Remedy:
+def _shorter(request: PlanRequest) -> Alternative:
     """Both lengths of a seq2seq model are cut alike, to multiples of 64 tokens."""
     longest = max(request.length, request.source_length if request.model.seq2seq else 0)
 
@@ -222,13 +222,13 @@ def _shorter(request: PlanRequest) -> Remedy:
     return (f"samples of at most {max(longest - 64 * steps, 1)} tokens", row(steps)) if steps else None
 
 
-def _with_lora(request: PlanRequest) -> Remedy:
+def _with_lora(request: PlanRequest) -> Alternative:
     if request.lora is not None:
         return None
     return f"LoRA (--lora {ADVISED_RANK})", _best_fitting(replace(request, lora=ADVISED_RANK))
 
 
-def _larger_gpu(request: PlanRequest) -> Remedy:
+def _larger_gpu(request: PlanRequest) -> Alternative:
     """The least memory each GPU would need, in whole GiB."""
     cluster = request.cluster
 

@@ -10,7 +10,7 @@ from string import Template
 
 from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import render
-from dsrun.slurm.render.spec import given_key, make_spec
+from dsrun.slurm.render.spec import make_spec, run_file_value
 
 MODULE = "torch.distributed.run"
 RECORD = 'printf "%s\\0" "$#" "${0##*/}" "$@" >>"$STAND_INS/record"\n'
@@ -147,7 +147,7 @@ def spec_of(**options: str | list[str]):
     """The spec of run.yaml's keys."""
     return make_spec(
         [
-            given_key(key, words if isinstance(words, list) else [words], f"slurm.{key}")
+            run_file_value(key, words if isinstance(words, list) else [words], f"slurm.{key}")
             for key, words in options.items()
         ]
     )

@@ -9,7 +9,7 @@ import pytest
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.jobs import submit
 from dsrun.slurm.jobs.status import JobStatus, from_history, read_jobs
-from dsrun.slurm.jobs.submit import Tail, Watch, follow, interval
+from dsrun.slurm.jobs.submit import JobMonitor, Tail, follow, interval
 from dsrun.system import slurm
 from dsrun.system.slurm import NoAnswerError
 from tests.slurm_recordings import recorded, stand_in
@@ -210,7 +210,7 @@ def test_sacct_row_parsed():
 
 def test_follow_reports_state_changes_only():
     """Something is reported only when the job has changed."""
-    watch = Watch("7")
+    watch = JobMonitor("7")
     waiting = JobStatus(label="7", state="PENDING", reason="Priority")
     assert watch.update([waiting]) == ["job 7: PENDING (Priority)"]
     assert watch.update([waiting]) == []

@@ -14,7 +14,7 @@ from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.program import Site, any_program, train_program
 from dsrun.slurm.render.script import context, render, template_text
 from dsrun.slurm.render.site import missing
-from dsrun.slurm.render.spec import Given, make_spec
+from dsrun.slurm.render.spec import OptionValue, make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
 SITE = Site()
@@ -22,8 +22,8 @@ SITE = Site()
 
 def made(name: str, *words: str, **others: str):
     """The spec of one option as somebody wrote it."""
-    given = [Given(name=name, values=words, where=f"--{name}")]
-    given += [Given(name=key, values=(value,), where=f"--{key}") for key, value in others.items()]
+    given = [OptionValue(name=name, values=words, where=f"--{name}")]
+    given += [OptionValue(name=key, values=(value,), where=f"--{key}") for key, value in others.items()]
     return make_spec(given)
 
 

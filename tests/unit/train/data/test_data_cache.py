@@ -249,8 +249,8 @@ def test_processes_forked_after_tokenising_live_on(tmp_path):
     """A hook at fork cannot be taken back; it only counts while rows are mapped."""
     code = (
         "import os, time\n"
-        "from dsrun.train.data.cache import tethered_forks\n"
-        "with tethered_forks(): pass\n"
+        "from dsrun.train.data.cache import forks_with_pdeathsig\n"
+        "with forks_with_pdeathsig(): pass\n"
         "child = os.fork()\n"
         "if child: print(child, flush=True); os._exit(0)\n"
         "os.closerange(0, 3); time.sleep(600)\n"
