@@ -137,7 +137,9 @@ def _find_or_build(build: WheelBuild, cache: WheelCache, *, force: bool, keep: b
         return found
     print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
     with progress_display() as on_event:
-        return cached_build(build, cache, environ=os.environ, notify=print_note, on_event=on_event, force=force, keep=keep)
+        return cached_build(
+            build, cache, environ=os.environ, notify=print_note, on_event=on_event, force=force, keep=keep
+        )
 
 
 def _print_commands(build: WheelBuild, cache: WheelCache) -> None:
