@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from dsrun.cli.options import DEBUG, HYPHENS
+from dsrun.cli.options import DEBUG, HYPHENS, Command
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_note
 from dsrun.errors import UsageError
 from dsrun.runs.goodput import duration
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-@click.command(name="build-wheel", context_settings=HYPHENS)
+@click.command(cls=Command, name="build-wheel", context_settings=HYPHENS)
 @click.option(
     "--arch", default="auto", show_default=True, metavar="auto|cpu|slurm|LIST",
     help="GPUs to compile for: those here, those of the cluster, or names and capabilities: a100,h100 or 8.0;9.0+PTX",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dsrun.checkpoints import Contents, Entry, contents, entries, find
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Group, format_option
 from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
@@ -23,12 +23,12 @@ _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
 
 
-@click.group(name="checkpoint")
+@click.group(cls=Group, name="checkpoint")
 def command() -> None:
     """List, verify and inspect the checkpoints of a run."""
 
 
-@command.command(name="list")
+@command.command(name="list", short_help="list steps, sizes and ages; mark the best and damaged ones")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @format_option
 def list_(*, run: Path, form: str) -> int:
@@ -47,7 +47,7 @@ def list_(*, run: Path, form: str) -> int:
     return 0
 
 
-@command.command()
+@command.command(short_help="read every file and compare it with its manifest")
 @_WHERE
 @format_option
 def verify(*, where: Path, form: str) -> int:
@@ -70,7 +70,7 @@ def verify(*, where: Path, form: str) -> int:
     return EXIT_FINDINGS if any(findings for _, findings in results) else 0
 
 
-@command.command()
+@command.command(short_help="show what a checkpoint contains")
 @_WHERE
 @format_option
 def inspect(*, where: Path, form: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.discover import discover
@@ -16,7 +16,7 @@ from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
 
 
-@click.command(name="cluster")
+@click.command(cls=Command, name="cluster")
 @click.option("--partition", metavar="NAME", help="only this partition and its nodes")
 @format_option
 def command(*, partition: str | None, form: str) -> int:

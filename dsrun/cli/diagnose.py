@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json
 from dsrun.diagnosis.diagnose import Verdict, of_logs, of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
@@ -15,7 +15,7 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 STDIN = "-"
 
 
-@click.command(name="diagnose")
+@click.command(cls=Command, name="diagnose")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...|RUN|-")
 @format_option
 def command(*, logs: tuple[str, ...], form: str) -> int:

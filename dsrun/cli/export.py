@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from dsrun.checkpoints import export_source
-from dsrun.cli.options import DEBUG
+from dsrun.cli.options import DEBUG, Command
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 from dsrun.system.host import require_training_packages
@@ -31,7 +31,7 @@ ENVIRONMENT = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
-@click.command(name="export")
+@click.command(cls=Command, name="export")
 @click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 @click.option("--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="folder to write")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="dtype of the weights  [default: as saved]")

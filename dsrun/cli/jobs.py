@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.runs.records import plain
@@ -24,7 +24,7 @@ from dsrun.system import slurm
 MOST_HOURS = 1_000_000
 
 
-@click.command(name="jobs")
+@click.command(cls=Command, name="jobs")
 @click.argument("job_id", required=False, metavar="[ID]")
 @click.option("--follow", is_flag=True, help="show the job's log to its end and exit with its exit code")
 @click.option("--hours", type=float, default=24, show_default=True, help="how long ended jobs are listed")

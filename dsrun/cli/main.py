@@ -17,29 +17,29 @@ from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
-    "train": ("dsrun.cli.train:command", "Train a seq2seq or causal LM under DeepSpeed ZeRO."),
+    "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
     "launch": (
         "dsrun.cli.launch.command:command",
-        "Run any training script on any machines, and restart it after failures.",
+        "run any training script on any machines, restart it after failures",
     ),
-    "diagnose": ("dsrun.cli.diagnose:command", "Why a run stopped, from its logs."),
-    "plan": ("dsrun.cli.plan:command", "What fits where: memory and speed of every ZeRO strategy."),
-    "export": ("dsrun.cli.export:command", "A run or checkpoint as a verified Hugging Face folder."),
-    "checkpoint": ("dsrun.cli.checkpoint:command", "List, verify and inspect a run's checkpoints."),
-    "prepare": ("dsrun.cli.train:prepare_command", "Tokenise a run's data ahead of the job."),
-    "render-slurm": ("dsrun.cli.render_slurm:command", "Write the sbatch script of a job, or submit it."),
-    "jobs": ("dsrun.cli.jobs:command", "Your SLURM jobs, with the step and loss each has reached."),
-    "cluster": ("dsrun.cli.cluster:command", "Nodes, GPUs and partitions of this SLURM cluster."),
-    "build-wheel": ("dsrun.cli.build_wheel:command", "Compile DeepSpeed into a wheel for these GPUs, once."),
-    "verify-wheel": ("dsrun.cli.wheel:verify_command", "What a wheel serves, and whether it runs here."),
-    "wheel": ("dsrun.cli.wheel:command", "Put a wheel on the nodes of a cluster."),
-    "gpus": ("dsrun.cli.gpus:command", "What a GPU's name or a GRES string means."),
-    "config": ("dsrun.cli.config.generate:command", "Write, check or upgrade a DeepSpeed configuration."),
+    "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
+    "plan": ("dsrun.cli.plan:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
+    "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
+    "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),
+    "prepare": ("dsrun.cli.train:prepare_command", "tokenise a run's data ahead of the job"),
+    "render-slurm": ("dsrun.cli.render_slurm:command", "write the sbatch script of a job, or submit it"),
+    "jobs": ("dsrun.cli.jobs:command", "list your SLURM jobs, with the step and loss of each"),
+    "cluster": ("dsrun.cli.cluster:command", "show nodes, GPUs and partitions of this SLURM cluster"),
+    "build-wheel": ("dsrun.cli.build_wheel:command", "compile DeepSpeed into a wheel for these GPUs, once"),
+    "verify-wheel": ("dsrun.cli.wheel:verify_command", "show what a wheel serves, and whether it runs here"),
+    "wheel": ("dsrun.cli.wheel:command", "copy a wheel to the nodes of a cluster"),
+    "gpus": ("dsrun.cli.gpus:command", "explain a GPU's name or a GRES string"),
+    "config": ("dsrun.cli.config.generate:command", "write, check or upgrade a DeepSpeed configuration"),
 }
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="dsrun")
+@click.version_option(__version__, prog_name="dsrun", help="show the version and exit")
 def cli() -> None:
     """From a bare GPU node to a finished Hugging Face model under DeepSpeed."""
 

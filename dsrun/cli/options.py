@@ -12,7 +12,14 @@ import click
 from dsrun.errors import nearest
 from dsrun.options import flag_of, value_kind
 
-_FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+_FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="format of the output",
+)
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
@@ -25,7 +32,21 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return _FORMAT(DEBUG(function))
 
 
-class LazyGroup(click.Group):
+class Command(click.Command):
+    """A command whose --help is described as every other option is: lower case, no full stop."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option:
+            option.help = "show this message and exit"
+        return option
+
+
+class Group(Command, click.Group):
+    command_class = Command
+
+
+class LazyGroup(Group):
     """A group that knows its commands as name -> ("module:attribute", summary), and imports only the one that runs."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.demo.build import DEMO_NAMES, materialise
 from dsrun.errors import EXIT_FINDINGS, UsageError
@@ -27,7 +27,7 @@ from dsrun.zero.memory.report import CommandOptions, as_json
 from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
 
 
-@click.command(name="plan")
+@click.command(cls=Command, name="plan")
 @click.option("--model", required=True, metavar="NAME|DIR", help="model folder, config.json, or cached Hub name")
 @click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8  [default: those here]")
 @click.option("--cluster", is_flag=True, help="take the GPUs from this SLURM cluster's nodes")

@@ -13,7 +13,7 @@ import click
 
 from dsrun.cli.jobs import follow_job
 from dsrun.cli.launch.job import batch_of
-from dsrun.cli.options import HYPHENS, field_option, write_grouped_options
+from dsrun.cli.options import HYPHENS, Command, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.options import by_group, flag_of
@@ -143,7 +143,7 @@ HETJOB = (
 )
 
 
-class RenderCommand(click.Command):
+class RenderCommand(Command):
     """Keeps the arguments after `--` apart; click would drop the `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -255,6 +255,7 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
 
 command = RenderCommand(
     name="render-slurm",
+    help=run.__doc__,
     callback=run,
     params=[
         *(field_option(each, {}) for each in options().values()),

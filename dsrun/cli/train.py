@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.options import Command
 from dsrun.cli.output import print_note, print_table
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ PREPARER = "dsrun.train.prepare"
 HELP_COLUMN = 30
 
 
-class TrainCommand(click.Command):
+class TrainCommand(Command):
     """Leaves all flags to the recipe's parser, which knows those of Transformers too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import click
 
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Command, Group, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
@@ -40,7 +40,7 @@ from dsrun.wheel.verify.nodes import (
 )
 
 
-@click.command(name="verify-wheel")
+@click.command(cls=Command, name="verify-wheel")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--on", metavar="NODE-LIST", help="run it on these nodes, over srun or ssh: gpu[01-04],login")
 @click.option("--for", "target", metavar="LIST", help="compare with these GPUs, or slurm: a100,h100 or 8.0;9.0")
@@ -106,15 +106,16 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
         click.echo(line)
 
 
-@click.group(name="wheel", invoke_without_command=True)  # Otherwise click prints the help as an error of ten lines.
+# Without invoke_without_command, click prints the help as an error of ten lines.
+@click.group(cls=Group, name="wheel", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Put a wheel on the nodes of a cluster."""
+    """Copy a wheel to the nodes of a cluster."""
     if context.invoked_subcommand is None:
         raise UsageError("`dsrun wheel` needs a command", fix="dsrun wheel push FILE")
 
 
-@command.command(name="push")
+@command.command(name="push", short_help="copy FILE to every node, install it and run each operation once")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--nodes", metavar="LIST", help="gpu[01-04],login  [default: those of the SLURM allocation]")
 @click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="nodes, in DeepSpeed's format")

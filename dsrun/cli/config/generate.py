@@ -24,8 +24,8 @@ from dsrun.zero.memory.model.count import describe
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
-    "check": ("dsrun.cli.config.lint:check_command", "Find errors in a configuration."),
-    "upgrade": ("dsrun.cli.config.lint:upgrade_command", "Replace keys of older releases."),
+    "check": ("dsrun.cli.config.lint:check_command", "find errors in a configuration"),
+    "upgrade": ("dsrun.cli.config.lint:upgrade_command", "replace keys of older releases"),
 }
 LARGEST = 2**63
 BY_ITSELF = ("list_shipped", "explain", "form", "output", "force")
@@ -163,6 +163,7 @@ def _model_config(model: str) -> dict[str, Any]:
 
 command = ConfigGroup(
     name="config",
+    help=run.__doc__,
     callback=run,
     params=[
         *(field_option(each, TYPES) for each in options().values()),

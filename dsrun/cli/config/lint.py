@@ -11,7 +11,7 @@ from typing import Literal
 
 import click
 
-from dsrun.cli.options import format_option
+from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_error, print_json, print_note, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
@@ -32,7 +32,7 @@ COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS = {"error": "error", "warning": "warning", "info": "remark"}
 
 
-@click.command(name="check")
+@click.command(cls=Command, name="check")
 @click.argument("file")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINING FLAGS…]")
 @click.option("--against", metavar="RUN.YAML", help="compare with the training flags of this run.yaml")
@@ -122,7 +122,7 @@ def _print(file: str, findings: list[Finding]) -> None:
     click.echo(f"{file}: {', '.join(parts) or 'no findings'}")
 
 
-@click.command(name="upgrade")
+@click.command(cls=Command, name="upgrade")
 @click.argument("file")
 @click.option("-o", "--output", metavar="OUT", help="write to this file instead of stdout")
 @click.option("--in-place", is_flag=True, help="write to FILE itself")

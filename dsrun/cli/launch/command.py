@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.options import Command
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
@@ -38,7 +39,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
     raise click.BadParameter(f"{value!r} is neither auto nor a number of workers")
 
 
-@click.command(name="launch", context_settings={"allow_interspersed_args": False})
+@click.command(cls=Command, name="launch", context_settings={"allow_interspersed_args": False})
 @click.option("--nodes", type=click.IntRange(min=1), help="number of machines, if each is started by hand")
 @click.option("--node-rank", type=int, metavar="K", help="number of this machine, from 0")
 @click.option("--master-addr", metavar="HOST", help="name or address of node 0")
