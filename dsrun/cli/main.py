@@ -20,7 +20,7 @@ COMMANDS = {
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
     "launch": (
         "dsrun.cli.launch.command:command",
-        "run any training script on any machines, restart it after failures",
+        "start any training script, and restart it after failures",
     ),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
     "plan": ("dsrun.cli.plan:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),

@@ -79,7 +79,7 @@ FAIL = [
                 bf16={"enabled": True},
                 data_types={"grad_accum_dtype": "fp32"},
             ),
-            config({"stage": 3}, optimizer={"type": "Muon", "params": {"lr": 1e-3}}),
+            config({"stage": 3}, optimizer={"type": "Muon", "params": ADAM["params"]}),
             config({"stage": 2}, bf16=BF16_MASTER),
             config({"stage": 2, **OFFLOADED}, bf16=BF16_MASTER),
             config({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
