@@ -74,7 +74,7 @@ class Run(ABC):
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{self.name}: waiting for {what} in vain; see {self.log.name}")
+                raise RuntimeError(f"{self.name}: {what} did not come; see {self.log.name}")
             time.sleep(0.05)
 
     def kill(self) -> float:

@@ -83,7 +83,7 @@ def find(path: Path) -> RunFolder | Path:
     run = RunFolder(path)
     if run.run_json.is_file() or run.checkpoints() or (path / HIDDEN).is_dir():
         return run
-    what = "holds no checkpoint" if path.is_dir() else "does not exist"
+    what = "contains no checkpoint" if path.is_dir() else "does not exist"
     raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train, or a checkpoint-N in it")
 
 

@@ -10,7 +10,7 @@ Level = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One judgement: how bad, a stable code, what is the matter, what mends it and where it stands."""
+    """One result of a check: how bad, a stable code, what is wrong, what repairs it, and where it is."""
 
     level: Level
     code: str

@@ -80,7 +80,7 @@ def not_once(
     """
     counted = {step: each for step, each in steps(ledgers).items() if up_to is None or step <= up_to}
     if not counted:
-        return ["there is no sample ledger" if not ledgers else "the sample ledger holds no step"]
+        return ["there is no sample ledger" if not ledgers else "the sample ledger contains no step"]
     # A ledger that was switched on later knows nothing of the steps before, nor all of the epoch then under way.
     begun = min(line["start"] for lines in ledgers.values() for line in lines if "start" in line)
     whole = range(counted[min(counted)].epoch + bool(begun), max(each.epoch for each in counted.values()))

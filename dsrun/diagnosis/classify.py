@@ -108,7 +108,7 @@ class Diagnosis:
 
 
 def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
-    """The cause that `text`, a log, tells of; None for a healthy one, or where no rule knows the failure.
+    """The cause that `text`, a log, shows; None for a healthy one, or where no rule knows the failure.
 
     `exit_code` is the process's, where the caller has it: 0 leaves only what spoils a run without ending it (a NaN
     loss), and a signal tells its own where the text tells nothing.
@@ -130,7 +130,7 @@ def root(found: Mapping[str, Diagnosis]) -> tuple[str, Diagnosis] | None:
 
 
 def diagnosis(scan: Scan, rank: int | None = None, *, exit_code: int | None = None) -> Diagnosis | None:
-    """What a scanned log tells of; the cause is "" for an exception at its end that no rule knows.
+    """What a scanned log shows; the cause is "" for an exception at its end that no rule knows.
 
     `rank` is the first to fail where the log has a table of them.
     """

@@ -83,7 +83,7 @@ def of_run(folder: Path) -> Verdict:
     events = read_records(folder / "events.jsonl")
     logs = _last_logs(folder)
     if not events and not logs:
-        raise UsageError(f"{folder} holds no logs", fix="give log files, or the --output of a dsrun train")
+        raise UsageError(f"{folder} contains no logs", fix="give log files, or the --output of a dsrun train")
     # A failure that training came after is over.
     last = [event for event in events if event.get("kind") in ("failure", "training", "end", "signal")]
     ending: Mapping[str, Any] = last[-1] if last else {}

@@ -73,7 +73,7 @@ class StopRequests:
         elif signum != signal.SIGUSR1 and (self._own or self.interrupted):
             self.force_quit = signum
         else:
-            # A wish that came another way does not count: a scheduler signals all processes of a job at once.
+            # A request that came another way does not count: a scheduler signals all processes of a job at once.
             self._own = True
             self.add(StopRequest.now(signal.Signals(signum).name))
 

@@ -161,7 +161,7 @@ def _check_parquet(path: Path, size: int) -> None:
 
 def _check_tokens(path: Path, size: int, head: bytes) -> None:
     if size % 2:
-        raise UsageError(f"{path} holds {size:,} bytes, which is not a whole number of uint16 tokens")
+        raise UsageError(f"{path} contains {size:,} bytes, which is not a whole number of uint16 tokens")
     # llm.c writes 256 int32 of header before its tokens; read as tokens they would be garbage in silence.
     if int.from_bytes(head[:4], "little") in _LLM_C_MAGIC:
         raise UsageError(
@@ -204,7 +204,7 @@ def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
     if not any(name.strip() for name in header):
         raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
     if complete and next((row for row in rows if row), None) is None:
-        raise UsageError(f"{path} is empty: it holds a header and no rows")
+        raise UsageError(f"{path} is empty: it contains a header and no rows")
 
 
 def _parse_error(text: str) -> json.JSONDecodeError | None:

@@ -72,7 +72,7 @@ def _check_model(spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")
     if not (path / "config.json").is_file():
         adapter = (path / "adapter_config.json").is_file()
-        what = "holds a LoRA adapter, not a model" if adapter else "is not a model: it holds no config.json"
+        what = "contains a LoRA adapter, not a model" if adapter else "is not a model: it contains no config.json"
         raise UsageError(f"--model {name} {what}", fix="merge the adapter first" if adapter else None)
     if not spec.from_scratch and not has_weights(path):
         raise UsageError(

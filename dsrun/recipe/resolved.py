@@ -98,7 +98,7 @@ def read_deepspeed(path: Path, shown: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"--deepspeed {shown}: not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise UsageError(f"--deepspeed {shown}: holds no JSON object")
+        raise UsageError(f"--deepspeed {shown}: is not a JSON object")
     return config
 
 

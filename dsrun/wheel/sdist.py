@@ -138,7 +138,7 @@ def read_version(path: Path) -> str:
                 content = archive.extractfile(member)
                 version = content.read(100).decode("ascii", "replace").strip() if content else None
     if not version:
-        raise UsageError(f"{path} holds no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed")
+        raise UsageError(f"{path} contains no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed")
     return release_version(version, f"{path}: version.txt")
 
 

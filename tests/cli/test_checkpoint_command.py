@@ -146,7 +146,7 @@ def test_checkpoint_inspect_reports_empty_weights(run):
 
 @pytest.mark.parametrize(
     ("place", "message"),
-    [("nowhere", "does not exist"), ("empty", "holds no checkpoint"), ("run", "no complete")],
+    [("nowhere", "does not exist"), ("empty", "contains no checkpoint"), ("run", "no complete")],
 )
 def test_checkpoint_inspect_without_checkpoint(run, tmp_path, place, message):
     (tmp_path / "empty").mkdir()

@@ -78,7 +78,7 @@ def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
     ("args", "message"),
     [
         (["none.log"], "error: none.log cannot be read: No such file or directory\n"),
-        (["."], "error: . holds no logs (give log files, or the --output of a dsrun train)\n"),
+        (["."], "error: . contains no logs (give log files, or the --output of a dsrun train)\n"),
         (
             [".", "a.log"],
             "error: . is a folder, and other logs are given (name one run, or only files)\n",

@@ -73,7 +73,7 @@ def test_model_path_typo_suggests_nearest(refused, here):
 def test_model_folder_without_config(refused, here):
     (here / "photos").mkdir()
     (here / "photos" / "cat.jpg").write_bytes(b"\xff\xd8")
-    assert "--model ./photos is not a model: it holds no config.json" in refused("--model", "./photos")
+    assert "--model ./photos is not a model: it contains no config.json" in refused("--model", "./photos")
 
 
 def test_model_that_is_a_file(refused, pairs):

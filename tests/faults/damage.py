@@ -57,7 +57,7 @@ def resume_after(bench: Bench, kind: str, way: str, checkpoints: int) -> Result:
     for checkpoint in newest:
         files = sorted(checkpoint.glob(KINDS[kind]))
         if not files:
-            result.wrong.append(f"{checkpoint.name} holds no {KINDS[kind]}")
+            result.wrong.append(f"{checkpoint.name} contains no {KINDS[kind]}")
             return result
         WAYS[way](files[0])
     done = bench.train(run)

@@ -161,11 +161,11 @@ def test_export_lora_adapter_or_merged_model(runs, name, tmp_path):
 
 
 def test_merge_lora_without_adapter_is_refused(runs, tmp_path):
-    with pytest.raises(UsageError, match="holds no LoRA adapter"):
+    with pytest.raises(UsageError, match="contains no LoRA adapter"):
         export(runs / "t5-z3" / "checkpoint-2", tmp_path / "out", merge=True)
     done = dsrun_export(runs / "t5-z3", "--to", tmp_path / "out", "--merge-lora")
     assert (done.returncode, done.stdout) == (2, ""), "a finished run's model is no merged one unless it had an adapter"
-    assert "holds no LoRA adapter" in done.stderr
+    assert "contains no LoRA adapter" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

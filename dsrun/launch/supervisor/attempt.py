@@ -180,7 +180,7 @@ class Attempt:
         return any(now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items())
 
     def _must_end(self, agent: Agent) -> bool:
-        """Whether somebody wants the attempt to end now; passes the wish to stop on to the ranks."""
+        """Whether the attempt has to end now; forwards a stop request to the ranks."""
         if self._stop_requests.force_quit is not None:
             return True
         if self._context.others.check():

@@ -58,7 +58,7 @@ def install_stop_handlers() -> None:
 def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:
     """Be torch.distributed.run until it ends; returns its exit code.
 
-    `ranks` processes are forked beforehand to become `python -m module`; for that, whatever they need should have been
+    `ranks` processes are forked ahead to become `python -m module`; for that, whatever they need should have been
     imported.
     """
     install_stop_handlers()

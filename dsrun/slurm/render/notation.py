@@ -87,7 +87,7 @@ def shell_quote(value: object) -> str:
     """
     text = str(value)
     if "\0" in text:
-        raise UsageError(f"{text!r} holds a NUL character, which no argument can")
+        raise UsageError(f"{text!r} contains a NUL character, which no argument can")
     if _ESCAPED.search(text):
         return (
             "$'"
@@ -107,7 +107,7 @@ def directive_value(value: object, where: str) -> str:
     """
     text = str(value)
     if _CONTROL.search(text):
-        raise UsageError(f"{where}: {text!r} holds a line break or control character, which no #SBATCH line can")
+        raise UsageError(f"{where}: {text!r} contains a line break or control character, which no #SBATCH line can")
     if text != text.strip() or not text:
         what = "begins or ends with a blank" if text else "is empty"
         raise UsageError(f"{where}: {text!r} {what}, which SLURM would misread", fix="remove it")

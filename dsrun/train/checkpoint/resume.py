@@ -152,7 +152,7 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     kind = saved.get("model_type") or _model_type(checkpoint)
     if kind not in (None, facts.get("model_type", kind)):
         raise UsageError(
-            f"{checkpoint} holds a {kind} model, and this run trains a {facts['model_type']} model",
+            f"{checkpoint} contains a {kind} model, and this run trains a {facts['model_type']} model",
             fix="choose another --output, or --resume never to start anew",
         )
     changed = []

@@ -97,7 +97,7 @@ def check_states(path: Path) -> None:
     would go on with an optimizer that knows nothing."""
     if not any(any(path.glob(pattern)) for pattern in STATES):
         raise UsageError(
-            f"{path} holds a model without optimizer states (--save_only_model?): nothing can go on from it",
+            f"{path} contains a model without optimizer states (--save_only_model?): nothing can go on from it",
             fix=f"--resume never starts anew, also from its weights with --model {path}",
         )
 

@@ -63,7 +63,7 @@ def load(path: Path) -> Any:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).splitlines()[0]
-        raise UsageError(f"{path}: it holds more than tensors, or is damaged: {first}") from error
+        raise UsageError(f"{path}: it contains more than tensors, or is damaged: {first}") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: it cannot be read: {str(error).splitlines()[0]}") from error
 

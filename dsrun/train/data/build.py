@@ -123,7 +123,7 @@ class _Builder:
                 break
             take *= 4
         if not tokens:
-            raise UsageError(f"{self.source.where} holds no text")
+            raise UsageError(f"{self.source.where} contains no text")
         largest = max(int(chunk.max()) for chunk in ids if len(chunk))
         written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
         counted = {"counts": asdict(counts), "largest": largest}
@@ -197,7 +197,7 @@ class _Builder:
                 largest = max(largest, int(chunk.max()))
                 negative = chunk[(chunk < 0) & ~np.isin(chunk, allowed)]
                 if len(negative):
-                    raise UsageError(f"{self.source.where}: {column} holds the negative id {negative[0]}")
+                    raise UsageError(f"{self.source.where}: {column} contains the negative id {negative[0]}")
         return largest
 
     def _nothing_left(self, part: Part, counts: Counts) -> None:

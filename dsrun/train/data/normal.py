@@ -58,10 +58,10 @@ def _text(value: Any, column: str, where: str) -> str | None:
         except UnicodeEncodeError as error:
             # JSON can write half of a surrogate pair, which neither Arrow nor a tokenizer can take.
             half = f"\\u{ord(value[error.start]):04x}"
-            raise UsageError(f"{where}: column {column!r} holds {half}, half of a character") from error
+            raise UsageError(f"{where}: column {column!r} contains {half}, half of a character") from error
         return value
     if isinstance(value, Mapping | list | tuple | bytes):
-        raise UsageError(f"{where}: column {column!r} holds a {type(value).__name__}, not text")
+        raise UsageError(f"{where}: column {column!r} contains a {type(value).__name__}, not text")
     return str(value)
 
 
@@ -87,7 +87,7 @@ def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise UsageError(f"{where}: column 'tools' holds a {type(value).__name__}, not a list")
+        raise UsageError(f"{where}: column 'tools' contains a {type(value).__name__}, not a list")
     return list(without_none(value))
 
 
@@ -113,7 +113,7 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
     if isinstance(value, str) or not all(isinstance(item, int) for item in value):
         raise UsageError(f"{where}: {column!r} is not a list of whole numbers")
     if not _LEAST_ID <= min(value) <= max(value) <= _LARGEST_ID:
-        raise UsageError(f"{where}: {column!r} holds a number that is not a token id: {max(value, key=abs)}")
+        raise UsageError(f"{where}: {column!r} contains a number that is not a token id: {max(value, key=abs)}")
     return list(value)
 
 
@@ -158,7 +158,7 @@ def _plain(content: Any, where: str) -> str:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             kind = part.get("type", "part") if isinstance(part, Mapping) else type(part).__name__
-            raise UsageError(f"{where}: a message holds a part of type {kind!r}; dsrun trains on text")
+            raise UsageError(f"{where}: a message contains a part of type {kind!r}; dsrun trains on text")
         parts.append(text)
     return "".join(parts)
 

@@ -173,7 +173,7 @@ def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source
     visible = (file for file in path.rglob("[!.]*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
     files = sorted((file for file in visible if file.is_file() and _is_data(file)), key=_natural)
     if not files:
-        raise UsageError(f"{path} holds no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
+        raise UsageError(f"{path} contains no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
     found: dict[str, list[Path]] = {}
     for file in files:
         split = split_of(file.name) or split_of(str(file.relative_to(path).parent))

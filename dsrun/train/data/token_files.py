@@ -83,7 +83,7 @@ def count_tokens(path: Path, dtype: str) -> int:
         raise UsageError(f"{path} is empty")
     if size % width:
         raise UsageError(
-            f"{path} holds {size:,} bytes, which is not a whole number of {dtype} tokens", fix=dtype_hint(path)
+            f"{path} contains {size:,} bytes, which is not a whole number of {dtype} tokens", fix=dtype_hint(path)
         )
     return size // width
 

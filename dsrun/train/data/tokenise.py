@@ -54,7 +54,7 @@ class RowEncoder:
     """A batch function for `map`: raw or normalised rows in, token ids out. What it counts in a worker process goes as
     JSON lines to `ledger`. `layout` brings raw rows into normal form and is None for rows that are in it already
     (`kind` says in which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused
-    here, for streams, which cannot be read beforehand."""
+    here, for streams, which cannot be read ahead."""
 
     tokenizer: Any
     task: str

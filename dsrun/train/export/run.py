@@ -82,7 +82,7 @@ def export(request: Request, *, notify: Callable[[str], None]) -> None:
         notify(notice)
     lora = (request.source / ADAPTER_CONFIG).is_file()
     if request.merge_lora and not lora:
-        raise UsageError(f"{request.source} holds no LoRA adapter", fix="leave out --merge-lora")
+        raise UsageError(f"{request.source} contains no LoRA adapter", fix="leave out --merge-lora")
     partial = request.to.with_name(f".{request.to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

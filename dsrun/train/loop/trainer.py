@@ -113,12 +113,12 @@ class RunTrainer(Checkpointing):
     @property
     def ranks_want_to_stop(self) -> bool:
         """Whether any rank had been asked to stop when this step began; the same on all ranks."""
-        # Reading it waits for the GPU to begin the step, so it is only read where somebody may ask.
+        # Reading it waits for the GPU to begin the step, so it is only read where a stop may be requested.
         return self.context.stopping.is_on and bool(self._votes[0])
 
     @property
     def ranks_want_to_save(self) -> bool:
-        """Whether rank 0 wished for a checkpoint when this step began (--save-every auto); the same on all ranks."""
+        """Whether rank 0 requested a checkpoint when this step began (--save-every auto); the same on all ranks."""
         return bool(self._votes[1])
 
     def any_rank_stops(self) -> bool:

@@ -122,7 +122,7 @@ def expected_code(archs: str, lowest: str | None) -> tuple[set[str], set[str]]:
 def _code(library: Library, op: Op, request: Request) -> list[str]:
     sass, ptx = expected_code(request.archs, op.lowest)
     if not library.sass and not library.ptx:
-        return [f"{op.name} holds no GPU code: DeepSpeed built its CPU variant"]
+        return [f"{op.name} contains no GPU code: DeepSpeed built its CPU variant"]
     wrong = []
     for kind, wanted, found in (("SASS", sass, library.sass), ("PTX", ptx, library.ptx)):
         lost = sorted(wanted - set(found), key=Version)

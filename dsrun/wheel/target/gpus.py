@@ -130,11 +130,11 @@ _RELEASED = re.compile(r"\d+\.\d+\.\d+(\+cu\d+)?")
 def check_archs(
     archs: Archs, *, nvcc: str | None, torch_version: str, torch_cuda: str, machine: str = "x86_64"
 ) -> list[Finding]:
-    """What stands against compiling for `archs` with this nvcc and torch.
+    """The findings against compiling for `archs` with this nvcc and torch.
 
     `nvcc` "13.0" or longer, None where there is none to ask; `torch_version` "2.13.0+cu130", `torch_cuda` "13.0";
     `machine` as `uname -m` has it. An error names what does serve the GPU. What build/cuda.toml does not hold
-    (other people's builds of torch, those for Arm) is said and not judged.
+    (other people's builds of torch, those for Arm) is reported and not an error.
     """
     release = _release(torch_version, torch_cuda) if machine == "x86_64" else None
     findings: list[Finding] = []
@@ -204,7 +204,7 @@ def _torch_finding(arch: Arch, release: TorchRelease | None) -> Finding | None:
     return Finding(
         level="error",
         code="torch_has_no_code",
-        message=f"torch {release.release} with CUDA {release.cuda} holds no code for {_named(arch)}",
+        message=f"torch {release.release} with CUDA {release.cuda} contains no code for {_named(arch)}",
         fix=_for_new(arch) if later else _for_old(arch),
     )
 

@@ -47,7 +47,7 @@ def find_nvcc(
 
     CUDA_HOME (or CUDA_PATH) decides when it is set. Otherwise, of those on PATH, in the usual folders under
     `root` and in `site_packages`, the first that has torch's version `cuda` ("13.0"), else the first with its
-    major, else the first. Raises UsageError when CUDA_HOME holds no nvcc that works.
+    major, else the first. Raises UsageError when CUDA_HOME contains no nvcc that works.
     """
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if environ.get(name):

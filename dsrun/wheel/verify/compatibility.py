@@ -69,7 +69,7 @@ def _about(report: WheelReport) -> Iterator[Finding]:
         message = f"is {report.name}, not DeepSpeed: its libraries are listed, and none is run"
         yield Finding(level="warning", code="not_deepspeed", message=message, fix="name a wheel of DeepSpeed")
     elif not report.libraries:
-        message = "holds no compiled operation: each will be compiled when it is first used"
+        message = "contains no compiled operation: each will be compiled when it is first used"
         yield Finding(level="warning", code="wheel_without_ops", message=message, fix=_REBUILD)
 
 

@@ -215,7 +215,7 @@ def _zero3_sizes(case: ConfigContext, sizes: presets.Sizes, sized: str, *, is_au
         f"{ZERO}.stage3_max_live_parameters": live,
         f"{ZERO}.stage3_max_reuse_distance": live,
         f"{ZERO}.stage3_gather_16bit_weights_on_model_save": ReasonedValue(
-            True, "without it a ZeRO-3 checkpoint holds no weights that from_pretrained can load"
+            True, "without it a ZeRO-3 checkpoint contains no weights that from_pretrained can load"
         ),
     }
 

@@ -114,7 +114,7 @@ def _buckets(view: ConfigView, report: Findings) -> None:
             continue
         if size > LARGEST_BUCKET:
             gib = min(size, LARGEST_NUMBER) * HALF_BYTES / GIB
-            holds = f"holds {gib:.1f} GiB (in 16 bit) on every GPU without a gain"
+            holds = f"takes {gib:.1f} GiB (in 16 bit) on every GPU without a gain"
             message = f"{path[-1]} of {_elements(size)} elements {holds}"
             better = QUOTED_AUTO if name == BUCKETS[0] and view.for_trainer else "200000000"
             fix = f'write "{path[-1]}": {better}'

@@ -74,7 +74,7 @@ def check(
     report = Findings(source, file)
     _check_text(source, target, report)
     if not isinstance(source.value, dict):
-        report.error("not_an_object", (), f"the file holds {_noun(source.value)}, not an object {{…}}")
+        report.error("not_an_object", (), f"the file contains {_noun(source.value)}, not an object {{…}}")
         return report.findings()
     view = ConfigView(
         source.value, find_target(source.value, target), target is not None, world_size, against, model_type, gpu

@@ -113,7 +113,7 @@ unpack='
 mkdir "$DSRUN_LOCAL/unpacked" && tar -C "$DSRUN_LOCAL/unpacked" -xf "$1" && rm -f "$1" || exit
 # The environment may be one folder deep; conda-unpack fixes the prefixes of a conda-pack archive.
 for root in "$DSRUN_LOCAL/unpacked" "$DSRUN_LOCAL/unpacked"/*; do [ -e "$root/bin/python" ] && break; done
-[ -x "$root/bin/python" ] || { echo "dsrun: $1 holds no bin/python that runs here" >&2; exit 4; }
+[ -x "$root/bin/python" ] || { echo "dsrun: $1 contains no bin/python that runs here" >&2; exit 4; }
 mv "$root" "$DSRUN_LOCAL/env" || exit
 cd "$DSRUN_LOCAL/env" || exit
 [ ! -e bin/conda-unpack ] || bin/python bin/conda-unpack

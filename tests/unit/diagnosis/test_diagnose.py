@@ -141,5 +141,5 @@ def test_diagnose_run_without_end_event_by_its_logs(run: Path) -> None:
 
 def test_diagnose_folder_without_logs_refused(tmp_path: Path) -> None:
     """A folder without logs is not taken for a run."""
-    with pytest.raises(UsageError, match="holds no logs"):
+    with pytest.raises(UsageError, match="contains no logs"):
         of_run(tmp_path)

@@ -35,7 +35,7 @@ def test_hf_flags_check_notices_difference(harvester, tmp_path, monkeypatch):
 
 
 def test_hf_flags_hold_no_help_texts(harvester):
-    """The harvest holds no sentences of Transformers."""
+    """The harvest contains no sentences of Transformers."""
     content = json.loads(harvester.TARGET.read_text(encoding="utf-8"))
     assert {key for flag in content["flags"].values() for key in flag} == {
         "type",

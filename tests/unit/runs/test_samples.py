@@ -84,7 +84,7 @@ def test_missing_sample_log_proves_nothing(tmp_path):
     """Without a sample log nothing is proved."""
     assert not_once(ledgers(tmp_path)) == ["there is no sample ledger"]
     attempt(tmp_path, 0, 0, [])
-    assert not_once(ledgers(tmp_path)) == ["the sample ledger holds no step"]
+    assert not_once(ledgers(tmp_path)) == ["the sample ledger contains no step"]
 
 
 def test_torn_line_of_sample_log_skipped(tmp_path):

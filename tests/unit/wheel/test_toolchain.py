@@ -64,7 +64,7 @@ def test_missing_nvcc(nvcc):
     assert finding.code == "no_nvcc"
     assert "==13.0.*" in finding.fix
     (older,) = check_tools("cuda", torch("2.6.0", "12.4"), None, GCC)
-    assert "pip install" not in older.fix, "PyPI's package of that name holds no nvcc before CUDA 13"
+    assert "pip install" not in older.fix, "PyPI's package of that name contains no nvcc before CUDA 13"
     assert "12.4" in older.fix
 
 

@@ -76,7 +76,7 @@ def test_op_absent_from_installed_ops():
 
 def test_gpu_op_without_gpu_code():
     (said,) = wrong(libraries=(library("fused_adam"), library("utils")))
-    assert said == "fused_adam holds no GPU code: DeepSpeed built its CPU variant"
+    assert said == "fused_adam contains no GPU code: DeepSpeed built its CPU variant"
 
 
 def test_missing_sass_arch():

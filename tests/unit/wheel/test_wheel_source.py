@@ -211,7 +211,7 @@ def test_truncated_and_foreign_sdists(tmp_path):
     }.items():
         path = tmp_path / f"{name}.tar.gz"
         path.write_bytes(data)
-        with pytest.raises(UsageError, match=r"cannot be used|holds no DeepSpeed"):
+        with pytest.raises(UsageError, match=r"cannot be used|contains no DeepSpeed"):
             resolve_source(str(path), tmp_path / "into", cache=tmp_path / "cache")
 
 

@@ -77,7 +77,7 @@ def test_block_of_override_is_switched_on():
 
 def test_linter_warns_of_override():
     lines = notices(ZeroSpec(overrides=(f"{ZERO}.reduce_bucket_size=2000000000",)), HardwareFacts())
-    assert any("holds 3.7 GiB" in line for line in lines)
+    assert any("takes 3.7 GiB" in line for line in lines)
 
 
 SAMPLES = {

@@ -56,14 +56,14 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
         if path.is_dir():
             return _found(name, path, path / "config.json")
     except RuntimeError as error:  # ~name of somebody who is not known here
-        raise MissingError(f"model {name!r}: {error}", fix="give a folder that holds a config.json") from None
+        raise MissingError(f"model {name!r}: {error}", fix="give a folder that contains a config.json") from None
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise _no_config(f"model {name!r} cannot be read: {error.strerror}") from None
     snapshot = cached_snapshot(name, hub_cache(environ))
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
             raise MissingError(
-                f"model {name!r}: there is no such folder or file", fix="give a folder that holds a config.json"
+                f"model {name!r}: there is no such folder or file", fix="give a folder that contains a config.json"
             )
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"
@@ -112,7 +112,7 @@ def _found(name: str, folder: Path, file: Path) -> Found:
     except RecursionError:
         raise _no_config(f"{file} cannot be read: nested too deeply") from None
     except FileNotFoundError as error:
-        raise _no_config(f"{folder} holds no config.json") from error
+        raise _no_config(f"{folder} contains no config.json") from error
     except OSError as error:
         raise _no_config(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # no UTF-8, no JSON, or a number of more digits than Python reads

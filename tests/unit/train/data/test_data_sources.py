@@ -107,7 +107,7 @@ def test_dataset_without_known_split_rejected(monkeypatch):
 
 def test_dataset_folders(tmp_path):
     (tmp_path / "a.xyz").write_text("x")
-    with pytest.raises(UsageError, match="holds no data files"):
+    with pytest.raises(UsageError, match="contains no data files"):
         find_sources(TrainSpec(dataset=str(tmp_path)))
     (tmp_path / "ro-en").mkdir()
     (tmp_path / "ro-en" / "part.jsonl").write_text("{}")

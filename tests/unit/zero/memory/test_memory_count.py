@@ -67,7 +67,7 @@ def test_invalid_model_config(tmp_path, text):
 
 
 def test_model_folder_without_config(tmp_path):
-    with pytest.raises(UsageError, match=r"holds no config\.json"):
+    with pytest.raises(UsageError, match=r"contains no config\.json"):
         find(str(tmp_path))
 
 
