@@ -69,4 +69,4 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None, 
     match = nearest(name, known, cutoff=cutoff)
     if match or otherwise is not None:
         return f"did you mean {match}?" if match else otherwise or ""
-    return f"there are {', '.join(known)}" if known else "remove it"
+    return f"known: {', '.join(known)}" if known else "remove it"

@@ -162,7 +162,7 @@ def _check_parquet(path: Path, size: int) -> None:
 def _check_tokens(path: Path, size: int, head: bytes) -> None:
     if size % 2:
         raise UsageError(f"{path} contains {size:,} bytes, which is not a whole number of uint16 tokens")
-    # llm.c writes 256 int32 of header before its tokens; read as tokens they would be garbage in silence.
+    # llm.c writes 256 int32 of header before its tokens; read as tokens they would be garbage silently.
     if int.from_bytes(head[:4], "little") in _LLM_C_MAGIC:
         raise UsageError(
             f"{path} has the header of llm.c; tokens must start at byte 0", fix=f"tail -c +1025 {path} > tokens.bin"

@@ -140,7 +140,7 @@ def _unknown_section(key: yaml.ScalarNode, shown: str) -> NoReturn:
     where = f"{shown}:{_line(key)}: unknown section {key.value}"
     if normalise(key.value) in vocabulary():
         raise UsageError(where, fix=f"{key.value} belongs under train:")
-    raise UsageError(where, fix=did_you_mean(key.value, sections(), f"there are {', '.join(sections())}"))
+    raise UsageError(where, fix=did_you_mean(key.value, sections(), f"known: {', '.join(sections())}"))
 
 
 def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: str, shown: str) -> ParsedValue | None:
@@ -151,7 +151,7 @@ def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: 
     flag = sections()[section].get(name)
     if flag is None:
         keys = sections()[section]
-        listed = "docs/train.md lists all flags" if section == "train" else f"there are {', '.join(keys)}"
+        listed = "docs/train.md lists all flags" if section == "train" else f"known: {', '.join(keys)}"
         raise UsageError(f"{source}: unknown key {section}.{key.value}", fix=did_you_mean(name, keys, listed))
     if flag.name == "config":
         raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")
@@ -189,7 +189,7 @@ def _construct(loader: _Loader, node: yaml.Node) -> Any:
 
 
 def _check_doubles(node: yaml.Node, shown: str) -> None:
-    """Refuse a doubled key at any depth: YAML keeps the last one in silence."""
+    """Refuse a doubled key at any depth: YAML keeps the last one silently."""
     waiting, seen = [node], set()
     while waiting:
         each = waiting.pop()

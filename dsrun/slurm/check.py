@@ -25,7 +25,7 @@ def _permissions(wanted: Request, partition: Partition, facts: ClusterFacts) -> 
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
         yield error(
             "group", f"partition {partition.name} is for the groups {', '.join(partition.groups)}, and you are in none",
-            "take another --partition, or ask to be let in", "--partition",
+            "take another --partition, or ask for access", "--partition",
         )  # fmt: skip
     known = facts.accounting
     if known is None:

@@ -220,7 +220,7 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
             message = f"{nodes} {'has' if count == 1 else 'have'} {what}, and the job wants {wanted.spec.nodes}"
             fix = f"--nodes {count}, or less per node"
         else:
-            message = f"no node of partition {partition.name} has {what}: the most is {best[code]()}"
+            message = f"no node of partition {partition.name} has {what}: at most {best[code]()}"
             fix = "ask for less per node, and for more nodes if that is too little"
         yield error(code, message, fix, flag)
 

@@ -38,7 +38,7 @@ LOCAL = "DSRUN_LOCAL"
 """Folder on the node's own disk, in SLURM job scripts with --stage."""
 
 MISLEADING = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP")
-"""Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed in silence."""
+"""Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed silently."""
 
 OF_THIS_SUPERVISOR = frozenset(
     {ATTEMPT, CONSOLE, FAILURES, HEARTBEAT, RANKS, RECIPE, RUN_ID, SAVED_BATCH, SAVE_ON, STOP_FILE, TERMINAL}

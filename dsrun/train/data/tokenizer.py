@@ -184,7 +184,7 @@ def library_versions() -> dict[str, str]:
 
 def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
     """Set the languages of a multilingual tokenizer (mBART, NLLB, M2M100 …): its default is English for source and
-    target, which trains a wrong model in silence."""
+    target, which trains a wrong model silently."""
     if not is_multilingual(tokenizer):
         return
     codes = _codes(tokenizer) or ["CODE"]

@@ -238,7 +238,7 @@ def _no_such_capability(entry: str, major: int) -> UsageError:
     known = known_capabilities()
     alike = [each for each in known if each[0] == major] or known
     names = ", ".join(f"{each[0]}.{each[1]}" for each in alike)
-    return UsageError(f"no GPU has the compute capability {entry}", fix=f"there are {names}")
+    return UsageError(f"no GPU has the compute capability {entry}", fix=f"known: {names}")
 
 
 def _gpu(entry: str, name: str) -> tuple[Capability, ...]:

@@ -96,7 +96,7 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target
 
 
 def _no_gpu(why: str) -> Target:
-    return Target(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is to be seen{why}")
+    return Target(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is visible{why}")
 
 
 def _of_cluster(found: Sequence[Gres] | None, torch_cuda: str | None, partition: str | None) -> Target:

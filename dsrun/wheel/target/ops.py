@@ -165,7 +165,7 @@ def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
         op = elsewhere[0]
         when = f"it came with {op.since}" if op.since else f"it went after {op.until}"
         raise UsageError(f"this DeepSpeed has no {op.name} for {kind}: {when}")
-    names = did_you_mean(key, [*table, *_GROUPS], f"there are {', '.join(table)}")
+    names = did_you_mean(key, [*table, *_GROUPS], f"known: {', '.join(table)}")
     raise UsageError(f"there is no operation {word!r}", fix=names)
 
 

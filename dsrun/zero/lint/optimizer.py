@@ -69,7 +69,7 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Finding
             fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
             # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
             level: Level = "warning" if name.lower() == "muon" else "error"
-            then = ", and DeepSpeed ignores it in silence" if level == "warning" else f": {LATE}"
+            then = ", and DeepSpeed silently ignores it" if level == "warning" else f": {LATE}"
             message = f"{name} has no parameter {key}{then}"
             report.add(level, "optimizer_param", (*PARAMS, key), message, fix)
     if "max_grad_norm" in params:

@@ -68,7 +68,7 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], repor
         gone = legacy()["removed_from_compile"]
     where = dotted(path[:-1]) or "the top level"
     message = f"DeepSpeed has no key {name} {'at' if len(path) == 1 else 'in'} {where}"
-    message += "" if refused else ", and ignores it in silence"
+    message += "" if refused else ", and silently ignores it"
     if gone is not None:
         message, hint = f"{name}: {gone[0]}", gone[1]
     else:
@@ -81,7 +81,7 @@ def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
     match = legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
     elsewhere = [each for each in homes().get(name, ()) if each != block.path]
     if elsewhere and len(elsewhere) <= 2:
-        return "it belongs into " + " or ".join(each or "the top level" for each in elsewhere)
+        return "it belongs in " + " or ".join(each or "the top level" for each in elsewhere)
     if match in content:
         return f"remove it: {match} is there already"
     return f"did you mean {match}?" if match else "remove it"

@@ -143,11 +143,11 @@ class PlanRequest:
             ("--lora", self.lora, LARGEST_RANK),
         ):
             if value is not None and not 1 <= value <= most:
-                raise UsageError(f"{flag} {value} makes no sense", fix=f"give a number from 1 to {most:,}")
+                raise UsageError(f"{flag} {value} is not a valid value", fix=f"give a number from 1 to {most:,}")
         if self.preset not in SHARES:
             raise UsageError(f"there is no preset {self.preset!r}", fix=f"choose {', '.join(SHARES)}")
         if self.host_memory is not None and not 0 < self.host_memory < inf:
-            raise UsageError(f"--host-memory {self.host_memory:g} makes no sense", fix="give GiB per node")
+            raise UsageError(f"--host-memory {self.host_memory:g} is not a valid size", fix="give GiB per node")
         if self.global_batch is not None and self.global_batch % self.cluster.world:
             below = self.global_batch // self.cluster.world * self.cluster.world
             either = f"{below} or {below + self.cluster.world}" if below else str(self.cluster.world)

@@ -113,12 +113,12 @@ def test_run_file_empty_values(read, text):
     [
         ("trian:\n  model: x\n", "run.yaml:1: unknown section trian (did you mean train?)"),
         ("model: x\n", "run.yaml:1: unknown section model (model belongs under train:)"),
-        ("qqq: x\n", "run.yaml:1: unknown section qqq (there are train, zero, launch, slurm)"),
+        ("qqq: x\n", "run.yaml:1: unknown section qqq (known: train, zero, launch, slurm)"),
         ("train:\n  modle: x\n", "run.yaml:2: unknown key train.modle (did you mean model?)"),
         ("zero:\n  stgae: 2\n", "run.yaml:2: unknown key zero.stgae (did you mean stage?)"),
         (
             "launch:\n  model: x\n",
-            "run.yaml:2: unknown key launch.model (there are nproc, nproc_per_node, master_port,",
+            "run.yaml:2: unknown key launch.model (known: nproc, nproc_per_node, master_port,",
         ),
         ("train:\n  qqqqq: x\n", "run.yaml:2: unknown key train.qqqqq (docs/train.md lists all flags)"),
         ("train:\n  zero: two\n", "run.yaml:2: train.zero: 'two' is not one of 0, 1, 2, 3, auto"),

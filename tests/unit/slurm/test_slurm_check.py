@@ -60,14 +60,14 @@ def test_resource_check_accepts_fitting_job(facts, given):
         # "Requested node configuration is not available" was all that SLURM said to these:
         ({"gpus_per_node": "A100:1"}, "gpu_type", "type 'A100'", "did you mean a100?"),
         ({"gpus_per_node": "v100:1"}, "gpu_type", "type 'v100'", "a100"),
-        ({"gpus_per_node": "a100:5"}, "gpus", "5 a100 GPUs: the most is 4", "less per node"),
+        ({"gpus_per_node": "a100:5"}, "gpus", "5 a100 GPUs: at most 4", "less per node"),
         ({"gpus_per_node": "a100:4", "nodes": 2}, "gpus", "1 of the 5 nodes", "--nodes 1"),
         ({"gpus_per_node": "3g.20gb:1", "partition": "debug"}, "gpu_type", "debug has no GPUs of the type", "main"),
-        ({"cpus_per_task": 65}, "cores", "the most is 64", "less per node"),
-        ({"cpus_per_task": 9, "partition": "debug"}, "cores", "the most is 8", "less per node"),
-        ({"mem": "700G"}, "memory", "700 GiB: the most is 500 GiB", "less per node"),
-        ({"mem": "127000", "nodelist": "node3"}, "memory", "the most is 121.1 GiB", "less per node"),
-        ({"exclude": "node1", "gpus_per_node": "a100:4"}, "gpus", "the most is 2", "less per node"),
+        ({"cpus_per_task": 65}, "cores", "at most 64", "less per node"),
+        ({"cpus_per_task": 9, "partition": "debug"}, "cores", "at most 8", "less per node"),
+        ({"mem": "700G"}, "memory", "700 GiB: at most 500 GiB", "less per node"),
+        ({"mem": "127000", "nodelist": "node3"}, "memory", "at most 121.1 GiB", "less per node"),
+        ({"exclude": "node1", "gpus_per_node": "a100:4"}, "gpus", "at most 2", "less per node"),
         ({"constraint": "a100&mig"}, "nodes", "0 nodes of those asked for", "ask for less"),
         ({"gpus_per_node": "3g.20gb:2", "cpus_per_task": 32}, "no_such_nodes", "0 of the 5 nodes", "less per node"),
         # "Invalid feature specification", "Invalid node name specified", "Invalid generic resource", ...
@@ -92,7 +92,7 @@ def test_resource_check_accepts_fitting_job(facts, given):
         # Taken by SLURM, and never started (PartitionTimeLimit, PartitionDown, "account not permitted"):
         ({"partition": "gpu", "time": "5-0"}, "time_limit", "5-00:00:00 is above the limit", "--time 2-00:00:00"),
         ({"partition": "old"}, "partition_down", "old is DOWN", "main, gpu, debug, low"),
-        ({"partition": "debug", "mem": "40000"}, "memory", "the most is 31.2 GiB", "less per node"),
+        ({"partition": "debug", "mem": "40000"}, "memory", "at most 31.2 GiB", "less per node"),
         ({"partition": "low", "account": "phys"}, "account_partition", "may not use partition low", "--account ml"),
         ({"partition": "gpu", "account": "root"}, "account_partition", "root may not use", "--account"),
         # A signal before the start does nothing, at the time limit of the job or of the partition.

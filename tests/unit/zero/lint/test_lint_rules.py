@@ -54,9 +54,9 @@ def test_optimizer_without_type():
 
 def test_unknown_key_of_another_block_fix():
     assert only({**zero(2), "offload_optimizer": {"device": "cpu"}}, "unknown_key").fix == (
-        "it belongs into zero_optimization"
+        "it belongs in zero_optimization"
     )
-    assert only({**MICRO, "bf16": {"loss_scale": 0}}, "unknown_key").fix == "it belongs into fp16"
+    assert only({**MICRO, "bf16": {"loss_scale": 0}}, "unknown_key").fix == "it belongs in fp16"
 
 
 def test_unknown_key_beside_right_spelling_fix():
