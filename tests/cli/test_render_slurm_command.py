@@ -211,7 +211,7 @@ def test_render_slurm_notes_missing_paths(dsrun):
         (["--time", "soon"], "is not a time limit"),
         (["--mem", "lots"], "is not a memory size"),
         (["--signal-lead", "600", "--time", "5"], "before the start"),
-        (["--comment", "two\nlines"], "--comment: 'two\\nlines' holds a line break"),
+        (["--comment", "two\nlines"], "--comment: 'two\\nlines' contains a line break"),
         (["--comment", " x"], "begins or ends with a blank"),
         (["--job-name", ""], "is empty"),
         (["--array-flag", "--seed"], "without --array"),

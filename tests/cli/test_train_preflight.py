@@ -100,13 +100,13 @@ def test_train_file_that_does_not_exist(refused, pairs):
     [
         ("empty.jsonl", b"", "empty.jsonl is empty"),
         ("blank.txt", b" \n\n", "blank.txt is empty"),
-        ("headed.csv", b"source,target\n", "headed.csv is empty: it holds a header and no rows"),
+        ("headed.csv", b"source,target\n", "headed.csv is empty: it contains a header and no rows"),
         ("words.json", b"one two\n", "words.json, line 1: not JSON"),
         ("cut.jsonl", b'{"a": 1, "b"\n{"a": 2}\n', "cut.jsonl, line 1: not JSON"),
         ("table.parquet", b"a,b\n1,2\n", "table.parquet is not a Parquet file"),
         ("table.csv", b"PAR1....PAR1", "table.csv is a Parquet file, not csv as its suffix says"),
         ("picture.txt", b"\x89PNG\r\n\x1a\n\0\0", "picture.txt, line 1: not UTF-8 text"),
-        ("odd.bin", b"abc", "odd.bin holds 3 bytes"),
+        ("odd.bin", b"abc", "odd.bin contains 3 bytes"),
         ("pairs.docx", b"PK\x03\x04", "pairs.docx: the suffix .docx says nothing about the data"),
     ],
 )

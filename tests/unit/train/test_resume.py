@@ -233,7 +233,7 @@ def test_resume_with_other_world_size_or_zero_stage(run):
 def test_resume_of_other_model_type_rejected(run):
     """Another kind of model is refused also with --force."""
     checkpoint(run, 5, model_type="llama")
-    with pytest.raises(UsageError, match="holds a llama model, and this run trains a t5 model"):
+    with pytest.raises(UsageError, match="contains a llama model, and this run trains a t5 model"):
         find(run, force=True)
 
 

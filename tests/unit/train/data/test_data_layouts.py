@@ -169,7 +169,7 @@ def test_tool_calls_and_tools_kept_for_template():
 def test_numbers_become_text_and_structures_rejected():
     assert read({"source": "one", "target": 1}, SEQ2SEQ)[1]["target"] == "1"
     layout = detect(["source", "target"], {"source": "a", "target": "b"}, SEQ2SEQ, "x")
-    with pytest.raises(UsageError, match="row 9: column 'target' holds a list"):
+    with pytest.raises(UsageError, match="row 9: column 'target' contains a list"):
         normalise(layout, {"source": "a", "target": ["b"]}, "x, row 9")
 
 
@@ -196,7 +196,7 @@ def test_pretokenised_seq2seq_labels():
 
 @pytest.mark.parametrize("number", [2**31, -(2**70)])
 def test_token_id_beyond_any_vocabulary_rejected(number):
-    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' holds .* not a token id: {number}"):
+    with pytest.raises(UsageError, match=f"data, row 1: 'input_ids' contains .* not a token id: {number}"):
         read({"input_ids": [3, number]}, CAUSAL)
 
 
@@ -215,7 +215,7 @@ def test_nan_is_a_missing_text():
 )
 def test_lone_surrogate_rejected(row):
     """Half a character is refused, and the error says where it stands."""
-    with pytest.raises(UsageError, match=r"data, row 1: column '(target|text|messages)' holds .ud83d, half"):
+    with pytest.raises(UsageError, match=r"data, row 1: column '(target|text|messages)' contains .ud83d, half"):
         read(row, CAUSAL)
 
 
@@ -225,7 +225,7 @@ def test_tools_column_is_list_or_json():
     assert json.loads(read({**talk, "tools": '[{"name": "f", "unit": null}]'}, CAUSAL)[1]["tools"]) == [{"name": "f"}]
     with pytest.raises(UsageError, match="row 1: column 'tools' is not JSON"):
         read({**talk, "tools": "search, calculator"}, CAUSAL)
-    with pytest.raises(UsageError, match="row 1: column 'tools' holds a dict, not a list"):
+    with pytest.raises(UsageError, match="row 1: column 'tools' contains a dict, not a list"):
         read({**talk, "tools": {"name": "f"}}, CAUSAL)
 
 
