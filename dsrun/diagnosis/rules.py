@@ -1,8 +1,4 @@
-"""The causes of failures and the signs they are known by, from rules.toml.
-
-`python -m dsrun.diagnosis.rules` prints the generated part of docs/diagnose.md; with the argument docs/diagnose.md it
-replaces the text between the markers of that file.
-"""
+"""The causes of failures and the signs they are known by, from rules.toml."""
 
 from __future__ import annotations
 
