@@ -22,7 +22,7 @@ DS_CONFIGS = """# Ready-made DeepSpeed configurations
 For `deepspeed --deepspeed_config`, `TrainingArguments(deepspeed=...)` or `dsrun train --deepspeed FILE`. Values that
 say `"auto"` are filled by the Hugging Face Trainer from its own arguments; `dsrun train --zero N` writes the same
 configuration by itself, with bucket sizes that follow the model's width. `dsrun config` makes a file like these for
-any other wish, and `dsrun config --explain` says what each key does. Those with bf16 in them want the Trainer's
+any other case, and `dsrun config --explain` says what each key does. Those with bf16 in them need the Trainer's
 `--bf16`.
 
 | file | what it does |
