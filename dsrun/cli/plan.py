@@ -143,7 +143,7 @@ def _cluster(given: dict[str, Any]) -> Any:
         here = visible_gpus()
         if not here:
             raise UsageError("this machine has no GPU to plan for", fix="name GPUs: --gpus a100-80:8")
-        sizes = [each.memory_total / 2**30 for each in here if each.memory_total is not None]
+        sizes = [each.memory_total / GIB for each in here if each.memory_total is not None]
         memory = given["gpu_memory"] or (min(sizes) if sizes else None)
         return cluster(f"{here[0].name}:{len(here)}", nodes=given["nodes"], memory=memory)
     return cluster(gpus, nodes=given["nodes"], memory=given["gpu_memory"])

@@ -27,14 +27,12 @@ from dsrun.train.data.request import DEFAULT_TARGET
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import Precision
 from dsrun.train.model import Task, one_at_a_time
+from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import describe, generic
 from dsrun.zero.memory.request import Cluster, cluster
-
-GIB = 2**30
-
 
 SOURCE = "--zero auto"
 
