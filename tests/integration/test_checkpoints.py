@@ -68,6 +68,25 @@ def test_checkpoint_save_disk_error_on_one_rank_is_one_line(rank, tiny, pairs, t
     assert {row["cause"] for row in failures} == {"disk_full"}
 
 
+def test_resume_saves_evaluates_and_logs_as_often_as_asked_now(tiny, pairs, tmp_path):
+    """The intervals in a checkpoint's trainer_state.json are those of the run that saved it."""
+    flags = [
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--validation-file", pairs["validation"],
+        "--zero", "0", "--nproc", "1", *SHORT, "--eval-strategy", "steps",
+    ]  # fmt: skip
+    every = ("--save-every", "--eval-steps", "--logging-steps")
+    first = [word for flag in every for word in (flag, "2")]
+    dsrun(*flags, *first, "--max-steps", "2", output=tmp_path / "run").ok()
+    now = [word for flag in every for word in (flag, "3")]
+    dsrun(*flags, *now, "--max-steps", "7", output=tmp_path / "run").ok()
+    run = RunFolder(tmp_path / "run")
+    found = read_records(run.metrics)
+    assert [each["step"] for each in found if "loss" in each] == [1, 2, 3, 6, 7]
+    assert [each["step"] for each in found if "eval_loss" in each] == [2, 3, 6, 7]
+    saved = [each["step"] for each in read_records(run.events) if each["kind"] == "checkpoint_end"]
+    assert saved == [2, 3, 6, 7]
+
+
 def wait_for(condition, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():

@@ -61,6 +61,14 @@ class StopEarly(EarlyStoppingCallback):
         return self.early_stopping_patience_counter >= self.early_stopping_patience
 
 
+class StepIntervals(TrainerCallback):
+    """Logs, evaluates and saves as often as this start asks: a checkpoint brings the intervals of the run that saved
+    it, and the Trainer follows those."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
 class LogLastStep(TrainerCallback):
     """Logs the last steps, too. On all ranks, as logging gathers."""
 

@@ -13,7 +13,15 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
 from dsrun.runs.schema import EventKind
 from dsrun.train.console import Console
-from dsrun.train.loop.callbacks import EngineCheck, LogLastStep, LossSpikeDetector, Profiler, Recorder, StopEarly
+from dsrun.train.loop.callbacks import (
+    EngineCheck,
+    LogLastStep,
+    LossSpikeDetector,
+    Profiler,
+    Recorder,
+    StepIntervals,
+    StopEarly,
+)
 from dsrun.train.loop.loaders import SampleLedger
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
@@ -90,6 +98,7 @@ def build_callbacks(
     trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
     trainer.add_callback(PreemptionCallback(trainer, context.stopping))
     trainer.add_callback(EngineCheck(trainer))
+    trainer.add_callback(StepIntervals())
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:
         peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
