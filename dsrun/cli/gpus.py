@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import DEBUG, Command
+from dsrun.cli.options import Command, format_options
 from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres
@@ -32,15 +32,7 @@ GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capabil
 @click.command(cls=Command, name="gpus")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--gres", metavar="STRING", help='what SLURM prints, such as "gpu:a100:4(S:0-1)"')
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="format of the output",
-)
-@DEBUG
+@format_options("table")
 def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
     """What a GPU's name or a GRES string means: compute capability, memory, peak, CUDA versions.
 

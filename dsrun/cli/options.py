@@ -12,14 +12,6 @@ import click
 from dsrun.errors import nearest
 from dsrun.options import flag_of, value_kind
 
-_FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="format of the output",
-)
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
@@ -27,9 +19,16 @@ HYPHENS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _METAVARS = {"int": "N", "float": "X"}
 
 
-def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare --format, passed as `form`, and --debug."""
-    return _FORMAT(DEBUG(function))
+def format_options(plain: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare --format, passed as `form`, with the choices `plain`, its default, and json; and --debug."""
+    choices = click.Choice([plain, "json"])
+    shown = click.option(
+        "--format", "form", type=choices, default=plain, show_default=True, help="format of the output"
+    )
+    return lambda function: shown(DEBUG(function))
+
+
+format_option = format_options("text")
 
 
 class Command(click.Command):

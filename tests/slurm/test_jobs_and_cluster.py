@@ -30,7 +30,7 @@ echo '{"step": 4, "loss": 1.25}' >>"$DSRUN_OUTPUT/metrics.jsonl"
 """
 FOLLOW = """\
 import sys
-from dsrun.cli.jobs import follow_job
+from dsrun.cli.slurm.jobs import follow_job
 from dsrun.slurm.jobs.submit import submit
 number = submit(sys.stdin.read(), sys.argv[1:])
 print("number", number, flush=True)

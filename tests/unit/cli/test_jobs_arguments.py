@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cli.jobs import command
+from dsrun.cli.slurm.jobs import command
 from dsrun.errors import UsageError
 
 

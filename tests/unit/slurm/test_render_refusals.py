@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dsrun.cli.render_slurm import command, find_job, from_run_file
+from dsrun.cli.slurm.render import command, find_job, from_run_file
 from dsrun.errors import UsageError
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.program import Site, any_program, train_program

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from dsrun.cli.jobs import explained_reason
+from dsrun.cli.slurm.jobs import explained_reason
 from dsrun.slurm.jobs.queue import (
     _SACCT,
     _SQUEUE,

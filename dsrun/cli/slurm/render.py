@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from dsrun.cli.jobs import follow_job
 from dsrun.cli.launch.job import batch_of
 from dsrun.cli.options import HYPHENS, Command, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
+from dsrun.cli.slurm.jobs import follow_job
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.options import by_group, flag_of
 from dsrun.recipe.files import check_files
