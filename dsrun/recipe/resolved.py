@@ -95,6 +95,8 @@ def read_deepspeed(path: Path, shown: str) -> dict[str, Any]:
         raise UsageError(f"--deepspeed {shown}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"--deepspeed {shown}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
+    except RecursionError:
+        raise UsageError(f"--deepspeed {shown}: nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"--deepspeed {shown}: not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -139,7 +141,7 @@ def read_stored(folder: RunFolder) -> Stored | None:
     try:
         found = json.loads(folder.recipe.read_text(encoding="utf-8"))
         return Stored(from_json(found, str(folder.recipe)), frozenset(found["signed"]))
-    except (OSError, ValueError, KeyError, TypeError, UsageError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UsageError):
         return None
 
 

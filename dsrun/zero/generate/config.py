@@ -47,6 +47,10 @@ def overrides(arguments: tuple[str, ...]) -> dict[str, Any]:
             raise UsageError(f"--set {word} is not KEY=VALUE", fix="--set zero_optimization.sub_group_size=1e8")
         name, entry = _known(key)
         found[name] = _typed(key, text, entry)
+        try:
+            json.dumps(found[name], allow_nan=False)
+        except ValueError:
+            raise UsageError(f"--set {word}: not a number that JSON can hold") from None
     return found
 
 
@@ -110,7 +114,7 @@ def _typed(key: str, text: str, entry: Entry | None) -> Any:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

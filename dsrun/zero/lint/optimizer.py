@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dsrun.findings import Level
@@ -80,7 +81,7 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Finding
         if value is not MISSING and not _filled(value, view) and not isinstance(value, int | float):
             if key == "eps" and isinstance(value, list):  # Adafactor takes a pair
                 continue
-            fix = f"write {float(value)!r} without quotes" if _is_float(value) else ""
+            fix = f"write {float(value)!r} without quotes" if _is_finite(value) else ""
             report.error("optimizer_param", (*PARAMS, key), f"{key} is {shown(value)}, not a number: {LATE}", fix)
     betas = params.get("betas", MISSING)
     if betas is not MISSING and not _filled(betas, view) and not _two_betas(betas):
@@ -97,12 +98,11 @@ def _two_betas(betas: Any) -> bool:
     return isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)
 
 
-def _is_float(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     try:
-        float(value)
+        return math.isfinite(float(value))
     except (TypeError, ValueError):
         return False
-    return True
 
 
 def check_scheduler(view: ConfigView, report: Findings) -> None:

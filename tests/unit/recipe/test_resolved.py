@@ -144,7 +144,9 @@ def test_edited_deepspeed_file_is_named_by_its_keys(tmp_path, folder):
     )
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"version": 1}', "[]", '{"version": 1, "values": {"gone": 1}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"version": 1}', "[]", '{"version": 1, "values": {"gone": 1}}', "[" * 100_000]
+)
 def test_unreadable_stored_recipe_is_ignored(tmp_path, folder, content):
     folder.recipe.write_text(content)
     assert read_stored(folder) is None

@@ -111,7 +111,10 @@ def test_optimizer_defaults_passed_through_wrappers():
     assert outer.defaults is outer.optimizer.defaults is inner.defaults
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "ds.json:1:2: not JSON"), ("[]", "not a JSON object")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "ds.json:1:2: not JSON"), ("[]", "not a JSON object"), ("[" * 100_000, "nested too deeply")],
+)
 def test_broken_deepspeed_json_error_names_line(tmp_path, text, words):
     (tmp_path / "ds.json").write_text(text)
     with pytest.raises(UsageError, match=words):

@@ -48,6 +48,10 @@ def test_override_has_type_of_its_key(word, value):
         (f"{ZERO}.reduce_bucket_size=-5", "a value above 0 is expected"),
         (f"{ZERO}.reduce_bucket_size=1.5", "a whole number is expected"),
         (f"{ZERO}.zenflow=on", "an object {…} is expected"),
+        ("gradient_clipping=nan", "not a number that JSON can hold"),
+        ("gradient_clipping=1e999", "not a number that JSON can hold"),
+        ("optimizer.params.betas=[0.9, NaN]", "not a number that JSON can hold"),
+        (f"{ZERO}.stage={'[' * 100_000}", "one of 0, 1, 2, 3 is expected"),
     ],
 )
 def test_invalid_override_is_refused(word, said):

@@ -266,6 +266,12 @@ def test_muon_ignores_unknown_params():
     assert (finding.level, finding.where.split(" ")[0]) == ("warning", "optimizer.params.nesterov")
 
 
+@pytest.mark.parametrize(("lr", "fix"), [("1e-3", "write 0.001 without quotes"), ("nan", ""), ("inf", "")])
+def test_quoted_optimizer_param_is_repaired_if_it_is_finite(lr, fix):
+    """JSON has no NaN and no infinity to write instead."""
+    assert only({**zero(1), "optimizer": {"type": "AdamW", "params": {"lr": lr}}}, "optimizer_param").fix == fix
+
+
 def test_optimizer_param_of_another_optimizer():
     params = {"lr": 1e-3, "beta": [0.9, 0.99]}
     assert (
