@@ -3,63 +3,104 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json
-from dsrun.diagnosis.diagnose import Verdict, of_logs, of_run
+from dsrun.diagnosis.diagnose import Verdict, of_logs
+from dsrun.diagnosis.jobs import by_job, job_of, logs_below
+from dsrun.diagnosis.reading import members
+from dsrun.diagnosis.run import is_run, of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
 
 STDIN = "-"
 
 
 @click.command(cls=Command, name="diagnose")
-@click.argument("logs", nargs=-1, required=True, metavar="LOG...|RUN|-")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...|FOLDER|-")
 @format_option
 def command(*, logs: tuple[str, ...], form: str) -> int:
     """Why a run stopped: the cause, the rank that failed first, the line that shows it, and the fix.
 
-    LOG is a log of any launcher or scheduler, which may be gzipped; of several, such as one per rank, the root cause
-    is named. `-` reads standard input. RUN is the run folder of a `dsrun train`.
+    LOG is a log of any launcher or scheduler, also compressed; of several, such as one per rank, the root cause is
+    named, and of several jobs (slurm-71233.out) each one's. `-` reads standard input. FOLDER is the run folder of a
+    `dsrun train`, or one with logs.
 
-    The exit code is 0 for a healthy run and 3 where an error was found.
+    The exit code is 0 where no sign of a failure is known, 3 where an error was found, and 2 where a log cannot be
+    read or is not text.
     """
-    verdict = _verdict(logs)
+    verdicts = _verdicts(logs)
     if form == "json":
-        print_json(verdict.as_dict())
+        found = {name: verdict.as_dict() for name, verdict in verdicts.items()}
+        print_json(next(iter(found.values())) if len(found) == 1 else {"jobs": found})
     else:
-        _print(verdict)
-    failed = any(finding.level == "error" for finding in verdict.findings)
-    return EXIT_FINDINGS if failed else 0
+        _print_all(verdicts)
+    return EXIT_FINDINGS if any(verdict.failed for verdict in verdicts.values()) else 0
 
 
-def _verdict(logs: tuple[str, ...]) -> Verdict:
+def _verdicts(logs: tuple[str, ...]) -> dict[str, Verdict]:
+    """The verdict on each job or run."""
     folders = [name for name in logs if name != STDIN and Path(name).is_dir()]
     if folders and len(logs) > 1:
         raise UsageError(f"{folders[0]} is a folder, and other logs are given", fix="name one run, or only files")
     if folders:
-        return of_run(Path(folders[0]))
-    named = [("standard input", sys.stdin.buffer.read()) if log == STDIN else (log, Path(log)) for log in logs]
-    return of_logs(dict(named))
+        return _of_folder(Path(folders[0]))
+    jobs: dict[str, dict[str, Path | bytes]] = {}
+    for log in logs:
+        job = job_of(Path(log)) or ""
+        found = {"standard input": sys.stdin.buffer.read()} if log == STDIN else members(Path(log), log)
+        jobs.setdefault(f"job {job}" if job else "", {}).update(found)
+    if "" in jobs and len(jobs) > 1:  # logs without a job's number belong to any of them
+        jobs = {"": {name: log for several in jobs.values() for name, log in several.items()}}
+    return {name: of_logs(several) for name, several in jobs.items()}
+
+
+def _of_folder(folder: Path) -> dict[str, Verdict]:
+    runs = sorted({path.parent for path in folder.glob("*/run.json")})
+    paths = logs_below(folder)
+    if is_run(folder) or (not runs and paths and all(path.parent == folder / "logs" for path in paths)):
+        return {str(folder): of_run(folder)}
+    verdicts = {str(run): of_run(run) for run in runs}
+    others = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
+    for name, several in by_job(others, folder).items():
+        logs: dict[str, Path | bytes] = {}
+        for path in several:
+            logs.update(members(path, str(path)))
+        verdicts[name] = of_logs(logs)
+    if not verdicts:
+        raise UsageError(f"{folder} contains no logs", fix="give log files, or the --output of a dsrun train")
+    return verdicts
+
+
+def _print_all(verdicts: Mapping[str, Verdict]) -> None:
+    for place, (name, verdict) in enumerate(verdicts.items()):
+        if len(verdicts) > 1:
+            click.echo(("\n" if place else "") + name)
+        _print(verdict)
 
 
 def _print(verdict: Verdict) -> None:
     cause = verdict.cause
-    if not verdict.findings:
-        logs = f"the {len(verdict.logs)} logs show" if len(verdict.logs) > 1 else "the log shows"
-        click.echo(f"{cause.code}: {logs} no failure")
-        return
-    rows = [
-        ("cause", f"{cause.code}: {cause.title}"),
-        ("rank", "" if verdict.rank is None else str(verdict.rank)),
-        ("where", verdict.where),
-        ("line", verdict.evidence),
-        ("meaning", cause.means),
-        ("fix", cause.fix),
-    ]
-    rows += [("also", f"{found.code}, {found.where}: {found.message}") for found in verdict.findings[1:]]
+    if verdict.where:
+        likely = " (likely)" if verdict.likely else ""
+        rows = [
+            ("cause", f"{cause.code}: {cause.title}{likely}"),
+            ("rank", "" if verdict.rank is None else str(verdict.rank)),
+            ("where", verdict.where),
+            ("line", verdict.evidence),
+            ("meaning", verdict.means),
+            ("fix", verdict.fix),
+        ]
+        others: Sequence = verdict.findings[1:]
+    else:
+        logs = f" of {len(verdict.logs)} logs" if len(verdict.logs) > 1 else ""
+        lines = f"{verdict.lines:,} line{'' if verdict.lines == 1 else 's'}"
+        click.echo(f"{cause.code}: no known sign of failure in {lines}{logs}")
+        rows, others = [], verdict.findings
+    rows += [("also", f"{found.code}, {found.where}: {found.message}") for found in others]
     for name, value in rows:
         if value:
             click.echo(f"{name:<8} {value}")

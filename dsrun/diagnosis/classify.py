@@ -2,91 +2,60 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
-import zlib
-from collections import deque
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, get_args
+from typing import NamedTuple, get_args
 
-from dsrun.diagnosis.rules import Cause, Weight, cause_named
-from dsrun.diagnosis.scan import Hit, Scan, first_rank, rank_of
-from dsrun.errors import UsageError
+from dsrun.diagnosis.collectives import rank_behind
+from dsrun.diagnosis.notation import rank_of
+from dsrun.diagnosis.reading import read_log
+from dsrun.diagnosis.rules import Cause, Sign, Weight, cause_named, causes
+from dsrun.diagnosis.scan import RETRIED_SIGN, Hit, Scan
 
-CHUNK = 4 << 20
-LONGEST = 4 << 20
-# Of a larger log only so much is read closely: what went wrong first stands at its beginning, and what ended it at its
-# end. 32 MiB take some seconds.
-HEAD = 8 << 20
-TAIL = 24 << 20
-# The table of torch.distributed.run is the last thing in a launcher's log.
-TABLE = 20_000
-
-
-def scan_text(text: str) -> tuple[Scan, int | None]:
-    """As `scan_stream`, of a text."""
-    return scan_stream(io.BytesIO(text.encode(errors="replace")))
-
-
-def scan_log(log: Path | bytes, name: str) -> tuple[Scan, int | None]:
-    """As `scan_stream`, of a file, which may be a pipe, or of a content; also of one that gzip compressed.
-
-    Raises UsageError where it cannot be read, with the log's name.
-    """
-    try:
-        with log.open("rb") if isinstance(log, Path) else io.BufferedReader(io.BytesIO(log)) as stream:
-            packed = stream.peek(2)[:2] == b"\x1f\x8b"
-            return scan_stream(gzip.open(stream) if packed else stream)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def scan_stream(stream: BinaryIO | gzip.GzipFile) -> tuple[Scan, int | None]:
-    """The scanned log, and the first rank to fail where the log ends with the launcher's table of them."""
-    scan, read, held = Scan(), 0, 0
-    waiting: deque[bytes] = deque()
-    end = b""
-    for chunk in _pieces(stream):
-        end = (end + chunk[-TABLE:])[-TABLE:]
-        if read < HEAD:
-            scan.feed(chunk)
-        else:
-            waiting.append(chunk)
-            held += len(chunk)
-        read += len(chunk)
-        while held > TAIL:
-            oldest = waiting.popleft()
-            held -= len(oldest)
-            scan.skip(oldest.count(b"\n"))
-    for chunk in waiting:
-        scan.feed(chunk)
-    return scan, first_rank(end.decode(errors="replace"))
-
-
-def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
-    """The stream in pieces that end with a line; a line of megabytes is cut anywhere."""
-    rest = b""
-    while data := stream.read(CHUNK):
-        whole, newline, rest = (rest + data).rpartition(b"\n")
-        if whole or newline:
-            yield whole + newline
-        if len(rest) > LONGEST:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
-
-
+UNKNOWN = "unknown"
 # Logged steps after which a run has got over what it complained of.
 SURVIVED = 10
-# An exception that so many lines follow did not end the run.
-LAST_LINES = 400
+# The table of torch.distributed.run is the last thing in a launcher's log.
+TABLE = 20_000
+_FIRST = re.compile(
+    r"Root Cause \(first observed failure\):(?:.|\n){0,300}?\brank\s*:\s*(\d+)(?:.|\n){0,80}?\bexitcode\s*:\s*(-?\d+)"
+)
 _ORDER = get_args(Weight)
+_SIGTERM = -15
 # What a process's own end tells when no log does.
 _SIGNALS = {4: "illegal_instruction", 7: "cpu_shm_bus_error", 9: "rank_killed", 11: "rank_killed"}
+
+
+class FirstFailure(NamedTuple):
+    """The first rank to fail, as torch.distributed.run's table has it; a negative exit code is a signal."""
+
+    rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScannedLog:
+    """A log that was read: what it shows, its lines, and the first failure where it ends with a table of them."""
+
+    scan: Scan
+    first: FirstFailure | None = None
+
+    @property
+    def lines(self) -> int:
+        return self.scan.lines - 1
+
+
+def scan_log(log: Path | bytes, name: str) -> ScannedLog:
+    """Scans all of a log; see `reading.read_log`, also for the errors."""
+    scan, end = Scan(), b""
+    for data, limit in read_log(log, name):
+        scan.feed(data, limit)
+        end = (end + data[max(limit - TABLE, 0) : limit])[-TABLE:]
+    found = _FIRST.findall(end.decode(errors="replace"))
+    return ScannedLog(scan=scan, first=FirstFailure(*map(int, found[-1])) if found else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +63,19 @@ class Diagnosis:
     """Why a run failed. `evidence` is the line that tells, `line` its number from 1, 0 for an exit code.
 
     `weight` says how sure that is: a root cause, words that several causes share, a guess, or a consequence of
-    another rank's failure. `rank` is the first rank that failed, and `time` when (see `scan.time_of`), as far as
-    the log tells.
+    another rank's failure. `rank` is the first rank that failed, and `time` when (see `notation.time_of`), as far as
+    the log tells. `means` and `fix` are the cause's, or what this sign tells more. `lines` are all of this cause.
     """
 
-    cause: str
+    cause: Cause
     evidence: str
     line: int
-    transient: bool
     weight: Weight
     rank: int | None
-    time: float | None
+    time: float | None = None
+    means: str
+    fix: str
+    lines: tuple[str, ...] = ()
 
 
 def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
@@ -113,63 +84,107 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     `exit_code` is the process's, where the caller has it: 0 leaves only what spoils a run without ending it (a NaN
     loss), and a signal tells its own where the text tells nothing.
     """
-    scan, rank = scan_text(text)
-    found = diagnosis(scan, rank, exit_code=exit_code)
-    return found if found and found.cause else None
+    scan = Scan()
+    scan.feed(text.encode(errors="replace"))
+    found = diagnoses(ScannedLog(scan=scan), exit_code=exit_code)
+    return found[0] if found and found[0].cause.code != UNKNOWN else None
 
 
-def root(found: Mapping[str, Diagnosis]) -> tuple[str, Diagnosis] | None:
-    """The one of many logs' diagnoses that explains the others: a cause before a consequence, the earliest first."""
+def root(found: Mapping[str, Sequence[Diagnosis]]) -> str | None:
+    """Of many logs' diagnoses the log whose first one explains the others: a cause before a consequence, the earliest
+    first."""
     order = {name: place for place, name in enumerate(found)}
 
-    def urgency(item: tuple[str, Diagnosis]) -> tuple[int, float, int]:
-        name, why = item
+    def urgency(name: str) -> tuple[int, float, int]:
+        why = found[name][0]
         return _ORDER.index(why.weight), math.inf if why.time is None else why.time, order[name]
 
-    return min(found.items(), key=urgency, default=None)
+    return min((name for name in found if found[name]), key=urgency, default=None)
 
 
-def diagnosis(scan: Scan, rank: int | None = None, *, exit_code: int | None = None) -> Diagnosis | None:
-    """What a scanned log shows; the cause is "" for an exception at its end that no rule knows.
-
-    `rank` is the first to fail where the log has a table of them.
-    """
-    hits = [hit for hit in scan.hits if not _survived(hit, scan, exit_code)]
+def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosis]:
+    """What a scanned log shows, each cause once, the one that explains the others first."""
+    scan = log.scan
+    hits = [hit for hit in scan.hits if not survived(hit, scan, exit_code)]
     last = max((hit.attempts for hit in hits), default=0)
-    known = {hit.line for hit in hits if hit.sign.weight != "unknown"}
-    hits = [hit for hit in hits if hit.attempts == last and (hit.cause.code or hit.line not in known)]
+    known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN}
+    hits = [hit for hit in hits if hit.attempts == last and (hit.sign.weight != UNKNOWN or hit.line not in known)]
     if not hits:
-        return _by_signal(exit_code, rank)
-    best = min(hits, key=lambda hit: (_ORDER.index(hit.sign.weight), hit.line))
-    named = rank_of(best.text)
-    return _diagnosis(best.cause, best, rank if named is None else named)
+        return _by_signal(exit_code, log.first)
+    killed = log.first is not None and log.first.exit_code < 0 and log.first.exit_code != _SIGTERM
+
+    def urgency(hit: Hit) -> tuple[int, bool, int]:
+        weight = hit.sign.weight
+        if killed and weight == UNKNOWN:
+            # The others only lost the rank that a signal ended.
+            weight = "consequence"
+        other = weight == UNKNOWN and log.first is not None and rank_of(hit.text) != log.first.rank
+        return _ORDER.index(weight), other, hit.line
+
+    by_cause: dict[str, list[Hit]] = {}
+    for hit in sorted(hits, key=urgency):
+        by_cause.setdefault(hit.cause.code, []).append(hit)
+    return [_diagnosis(each, log.first) for each in by_cause.values()]
 
 
-def _survived(hit: Hit, scan: Scan, exit_code: int | None) -> bool:
-    """Whether the run got over it: many healthy steps later, or the end of training, and no sign that lasts."""
-    if scan.steps - hit.steps >= SURVIVED:
-        return True
-    if hit.sign.weight == "unknown" and scan.lines - hit.line > LAST_LINES:
-        return True
-    return not hit.sign.lasting and (exit_code == 0 or scan.ends > hit.ends)
+def recovered(log: ScannedLog) -> list[Diagnosis]:
+    """Of causes that count although a run ends well (a NaN loss), those that this one has got over."""
+    hits = [hit for hit in log.scan.hits if hit.sign.lasting and survived(hit, log.scan, None)]
+    return [_diagnosis([hit], None) for hit in hits[-1:]]
 
 
-def _by_signal(exit_code: int | None, rank: int | None) -> Diagnosis | None:
+def survived(hit: Hit, scan: Scan, exit_code: int | None) -> bool:
+    """Whether the run got over it: healthy steps later, or the end of training.
+
+    Weights that have become NaN stay so: one finite loss shows that they have not. An exception that the program says
+    it retries needs no more either.
+    """
+    later = scan.steps - hit.steps
+    if hit.sign.lasting:
+        return later > 0
+    over = exit_code == 0 or scan.ends > hit.ends
+    return over or later >= (1 if hit.sign is RETRIED_SIGN else SURVIVED)
+
+
+def _by_signal(exit_code: int | None, first: FirstFailure | None) -> list[Diagnosis]:
     if exit_code is None:
-        return None
-    signal = -exit_code if exit_code < 0 else exit_code - 128
-    code = _SIGNALS.get(signal)
-    return _diagnosis(cause_named(code), exit_code, rank) if code else None
+        return []
+    code = _SIGNALS.get(-exit_code if exit_code < 0 else exit_code - 128)
+    if not code:
+        return []
+    cause = cause_named(code)
+    why = Diagnosis(
+        cause=cause,
+        evidence=f"exit code {exit_code}",
+        line=0,
+        weight="guess",
+        rank=first.rank if first else None,
+        means=cause.means,
+        fix=cause.fix,
+    )
+    return [why]
 
 
-def _diagnosis(cause: Cause, evidence: Hit | int, rank: int | None) -> Diagnosis:
-    hit = evidence if isinstance(evidence, Hit) else None
+def _diagnosis(hits: Sequence[Hit], first: FirstFailure | None) -> Diagnosis:
+    """The diagnosis of one cause's hits, the one that counts first."""
+    best = hits[0]
+    lines = tuple(hit.text for hit in hits)
+    rank = rank_of(best.text)
+    if best.cause.code == "nccl_timeout":
+        rank = rank_behind(lines)
+    if rank is None and first:
+        rank = first.rank
+    if rank is None:
+        rank = next((named for line in lines if (named := rank_of(line)) is not None), None)
+    sign: Sign = best.sign
     return Diagnosis(
-        cause=cause.code,
-        evidence=hit.text if hit else f"exit code {evidence}",
-        line=hit.line if hit else 0,
-        transient=cause.transient,
-        weight=hit.sign.weight if hit else "guess",
+        cause=best.cause,
+        evidence=best.text,
+        line=best.line,
+        weight=sign.weight,
         rank=rank,
-        time=hit.time if hit else None,
+        time=best.time,
+        means=sign.means or best.cause.means,
+        fix=sign.fix or best.cause.fix,
+        lines=lines,
     )

@@ -2,149 +2,134 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import Diagnosis, diagnosis, root, scan_log
+from dsrun.diagnosis.classify import UNKNOWN, Diagnosis, ScannedLog, diagnoses, recovered, root, scan_log
+from dsrun.diagnosis.collectives import rank_behind
+from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.runs.folder import RANK_LOG, RunFolder
-from dsrun.runs.records import read_records
+from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"
-UNKNOWN = "unknown"
-SHOWN = 300
-
-_LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Why a run stopped. `cause` is "none" for a healthy one and "unknown" where no rule knows the failure.
+    """Why a run stopped. `cause` is "none" where no sign of a failure is known and "unknown" where no rule knows it.
 
-    `rank` failed first; `where` and `evidence` are the line that tells it; `findings` begin with the cause itself, then
-    what else was found, as a consequence or beside it. `logs` were looked at.
+    `rank` failed first; `where` and `evidence` are the line that tells it; `likely`: that line is a guess's; `means`
+    and `fix` explain it. `findings` begin with the cause itself, then what else was found, as a consequence or beside
+    it. `logs` were read, which are `lines` in all.
     """
 
     cause: Cause
-    rank: int | None
-    where: str
-    evidence: str
-    findings: tuple[Finding, ...]
-    logs: tuple[str, ...]
+    rank: int | None = None
+    where: str = ""
+    evidence: str = ""
+    likely: bool = False
+    means: str = ""
+    fix: str = ""
+    findings: tuple[Finding, ...] = ()
+    logs: tuple[str, ...] = ()
+    lines: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is an error among the findings."""
+        return any(finding.level == "error" for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as plain JSON values."""
         return {
             "cause": self.cause.code,
+            "likely": self.likely,
             "rank": self.rank,
             "title": self.cause.title,
             "where": self.where,
             "evidence": self.evidence,
+            "lines": self.lines,
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
-def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None) -> Verdict:
-    """The verdict over logs by name: a file each, or the content itself. Raises UsageError for one that cannot be read.
+def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, own: bool = False) -> Verdict:
+    """The verdict over logs by name: a file each, or the content itself.
 
-    `exit_code` is the run's, where it is known.
+    `exit_code` is the run's, where it is known; `own`: it was started by dsrun, whose flags then help. Raises
+    UsageError for a log that cannot be read or is not text, and where all are empty.
     """
-    scanned = ((name, diagnosis(*scan_log(log, name), exit_code=exit_code)) for name, log in logs.items())
-    found = {name: why for name, why in scanned if why}
-    first = root(found)
-    if first is None:
-        return Verdict(cause=causes()[NONE], rank=None, where="", evidence="", findings=(), logs=tuple(logs))
-    name, why = first
-    rank_log = RANK_LOG.fullmatch(Path(name).name)
+    scanned = {name: scan_log(log, name) for name, log in logs.items()}
+    lines = sum(log.lines for log in scanned.values())
+    if scanned and not any(log.scan.lines > 1 or log.scan.size for log in scanned.values()):
+        raise NotText(f"{next(iter(scanned))} is empty" if len(scanned) == 1 else "all these logs are empty")
+    found = {name: why for name, log in scanned.items() if (why := diagnoses(log, exit_code=exit_code))}
+    own = own or any(log.scan.own for log in scanned.values())
+    name = root(found)
+    if name is None:
+        return Verdict(cause=causes()[NONE], findings=_over(scanned, own), logs=tuple(scanned), lines=lines)
+    why = _of_all(found, name)
     others: dict[str, Finding] = {}
-    for log_name, other in found.items():
-        if other.cause != why.cause:
-            others.setdefault(other.cause, _finding(other, log_name, beside=True))
+    for log_name, several in found.items():
+        for other in several:
+            if other.cause.code != why.cause.code and (other.weight != "exit" or log_name != name):
+                others.setdefault(other.cause.code, _finding(other, log_name, own=own, level="info"))
     return Verdict(
-        cause=_cause(why),
-        rank=int(rank_log[1]) if why.rank is None and rank_log else why.rank,
+        cause=why.cause,
+        rank=why.rank,
         where=_where(name, why),
-        evidence=why.evidence[:SHOWN],
-        findings=(_finding(why, name), *others.values()),
-        logs=tuple(logs),
+        evidence=why.evidence,
+        likely=why.weight == "guess",
+        means=why.means,
+        fix=_fix(why, own=own),
+        findings=(_finding(why, name, own=own), *others.values()),
+        logs=tuple(scanned),
+        lines=lines,
     )
 
 
-def of_run(folder: Path) -> Verdict:
-    """The verdict over a run folder: the last failure of its event file, else what the last attempt's logs show.
-
-    Raises UsageError where there is neither an event file nor a log.
-    """
-    events = read_records(folder / "events.jsonl")
-    logs = _last_logs(folder)
-    if not events and not logs:
-        raise UsageError(f"{folder} contains no logs", fix="give log files, or the --output of a dsrun train")
-    # A failure that training came after is over.
-    last = [event for event in events if event.get("kind") in ("failure", "training", "end", "signal")]
-    ending: Mapping[str, Any] = last[-1] if last else {}
-    ended_well = ending.get("kind") == "end" and not ending.get("exit_code")
-    verdict = of_logs(logs, exit_code=0 if ended_well else None)
-    recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") == "failure" else None
-    if ending.get("kind") == "signal" and verdict.cause.code in (NONE, UNKNOWN):
-        recorded = causes()["interrupted"]
-    if recorded is None or recorded.code == NONE:
-        return verdict
-    return _recorded(recorded, ending, verdict, f"{folder / 'events.jsonl'}")
+def _of_all(found: Mapping[str, Sequence[Diagnosis]], name: str) -> Diagnosis:
+    """The first diagnosis of log `name`, with the rank that the other logs or its own name tell."""
+    why = found[name][0]
+    if why.cause.code == "nccl_timeout":
+        texts = [line for several in found.values() for each in several for line in _named(each)]
+        return replace(why, rank=rank_behind(texts))
+    rank_log = RANK_LOG.fullmatch(Path(name).name)
+    return replace(why, rank=int(rank_log[1])) if why.rank is None and rank_log else why
 
 
-def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
-    """What the supervisor saw itself, with the line of a log where one tells the same."""
-    same = verdict.cause.code == cause.code
-    rank = event.get("rank", verdict.rank)
-    message = str(event.get("message") or cause.title)
-    finding = Finding(
-        level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=events
-    )
-    healthy = verdict.cause.code == NONE
-    return Verdict(
-        cause=cause,
-        rank=rank if isinstance(rank, int) else None,
-        where=verdict.where if same else events,
-        evidence=verdict.evidence if same else message,
-        findings=(finding, *(() if healthy else verdict.findings)),
-        logs=verdict.logs,
-    )
+def _named(why: Diagnosis) -> Sequence[str]:
+    return why.lines if why.cause.code == "nccl_timeout" else ()
 
 
-def _last_logs(folder: Path) -> dict[str, Path]:
-    """The logs of the last attempt: its ranks', the launcher's, the scheduler's, and the logged figures."""
-    run = RunFolder(folder)
-    ranks = run.rank_logs()
-    last = max((attempt for _, attempt in ranks.values()), default=0)
-    found = sorted((path for path, (_, attempt) in ranks.items() if attempt == last), key=lambda path: ranks[path])
-    others = (path for path in sorted(run.logs.glob("*")) if path not in ranks)
-    launchers = [path for path in others if path.is_file() and _LOG.fullmatch(path.name)]
-    outside = [path for path in folder.glob("*") if path.is_file() and _LOG.fullmatch(path.name)]
-    for several in (launchers, [path for path in outside if path.name != "console.log"]):
-        found += sorted(several, key=lambda path: path.stat().st_mtime)[-1:]
-    figures = folder / "metrics.jsonl"
-    found += [figures] if figures.is_file() else []
-    return {str(path): path for path in found}
+def _over(scanned: Mapping[str, ScannedLog], own: bool) -> tuple[Finding, ...]:
+    """What a run without a failure got over, but its owner should know."""
+    found = ((name, why) for name, log in scanned.items() for why in recovered(log))
+    return tuple(
+        replace(_finding(why, name, own=own, level="warning"), message=f"{why.evidence} (finite again afterwards)")
+        for name, why in found
+    )[:1]
 
 
-def _cause(why: Diagnosis) -> Cause:
-    return causes()[why.cause or UNKNOWN]
-
-
-def _finding(why: Diagnosis, name: str, *, beside: bool = False) -> Finding:
-    cause = _cause(why)
+def _finding(why: Diagnosis, name: str, *, own: bool, level: str = "") -> Finding:
+    likely = " (likely)" if why.weight == "guess" else ""
     return Finding(
-        level="info" if beside else cause.level,
-        code=cause.code,
-        message=f"{cause.title}: {why.evidence[:SHOWN]}",
-        fix=cause.fix,
+        level=level or why.cause.level,  # type: ignore[arg-type]
+        code=why.cause.code,
+        message=f"{why.cause.title}{likely}: {why.evidence}",
+        fix=_fix(why, own=own),
         where=_where(name, why),
     )
+
+
+def _fix(why: Diagnosis, *, own: bool) -> str:
+    """What helps; where another launcher wrote the log, first what helps there."""
+    other = why.cause.other_fix if why.fix == why.cause.fix else ""
+    return f"{other}; with dsrun train: {why.fix}" if other and not own else why.fix
 
 
 def _where(name: str, why: Diagnosis) -> str:

@@ -6,52 +6,69 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from dsrun.findings import Level
 
 Then = Literal["restart", "shrink", "resume", "stop"]
 """What the supervisor does: start again, start again with less memory, leave to be resumed, or stop."""
 
-Weight = Literal["root", "general", "guess", "unknown", "consequence"]
+Weight = Literal["root", "general", "unknown", "guess", "consequence", "exit"]
 """How much a sign says: the cause itself; words that several causes share, so that a root in the same log explains
-them; no more than likely; an exception that no rule knows; what a rank suffers when another one fails."""
+them; an exception that no rule knows; no more than likely; what a rank suffers when another one fails; only that a
+process failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
     """One way in which a cause shows in a log, within one line.
 
-    `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must match,
+    One of `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must match,
     `unless` must not, and `near` must be found in the line or a few kilobytes before it. A `lasting` sign counts
-    although the run ended well.
+    although the run ended well. `means` and `fix` replace the cause's where this sign tells more.
     """
 
-    has: str
+    has: tuple[str, ...]
     pattern: str = ""
     unless: str | None = None
     near: str = ""
     weight: Weight = "root"
     lasting: bool = False
+    means: str = ""
+    fix: str = ""
 
-    def matches(self, line: str, before: Callable[[], str]) -> bool:
-        """Whether `line` shows it; `before` gives the text that leads to it."""
-        if self.has not in line or not re.search(self.pattern, line) or (self.unless and re.search(self.unless, line)):
-            return False
-        return bool(re.search(self.near, line) or re.search(self.near, before()))
+    def place_in(self, line: str, before: Callable[[], str]) -> int | None:
+        """Where `line` shows it, None where it does not; `before` gives the text that leads to the line."""
+        word = next((word for word in self.has if word in line), None)
+        if word is None:
+            return None
+        match = self._pattern.search(line)
+        if not match or (self.unless and re.search(self.unless, line)):
+            return None
+        if self.near and not re.search(self.near, line) and not re.search(self.near, before()):
+            return None
+        return match.start() if match.end() > match.start() else line.index(word)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(self.pattern)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A reason why a run stops: its stable code, what it is in a few words, what that means, and what repairs it."""
+    """A reason why a run stops: its stable code, what it is in a few words, what that means, and what repairs it.
+
+    `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help.
+    """
 
     code: str
     then: Then
     title: str
     means: str
     fix: str
+    other_fix: str = ""
     level: Level = "error"
     signs: tuple[Sign, ...] = ()
 
@@ -68,8 +85,12 @@ UNKNOWN = Cause(code="", then="restart", title="the workers failed", means="no r
 def causes() -> Mapping[str, Cause]:
     """Every cause by its code, in the file's order. The tests check the file: here a wrong key is a TypeError."""
     entries = tomllib.loads(files("dsrun.diagnosis").joinpath("rules.toml").read_text(encoding="utf-8"))["cause"]
-    found = (Cause(signs=tuple(Sign(**sign) for sign in entry.pop("sign", ())), **entry) for entry in entries)
+    found = (Cause(signs=tuple(_sign(**sign) for sign in entry.pop("sign", ())), **entry) for entry in entries)
     return {cause.code: cause for cause in found}
+
+
+def _sign(*, has: str | list[str], **others: Any) -> Sign:
+    return Sign(has=(has,) if isinstance(has, str) else tuple(has), **others)
 
 
 def cause_named(code: str) -> Cause:

@@ -1,87 +1,63 @@
 """Finding the signs of failures in a log, and what contradicts them: training that went on, a run that ended well.
 
-A log is searched as bytes for the literal words of all signs; only lines with such a word are matched.
+All of a log is searched as bytes, for the literal words of all signs at once; only lines with such a word are matched.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Literal, NamedTuple
 
-from dsrun.diagnosis.rules import UNKNOWN, Cause, Sign, causes
+import ahocorasick_rs
 
-# 2026-11-21 11:51:06,123   2026-11-21T11:51:06.123Z
-_ISO = re.compile(r"(?<!\d)\d{4}-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-# [E1121 11:51:06.123456789 ProcessGroupNCCL.cpp:607]; older ones write October's first digits only where there are any
-_GLOG = re.compile(r"\b[IWEF](\d?\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
-_RANK = re.compile(
-    r"\[[Rr]ank ?(\d+)\]"  # [rank1]: of torch's traceback hook, [Rank 1] of ProcessGroupNCCL
-    r"|\brank[ :=]+(\d+)\b"
-    r"|\bRank (\d+)\]"  # [PG ID 0 PG GUID 0(default_pg) Rank 1]
-)
-# srun --label
-_TASK = re.compile(r"^\s{0,4}(\d{1,5}): ")
-_FIRST = re.compile(r"Root Cause \(first observed failure\):(?:.|\n){0,300}?\brank\s*:\s*(\d+)")
-_MONTH = 31
-
-
-def time_of(line: str) -> float | None:
-    """Seconds since New Year by the line's last time stamp, every month taken for 31 days; None without one.
-
-    glog writes no year, so the times of one run compare unless it goes over New Year.
-    """
-    found = [match for form in (_ISO, _GLOG) for match in form.finditer(line)]
-    if not found:
-        return None
-    month, day, hour, minute, second, fraction = max(found, key=lambda match: match.start()).groups()
-    days = int(month) * _MONTH + int(day)
-    return ((days * 24 + int(hour)) * 60 + int(minute)) * 60 + int(second) + float(f"0.{fraction or 0}")
-
-
-def last_time(text: str) -> float | None:
-    """The last time stamp in `text`, as `time_of`."""
-    return next((time for line in reversed(text.splitlines()) if (time := time_of(line)) is not None), None)
-
-
-def rank_of(line: str) -> int | None:
-    """The rank that says this line, or that it is about; None where it names none."""
-    match = _RANK.search(line) or _TASK.match(line)
-    return int(next(filter(None, match.groups()))) if match else None
-
-
-def first_rank(text: str) -> int | None:
-    """The rank that torch.distributed.run's table names as the first to fail, in the last table of `text`."""
-    found = _FIRST.findall(text)
-    return int(found[-1]) if found else None
-
+from dsrun.diagnosis.notation import last_time, time_of
+from dsrun.diagnosis.rules import Cause, Sign, causes
+from dsrun.diagnosis.tracebacks import HEADER, exception_after, is_exception
 
 # A line is looked at in a window around the word: progress bars make lines of megabytes.
 WINDOW = 4000
 BEFORE = 6000
+# Of a longer line only what surrounds the place that matched is shown.
+SHOWN = 300
+# Healthy steps that are counted after a hit: enough for every question about it.
+COUNTED = 100
 # Hits kept of one sign beside the first: the last ones, which may have ended the run.
 KEPT = 64
-# Places of one word looked at in a piece of the log, from its beginning and from its end.
-PLACES = 32
 
-# A logged step: transformers' dictionaries and dsrun's own line.
-_STEP = (b"'loss': ", b'"loss": ', b" tokens/s  ETA ")
-# A logged step that is not a sign of health. A line may have both.
-_SICK_LOSS = (b"'loss': nan", b"'loss': 'nan'", b'"loss": null', b'"loss": NaN')
-_SICK_NORM = (b"'grad_norm': nan", b"'grad_norm': 'nan'", b'"grad_norm": null', b'"grad_norm": NaN')
-# The Trainer prints it when it has reached the end of training.
-_END = (b"'train_runtime': ", b'"train_runtime": ')
-# From here on it is another attempt, say torch.distributed.run and dsrun's supervisor.
-_AGAIN = (b"will restart worker group", b"(restart ")
-# How a traceback ends; torch.distributed.run's own only repeat that a worker failed.
-_EXCEPTION = re.compile(
-    r"^(\[\w+\]:? ?)?(?!.*\b(ChildFailedError|SignalException|CalledProcessError)\b)"
-    r"[A-Za-z_][\w.]*(Error|Exception)(: |$)"
+Event = Literal["step", "end", "again", "own", "traceback", "sign"]
+# Where a logged step has its loss: transformers' dictionaries, dsrun's own line, progress bars, Megatron.
+_STEP = (b"'loss': ", b'"loss": ', b"loss: ", b"loss=", b"loss = ")
+_EVENTS: dict[bytes, Event] = {
+    **dict.fromkeys(_STEP, "step"),
+    # What the Trainer, Lightning, fairseq and Megatron print at the end of training; a script's own "finished" may
+    # follow a failure.
+    b"'train_runtime': ": "end",
+    b'"train_runtime": ': "end",
+    b"Training completed. Do not forget": "end",
+    b"`Trainer.fit` stopped: `max_": "end",
+    b"done training in ": "end",
+    b"[after training is done]": "end",
+    # From here on it is another attempt, say torch.distributed.run and dsrun's supervisor.
+    b"will restart worker group": "again",
+    b"(restart ": "again",
+    b"dsrun": "own",
+    HEADER: "traceback",
+}
+_FINITE = re.compile(rb"['\"]?-?(\d[\d.]*)(?:[eE][-+]?\d+)?")
+# Gradients that are not finite make the step a sick one, whatever its loss.
+_SICK = re.compile(rb"grad[_ ]norm['\"]?\s*[:=]\s*['\"]?(?:nan|NaN|null)")
+_EXCEPTION_WORDS = tuple(
+    name + end for name in (b"Error", b"Exception") for end in (b": ", b":\n", b":\r", b"\n", b"\r", b"(")
 )
-_EXCEPTION_WORDS = (b"Error", b"Exception")
-_EXCEPTION_SIGN = Sign(has="", weight="unknown")
+EXCEPTION_SIGN = Sign(has=(), weight="unknown")
+CUT_SIGN = Sign(has=("Traceback",), weight="exit")
+# Caught, says the program, which goes on.
+RETRIED_SIGN = Sign(has=("retry",), weight="unknown")
+_RETRIED = re.compile(rb"(?i)\bretr(?:y|ying|ied)\b|trying again|falling back|\bskipp(?:ed|ing)\b")
 # A traceback quotes the source, and sources hold the very words of their messages.
 _SOURCE = re.compile(
     r"^(\[\w+\]:)?\s*(?:(?:raise|except|assert|return|if|elif|def|class|from|import|logger\.\w+\(|print\()\b|f?r?[\"']\S+.*[\"'][,)]*$)"
@@ -94,7 +70,8 @@ _FRAME = re.compile(rb'File "[^"]*", line \d+')
 class Hit:
     """A sign in a log. `line` counts from 1; `attempts`, `ends` and healthy `steps` are those the log told of before.
 
-    `time` is the last one that the log names, in seconds since some New Year's midnight.
+    `text` is the line, or of a long one what surrounds the place that matched. `time` is the last one that the log
+    names, in seconds since 1970.
     """
 
     cause: Cause
@@ -107,14 +84,24 @@ class Hit:
     steps: int
 
 
+class _Line(NamedTuple):
+    text: str
+    begin: int
+    end: int
+
+
 class Scan:
-    """Takes a log in pieces of whole lines and collects its hits."""
+    """Takes a log in pieces of whole lines and collects its hits. `size` is in bytes; `own`: dsrun is named in it."""
 
     def __init__(self) -> None:
         self.attempts = 0
         self.ends = 0
         self.steps = 0
+        self._enough = 0
+        self.size = 0
+        self.own = False
         self._line = 1
+        self._counted = 0
         self._hits: dict[Sign, tuple[Hit, deque[Hit]]] = {}
         self._before = b""
 
@@ -129,98 +116,159 @@ class Scan:
         found = {id(hit): hit for first, rest in self._hits.values() for hit in (first, *rest)}
         return sorted(found.values(), key=lambda hit: hit.line)
 
-    def skip(self, lines: int) -> None:
-        """So many lines of the log are left out here."""
-        self._line += lines
-        self._before = b""
-
-    def feed(self, chunk: bytes) -> None:
-        """The next piece of the log."""
-        at = 0
-        for position, word in sorted(_spots(chunk)):
-            begin = _line(chunk, position)[0]
-            if begin > at:
-                self._advance(chunk, at, begin)
-                at = begin
-            if word in _AGAIN:
+    def feed(self, data: bytes, limit: int | None = None) -> None:
+        """The next piece of the log: `data` as far as `limit`; what follows there is fed again, and only helps."""
+        limit = len(data) if limit is None else limit
+        automaton, words = _automaton()
+        self._counted = 0
+        returns = b"\r" in data
+        tried: dict[int, int] = {}
+        stepped = -1
+        for index, position, _ in automaton.find_matches_as_indexes(data[: limit + WINDOW], overlapping=True):
+            if position >= limit:
+                continue
+            word, event = words[index]
+            if event == "step":
+                if self.steps < self._enough:
+                    stepped = self._step(data, position + len(word), stepped)
+            elif event == "sign":
+                if position >= tried.get(index, 0):
+                    tried[index] = self._match(data, position, word, _line(data, position, returns=returns))
+            elif event == "traceback":
+                self._traceback(data, position)
+            elif event == "again":
                 self.attempts += 1
-            elif word in _END:
+            elif event == "end":
                 self.ends += 1
             else:
-                self._match(chunk, position, word)
-        self._advance(chunk, at, len(chunk))
-        self._before = (self._before + chunk[-BEFORE:])[-BEFORE:]
+                self.own = True
+        self._count(data, limit)
+        self.size += limit
+        self._before = (self._before + data[:limit][-BEFORE:])[-BEFORE:]
 
-    def _advance(self, chunk: bytes, begin: int, end: int) -> None:
-        self._line += chunk.count(b"\n", begin, end)
-        logged, loss, norm = (
-            sum(chunk.count(word, begin, end) for word in markers) for markers in (_STEP, _SICK_LOSS, _SICK_NORM)
-        )
-        self.steps += max(0, logged - max(loss, norm))
+    def _count(self, data: bytes, position: int) -> None:
+        if position > self._counted:
+            self._line += data.count(b"\n", self._counted, position)
+            self._counted = position
 
-    def _match(self, chunk: bytes, position: int, word: bytes) -> None:
-        """Every sign with `word`, tried on the line around `position`."""
-        begin, stop = _line(chunk, position)
-        line = chunk[begin:stop].decode(errors="replace").strip("\0\n")
-        if _quoted(chunk, begin, line):
-            return
-        text_before = partial(_before, self._before, chunk, begin)
+    def _step(self, data: bytes, position: int, stepped: int) -> int:
+        """Counts a healthy step, one per line: `stepped` is the place of the last one, the answer that of this one."""
+        found = _FINITE.match(data, position, position + 40)
+        # A loss of 0 is what the Trainer logs for NaN.
+        if found is None or not found[1].strip(b"0."):
+            return stepped
+        if stepped >= 0 and data.find(b"\n", stepped, position) < 0 and data.find(b"\r", stepped, position) < 0:
+            return stepped
+        end = data.find(b"\n", position, position + WINDOW)
+        if not _SICK.search(data, max(position - 200, stepped, 0), end if end >= 0 else position + WINDOW):
+            self.steps += 1
+        return position
+
+    def _match(self, data: bytes, position: int, word: bytes, line: _Line) -> int:
+        """Every sign with `word`, tried on the line around `position`; the end of what was looked at."""
+        before = partial(_before, self._before, data, line.begin)
         for cause, sign in _signs().get(word, ()):
-            if sign.matches(line, text_before):
-                self._add(cause, sign, line.strip(), text_before)
-        if word in _EXCEPTION_WORDS and _EXCEPTION.match(line):
-            self._add(UNKNOWN, _EXCEPTION_SIGN, line.strip(), text_before)
+            place = sign.place_in(line.text, before)
+            if place is not None and not _quoted(data, line):
+                self._add(data, position, line, cause, sign, place)
+        if word in _EXCEPTION_WORDS and is_exception(line.text) and not _quoted(data, line):
+            self._exception(data, position, line)
+        return line.end
 
-    def _add(self, cause: Cause, sign: Sign, line: str, before: Callable[[], str]) -> None:
+    def _traceback(self, data: bytes, position: int) -> None:
+        place = exception_after(data, position)
+        if place:
+            text = data[place.begin : place.end].decode(errors="replace").strip("\0\r\n")
+            line = _Line(text, place.begin, place.end)
+            if place.cut:
+                self._add(data, position, line, causes()["unknown"], CUT_SIGN, 0)
+            else:
+                self._exception(data, position, line)
+
+    def _exception(self, data: bytes, position: int, line: _Line) -> None:
+        around = max(line.begin - WINDOW // 8, 0), line.end + WINDOW // 8
+        sign = RETRIED_SIGN if _RETRIED.search(data, *around) else EXCEPTION_SIGN
+        self._add(data, position, line, causes()["unknown"], sign, 0)
+
+    def _add(self, data: bytes, position: int, line: _Line, cause: Cause, sign: Sign, place: int) -> None:
         known = self._hits.get(sign)
-        time = time_of(line)
-        if time is None and (known is None or len(known[1]) < KEPT):
-            time = last_time(before())
-        hit = Hit(cause, sign, self._line, line, time, self.attempts, self.ends, self.steps)
+        last = known and (known[1][-1] if known[1] else known[0])
+        if last and sign.lasting and (last.steps, last.attempts) == (self.steps, self.attempts):
+            return  # of losses that stay NaN only the first one counts
+        self._count(data, min(line.begin, position))
+        number = self._line + data.count(b"\n", self._counted, line.begin)
+        if last and last.line == number:
+            return
+        hit = Hit(
+            cause, sign, number, excerpt(line.text, place), self._time(data, line, known),
+            self.attempts, self.ends, self.steps,
+        )  # fmt: skip
+        self._enough = self.steps + COUNTED
         if known:
             known[1].append(hit)
         else:
             self._hits[sign] = hit, deque(maxlen=KEPT)
 
-
-def _line(chunk: bytes, position: int) -> tuple[int, int]:
-    """Begin and end of the line around `position`; a carriage return ends a line too."""
-    begin = max(position - WINDOW, 0)
-    begin = max(begin, *(chunk.rfind(end, begin, position) + 1 for end in (b"\n", b"\r")))
-    stops = (chunk.find(end, position, position + WINDOW) for end in (b"\n", b"\r"))
-    return begin, min((at for at in stops if at >= 0), default=position + WINDOW)
+    def _time(self, data: bytes, line: _Line, known: tuple[Hit, deque[Hit]] | None) -> float | None:
+        time = time_of(line.text)
+        if time is None and (known is None or len(known[1]) < KEPT):
+            time = last_time(_before(self._before, data, line.begin))
+        return time
 
 
-def _quoted(chunk: bytes, begin: int, line: str) -> bool:
+def excerpt(line: str, place: int) -> str:
+    """`line`, or where that is long the `SHOWN` characters around `place`."""
+    line = line.rstrip()
+    lead = len(line) - len(line.lstrip())
+    line, place = line[lead:], max(place - lead, 0)
+    if len(line) <= SHOWN:
+        return line
+    begin = max(min(place - SHOWN // 3, len(line) - SHOWN), 0)
+    end = begin + SHOWN
+    return ("…" if begin else "") + line[begin:end] + ("…" if end < len(line) else "")
+
+
+def _line(data: bytes, position: int, *, returns: bool) -> _Line:
+    """The line around `position`; `returns`: there are carriage returns, which end a line too."""
+    begin = max(data.rfind(b"\n", max(position - WINDOW, 0), position) + 1, position - WINDOW, 0)
+    stop = data.find(b"\n", position, position + WINDOW)
+    stop = min(position + WINDOW, len(data)) if stop < 0 else stop
+    if returns:
+        begin = max(begin, data.rfind(b"\r", begin, position) + 1)
+        end = data.find(b"\r", position, stop)
+        stop = stop if end < 0 else end
+    return _Line(data[begin:stop].decode(errors="replace").strip("\0\n"), begin, stop)
+
+
+def _quoted(data: bytes, line: _Line) -> bool:
     """Whether a line is the source that a traceback quotes."""
-    before = chunk.rfind(b"\n", max(begin - WINDOW, 0), max(begin - 1, 0)) + 1
-    return bool(_SOURCE.match(line) or (_INDENTED.match(line) and _FRAME.search(chunk, before, begin)))
+    before = data.rfind(b"\n", max(line.begin - WINDOW, 0), max(line.begin - 1, 0)) + 1
+    return bool(
+        _SOURCE.match(line.text) or (_INDENTED.match(line.text) and _FRAME.search(data, before, line.begin))
+    )
 
 
-def _before(earlier: bytes, chunk: bytes, end: int) -> str:
+def _before(earlier: bytes, data: bytes, end: int) -> str:
     """The text that leads to a place."""
-    text = chunk[max(end - BEFORE, 0) : end]
+    text = data[max(end - BEFORE, 0) : end]
     return (earlier[len(text) :] + text if end < BEFORE else text).decode(errors="replace")
 
 
-def _spots(chunk: bytes) -> Iterator[tuple[int, bytes]]:
-    """Where the signs' words stand; of a word that stands everywhere the first places and the last ones."""
-    for word in {*_signs(), *_AGAIN, *_END, *_EXCEPTION_WORDS}:
-        position, count = chunk.find(word), 0
-        while position >= 0 and count < PLACES:
-            yield position, word
-            position, count = chunk.find(word, position + len(word)), count + 1
-        end, count = len(chunk), 0
-        while 0 <= position < end and count < PLACES and (end := chunk.rfind(word, position, end)) >= 0:
-            yield end, word
-            count += 1
-
-
 @cache
-def _signs() -> Mapping[bytes, list[tuple[Cause, Sign]]]:
+def _signs() -> dict[bytes, list[tuple[Cause, Sign]]]:
     """All signs by their literal words."""
     found: dict[bytes, list[tuple[Cause, Sign]]] = {}
     for cause in causes().values():
         for sign in cause.signs:
-            found.setdefault(sign.has.encode(), []).append((cause, sign))
+            for word in sign.has:
+                found.setdefault(word.encode(), []).append((cause, sign))
     return found
+
+
+@cache
+def _automaton() -> tuple[ahocorasick_rs.BytesAhoCorasick, list[tuple[bytes, Event]]]:
+    """One search for all words, and what each of them stands for."""
+    signs: dict[bytes, Event] = dict.fromkeys((*_signs(), *_EXCEPTION_WORDS), "sign")
+    words = list((signs | _EVENTS).items())
+    dfa = ahocorasick_rs.Implementation.DFA
+    return ahocorasick_rs.BytesAhoCorasick([word for word, _ in words], implementation=dfa), words

@@ -100,7 +100,7 @@ def _diagnosed(error: BaseException) -> tuple[str | None, bool]:
     if not isinstance(error, Exception):
         return None, False  # ended from outside
     diagnosis = classify("".join(traceback.format_exception(error)))
-    return (diagnosis.cause, diagnosis.weight == "consequence") if diagnosis else (None, False)
+    return (diagnosis.cause.code, diagnosis.weight == "consequence") if diagnosis else (None, False)
 
 
 def trace_of(error: BaseException) -> str:

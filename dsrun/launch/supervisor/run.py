@@ -252,6 +252,6 @@ def _classify(text: str, exit_code: int | None) -> str:
     from dsrun.diagnosis.classify import classify
 
     found = classify(text, exit_code=exit_code)
-    if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.transient):
+    if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.cause.transient):
         return ""
-    return found.cause
+    return found.cause.code

@@ -1,0 +1,166 @@
+"""Logs as bytes: plain or compressed, from a file or a pipe, in any encoding with a byte order mark; and what is none."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from dsrun.errors import MissingError, UsageError
+
+CHUNK = 4 << 20
+LONGEST = 4 << 20
+# What a sign or a traceback may need of the next piece.
+AHEAD = 1 << 17
+_ZIP = b"PK\x03\x04"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# Colours, cursor movements, titles.
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+# A log has tabs, bells, carriage returns and escapes, and where a truncated file was written on, zeros.
+_CONTROL = bytes({*range(1, 32), 127} - {7, 8, 9, 10, 12, 13, 27})
+_BINARY = 0.02
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+
+
+class NotText(UsageError):
+    """What was given as a log is a program, a picture or any other binary content."""
+
+
+def read_log(log: Path | bytes, name: str) -> Iterator[tuple[bytes, int]]:
+    """The content of `log`, a file, a pipe or the bytes themselves, in pieces.
+
+    A piece ends with a line at the length given with it; what follows there comes again in the next one. A line of
+    megabytes is cut anywhere. Escape sequences are left out, UTF-16 becomes UTF-8.
+
+    Raises UsageError, with `name`, where it cannot be read; NotText where it is not a text; MissingError for zstd
+    without the package zstandard.
+    """
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(log.open("rb") if isinstance(log, Path) else io.BytesIO(log))
+            chunks = _decoded(_checked(_unpacked(stream, name, stack), name))
+            yield from _with_lookahead(_whole_lines(chunks))
+        except _DAMAGE as error:
+            raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def members(log: Path, name: str) -> Mapping[str, Path | bytes]:
+    """The logs in `log` by name: itself, or if it is a zip archive, its files that are text."""
+    try:
+        with log.open("rb") as file:
+            if not file.seekable() or file.read(4) != _ZIP:
+                return {name: log}
+        with zipfile.ZipFile(log) as archive:
+            found = {f"{name}:{each.filename}": archive.read(each) for each in archive.infolist() if each.file_size}
+    except _DAMAGE as error:
+        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    texts = {member: content for member, content in found.items() if not is_binary(content[:CHUNK])}
+    if not texts:
+        raise NotText(f"{name} contains no text", fix="give a log")
+    return texts
+
+
+def is_binary(begin: bytes) -> bool:
+    """Whether something that begins so is a program or other binary content, compressed texts aside."""
+    if begin.startswith(b"\x7fELF"):
+        return True
+    if begin[:2] in _UTF16:
+        return False
+    sample = begin[: 1 << 16]
+    return len(sample) - len(sample.translate(None, _CONTROL)) > _BINARY * len(sample)
+
+
+def _unpacked(stream: IO[bytes], name: str, stack: ExitStack) -> Iterator[bytes]:
+    begin = stream.read(16)
+    whole = _Again(begin, stream)
+    if begin.startswith(b"\x1f\x8b"):
+        return _chunks(stack.enter_context(gzip.open(whole)))  # type: ignore[arg-type]
+    if begin.startswith(b"BZh"):
+        return _chunks(stack.enter_context(bz2.open(whole)))  # type: ignore[arg-type]
+    if begin.startswith(b"\xfd7zXZ\0"):
+        return _chunks(stack.enter_context(lzma.open(whole)))  # type: ignore[arg-type]
+    if begin.startswith(_ZSTD):
+        return _chunks(_zstandard(name).ZstdDecompressor().stream_reader(whole, read_across_frames=True))
+    if begin.startswith(_ZIP):
+        raise UsageError(f"{name} is a zip archive in a pipe", fix="give the file itself")
+    return _chunks(whole)
+
+
+def _zstandard(name: str) -> Any:
+    try:
+        return import_module("zstandard")
+    except ImportError:
+        raise MissingError(f"{name} is compressed with zstd", fix="pip install zstandard, or unpack it") from None
+
+
+class _Again(io.RawIOBase):
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, begin: bytes, stream: IO[bytes]) -> None:
+        self._begin, self._stream = begin, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data, self._begin = self._begin[: len(buffer)], self._begin[len(buffer) :]
+        data = data or self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _chunks(stream: Any) -> Iterator[bytes]:
+    while data := stream.read(CHUNK):
+        yield data
+
+
+def _checked(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    first = next(chunks, b"")
+    if is_binary(first):
+        raise NotText(f"{name} is not text", fix="give a log")
+    return chain([first], chunks)
+
+
+def _decoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(chunks, b"")
+    encoding = _UTF16.get(first[:2])
+    rest = chain([first], chunks)
+    if encoding is None:
+        return rest
+    return (text.encode(errors="replace") for text in codecs.iterdecode(rest, encoding, errors="replace"))
+
+
+def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for data in chunks:
+        whole, newline, rest = (rest + data).rpartition(b"\n")
+        if whole or newline:
+            yield whole + newline
+        if len(rest) > LONGEST:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def _with_lookahead(pieces: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
+    held = b""
+    for piece in pieces:
+        plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
+        if held:
+            yield held + plain[:AHEAD], len(held)
+        held = plain
+    if held:
+        yield held, len(held)

@@ -1,0 +1,143 @@
+"""The verdict over a run folder: its event file, its logs, and whether it is still running."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.diagnosis.diagnose import NONE, UNKNOWN, Verdict, of_logs
+from dsrun.diagnosis.rules import Cause, causes
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.runs.folder import RunFolder, is_in_use, read_holder
+from dsrun.runs.records import progress, read_records
+from dsrun.system import host
+
+_LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
+# A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
+_RECENTLY_S = 300.0
+# Kinds of events after which a run may stand still.
+_TELLING = ("failure", "training", "end", "signal")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is the run folder of a dsrun train or launch."""
+    return any((folder / name).is_file() for name in ("run.json", "events.jsonl", "recipe.json", ".lock"))
+
+
+def of_run(folder: Path) -> Verdict:
+    """The verdict over a run folder: the last failure of its event file, else what the last attempt's logs show.
+
+    A run that goes on has the cause "running", one that ended without writing an end "run_killed". Raises UsageError
+    where there is neither an event file nor a log.
+    """
+    events = read_records(folder / "events.jsonl")
+    logs = _last_logs(folder)
+    if not events and not logs:
+        raise UsageError(f"{folder} contains no logs yet", fix="give log files, or the --output of a dsrun train")
+    # A failure that training came after is over.
+    last = [event for event in events if event.get("kind") in _TELLING]
+    ending: Mapping[str, Any] = last[-1] if last else {}
+    ended_well = ending.get("kind") == "end" and not ending.get("exit_code")
+    verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
+    where = str(folder / "events.jsonl")
+    if running := _running(folder):
+        return _beside(causes()["running"], running, verdict, where)
+    recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") == "failure" else None
+    if ending.get("kind") == "failure" and verdict.cause.code == NONE:
+        recorded = recorded or causes()[UNKNOWN]
+    if ending.get("kind") == "signal" and verdict.cause.code in (NONE, UNKNOWN):
+        recorded = causes()["interrupted"]
+    if recorded is not None and recorded.code != NONE:
+        return _recorded(recorded, ending, verdict, where)
+    if verdict.cause.code == NONE and events and not ended_well and not RunFolder(folder).finished.exists():
+        return _beside(causes()["run_killed"], _killed(folder), verdict, where)
+    return verdict
+
+
+def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> Verdict:
+    """As `of_logs`; empty files, which ranks without output leave, show nothing."""
+    written = {name: path for name, path in logs.items() if path.stat().st_size}
+    return of_logs(written, exit_code=exit_code, own=True)
+
+
+def _running(folder: Path) -> str:
+    """Who runs there, in words; "" for no one."""
+    holder = is_in_use(folder)
+    if holder is not None:
+        return f"{holder} runs{_step(folder)}"
+    named = read_holder(folder / ".lock")
+    silent = _silent_s(folder)
+    if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
+        return f"{named} wrote to it {silent:.0f} s ago{_step(folder)}"
+    return ""
+
+
+def _silent_s(folder: Path) -> float | None:
+    """Seconds since the newest change to the run's files, None where there is none."""
+    files = [path for path in (*folder.glob("*.jsonl"), *folder.glob("logs/**/*.log")) if path.is_file()]
+    return max(time.time() - max(path.stat().st_mtime for path in files), 0.0) if files else None
+
+
+def _killed(folder: Path) -> str:
+    named = read_holder(folder / ".lock")
+    who = f" process {named.pid} on host {named.host} is gone;" if named.pid > 0 else ""
+    return f"no end is recorded{_step(folder)};{who} power, the cgroup's memory limit, or SIGKILL"
+
+
+def _step(folder: Path) -> str:
+    last = progress(folder / "metrics.jsonl")
+    return f", step {last.step} was logged at {last.time}" if last else ", no step was logged"
+
+
+def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict:
+    """`cause`, which the logs do not tell, in front of what they do."""
+    finding = Finding(level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=where)
+    others = [replace(each, level="info") if cause.level == "info" else each for each in verdict.findings]
+    return replace(
+        verdict, cause=cause, rank=None, where=where, evidence=message, likely=False, means=cause.means,
+        fix=cause.fix, findings=(finding, *others),
+    )  # fmt: skip
+
+
+def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
+    """What the supervisor saw itself, with the line of a log where one tells the same."""
+    same = verdict.cause.code == cause.code
+    rank = event.get("rank", verdict.rank)
+    message = str(event.get("message") or cause.title)
+    finding = Finding(
+        level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=events
+    )
+    # A guess from the logs is no news beside what was seen.
+    others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely else verdict.findings
+    return Verdict(
+        cause=cause,
+        rank=rank if isinstance(rank, int) else None,
+        where=verdict.where if same else events,
+        evidence=verdict.evidence if same else message,
+        means=cause.means,
+        fix=cause.fix,
+        findings=(finding, *others),
+        logs=verdict.logs,
+        lines=verdict.lines,
+    )
+
+
+def _last_logs(folder: Path) -> dict[str, Path]:
+    """The logs of the last attempt: its ranks', the launcher's, the scheduler's, and the logged figures."""
+    run = RunFolder(folder)
+    ranks = run.rank_logs()
+    last = max((attempt for _, attempt in ranks.values()), default=0)
+    found = sorted((path for path, (_, attempt) in ranks.items() if attempt == last), key=lambda path: ranks[path])
+    others = (path for path in sorted(run.logs.glob("*")) if path not in ranks)
+    launchers = [path for path in others if path.is_file() and _LOG.fullmatch(path.name)]
+    outside = [path for path in folder.glob("*") if path.is_file() and _LOG.fullmatch(path.name)]
+    for several in (launchers, [path for path in outside if path.name != "console.log"]):
+        found += sorted(several, key=lambda path: path.stat().st_mtime)[-1:]
+    figures = folder / "metrics.jsonl"
+    found += [figures] if figures.is_file() else []
+    return {str(path): path for path in found}
