@@ -113,13 +113,13 @@ def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosi
         return _by_signal(exit_code, log.first)
     killed = log.first is not None and log.first.exit_code < 0 and log.first.exit_code != _SIGTERM
 
-    def urgency(hit: Hit) -> tuple[int, bool, int]:
+    def urgency(hit: Hit) -> tuple[int, bool, int, bool]:
         weight = hit.sign.weight
         if killed and weight == UNKNOWN:
             # The others only lost the rank that a signal ended.
             weight = "consequence"
         other = weight == UNKNOWN and log.first is not None and rank_of(hit.text) != log.first.rank
-        return _ORDER.index(weight), other, hit.line
+        return _ORDER.index(weight), other, hit.line, not hit.sign.means
 
     by_cause: dict[str, list[Hit]] = {}
     for hit in sorted(hits, key=urgency):

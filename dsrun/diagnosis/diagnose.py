@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from dsrun.findings import Finding
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"
+_FLAG = re.compile(r"--[a-z-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +129,12 @@ def _finding(why: Diagnosis, name: str, *, own: bool, level: str = "") -> Findin
 
 
 def _fix(why: Diagnosis, *, own: bool) -> str:
-    """What helps; where another launcher wrote the log, first what helps there."""
+    """What helps; where another launcher wrote the log, in general, with the flags of dsrun beside it."""
     other = why.cause.other_fix if why.fix == why.cause.fix else ""
-    return f"{other}; with dsrun train: {why.fix}" if other and not own else why.fix
+    if own or not other:
+        return why.fix
+    flags = ", ".join(_FLAG.findall(why.fix))
+    return f"{other} (with dsrun train: {flags})" if flags else other
 
 
 def _where(name: str, why: Diagnosis) -> str:

@@ -84,7 +84,7 @@ def is_binary(begin: bytes) -> bool:
 
 def _unpacked(stream: IO[bytes], name: str, stack: ExitStack) -> Iterator[bytes]:
     begin = stream.read(16)
-    whole = _Again(begin, stream)
+    whole = io.BufferedReader(_Again(begin, stream))
     if begin.startswith(b"\x1f\x8b"):
         return _chunks(stack.enter_context(gzip.open(whole)))  # type: ignore[arg-type]
     if begin.startswith(b"BZh"):

@@ -27,7 +27,8 @@ class Sign:
 
     One of `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must match,
     `unless` must not, and `near` must be found in the line or a few kilobytes before it. A `lasting` sign counts
-    although the run ended well. `means` and `fix` replace the cause's where this sign tells more.
+    although the run ended well. Where `pattern` has groups named `more` and `than`, the first must be the greater number.
+    `means` and `fix` replace the cause's where this sign tells more.
     """
 
     has: tuple[str, ...]
@@ -46,6 +47,8 @@ class Sign:
             return None
         match = self._pattern.search(line)
         if not match or (self.unless and re.search(self.unless, line)):
+            return None
+        if "more" in match.groupdict() and int(match["more"]) <= int(match["than"]):
             return None
         if self.near and not re.search(self.near, line) and not re.search(self.near, before()):
             return None

@@ -16,7 +16,7 @@ import ahocorasick_rs
 
 from dsrun.diagnosis.notation import last_time, time_of
 from dsrun.diagnosis.rules import Cause, Sign, causes
-from dsrun.diagnosis.tracebacks import HEADER, exception_after, is_exception
+from dsrun.diagnosis.tracebacks import HEADER, end_of_traceback, is_exception
 
 # A line is looked at in a window around the word: progress bars make lines of megabytes.
 WINDOW = 4000
@@ -104,6 +104,7 @@ class Scan:
         self._counted = 0
         self._hits: dict[Sign, tuple[Hit, deque[Hit]]] = {}
         self._before = b""
+        self._ends: set[int] = set()
 
     @property
     def lines(self) -> int:
@@ -121,6 +122,7 @@ class Scan:
         limit = len(data) if limit is None else limit
         automaton, words = _automaton()
         self._counted = 0
+        self._ends.clear()
         returns = b"\r" in data
         tried: dict[int, int] = {}
         stepped = -1
@@ -171,19 +173,19 @@ class Scan:
             place = sign.place_in(line.text, before)
             if place is not None and not _quoted(data, line):
                 self._add(data, position, line, cause, sign, place)
-        if word in _EXCEPTION_WORDS and is_exception(line.text) and not _quoted(data, line):
+        bare = word in _EXCEPTION_WORDS and line.begin not in self._ends
+        if bare and is_exception(line.text) and not _quoted(data, line):
             self._exception(data, position, line)
         return line.end
 
     def _traceback(self, data: bytes, position: int) -> None:
-        place = exception_after(data, position)
-        if place:
-            text = data[place.begin : place.end].decode(errors="replace").strip("\0\r\n")
-            line = _Line(text, place.begin, place.end)
-            if place.cut:
-                self._add(data, position, line, causes()["unknown"], CUT_SIGN, 0)
-            else:
-                self._exception(data, position, line)
+        end = end_of_traceback(data, position)
+        self._ends.add(end.begin)
+        line = _Line(data[end.begin : end.end].decode(errors="replace").strip("\0\r\n"), end.begin, end.end)
+        if end.kind == "exception":
+            self._exception(data, position, line)
+        elif end.kind == "cut":
+            self._add(data, position, line, causes()["unknown"], CUT_SIGN, 0)
 
     def _exception(self, data: bytes, position: int, line: _Line) -> None:
         around = max(line.begin - WINDOW // 8, 0), line.end + WINDOW // 8

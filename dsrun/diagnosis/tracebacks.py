@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dsrun.diagnosis.notation import STAMP, without_prefix
 
@@ -33,38 +33,40 @@ def is_exception(line: str) -> bool:
     return bool(_BARE.match(without_prefix(line))) and not _REPEATED.search(line)
 
 
-class Place(NamedTuple):
-    """Begin and end of a line; `cut`: it is the last one of a traceback that has no end."""
+class End(NamedTuple):
+    """The line, from `begin` to `end`, in which a traceback ends.
+
+    `kind`: an exception; a frame, where the traceback is cut off; or no news, where the interpreter ignored the
+    exception, another one followed from it, or a launcher only repeats its workers'.
+    """
 
     begin: int
     end: int
-    cut: bool = False
+    kind: Literal["exception", "cut", "no news"]
 
 
-def exception_after(data: bytes, position: int) -> Place | None:
-    """Where in `data` the exception stands of the traceback whose header is at `position`.
-
-    The last line there is where the traceback is cut off. None where the interpreter ignored the exception, where
-    another one followed from it, and for a launcher's that only repeats its workers'.
-    """
+def end_of_traceback(data: bytes, position: int) -> End:
+    """Where in `data` the traceback ends whose header is at `position`."""
     begin = data.rfind(b"\n", 0, position) + 1
-    if _IGNORED in data[data.rfind(b"\n", 0, max(begin - 1, 0)) + 1 : begin]:
-        return None
     newline = data.find(b"\n", position)
-    after = newline + 1 if newline >= 0 else len(data)
+    stop = newline if newline >= 0 else len(data)
+    if quoted := _in_one_line(data, position, stop):
+        return quoted
+    after = min(stop + 1, len(data))
+    ignored = _IGNORED in data[data.rfind(b"\n", 0, max(begin - 1, 0)) + 1 : begin]
     prefix = _prefix_of_frames(data, data[begin:position], after)
     for match in _lines(prefix, rb"(\S[^\r\n]*)").finditer(data, after, after + AHEAD):
         line = match[1].decode(errors="replace")
         if _NAMED.match(line):
-            if _REPEATED.search(line) or _CHAINED.search(data, match.end(), match.end() + _NEXT):
-                return None
-            return Place(match.start(), match.end())
+            chained = _CHAINED.search(data, match.end(), match.end() + _NEXT // 10)
+            news = not (ignored or chained or _REPEATED.search(line))
+            return End(match.start(), match.end(), "exception" if news else "no news")
         if line.startswith(HEADER.decode()):
             break
     if after + AHEAD > len(data) > after:
-        end = len(data.rstrip())
-        return Place(data.rfind(b"\n", 0, end) + 1, end, cut=True)
-    return Place(begin, newline if newline >= 0 else len(data), cut=True)
+        stop = len(data.rstrip())
+        begin = data.rfind(b"\n", 0, stop) + 1
+    return End(begin, stop, "no news" if ignored else "cut")
 
 
 def _prefix_of_frames(data: bytes, header: bytes, after: int) -> bytes:
@@ -73,7 +75,20 @@ def _prefix_of_frames(data: bytes, header: bytes, after: int) -> bytes:
     if own:
         return header + own[1]
     frame = _lines(b"", rb"([^\r\n]*?)  File \"").search(data, after, after + _NEXT)
-    return frame[1] if frame else header
+    if frame:
+        return frame[1]
+    return header if header and data.find(b"\n" + header, after - 1, after + _NEXT) >= 0 else b""
+
+
+def _in_one_line(data: bytes, begin: int, end: int) -> End | None:
+    """The exception of a traceback that a logger has written into one line, as a JSON string."""
+    position = begin
+    while (position := data.find(b"\\n", position, end)) >= 0:
+        position += 2
+        stop = min((at for mark in (b"\\n", b'"') if (at := data.find(mark, position, end)) >= 0), default=end)
+        if _NAMED.match(data[position:stop].decode(errors="replace")):
+            return End(position, stop, "exception")
+    return None
 
 
 @lru_cache(maxsize=256)

@@ -1,13 +1,18 @@
 """The verdict over several logs, and over a run folder with its ledger."""
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsrun.diagnosis.diagnose import of_logs, of_run
+from dsrun.diagnosis.diagnose import of_logs
+from dsrun.diagnosis.reading import NotText
+from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
+from dsrun.runs.folder import RunFolder
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
 LOST = CORPUS / "nccl_network" / "gloo-peer-lost.txt"
@@ -112,7 +117,8 @@ def test_diagnose_ignores_failure_before_later_training(run: Path) -> None:
         event("training", step=4),
     )
     log(run, 0, 1, "step 5\n")
-    assert of_run(run).cause.code == "none"
+    with RunFolder(run).acquire():
+        assert of_run(run).cause.code == "running"
 
 
 def test_diagnose_nan_loss_in_metrics_of_finished_run(run: Path) -> None:
@@ -143,3 +149,129 @@ def test_diagnose_folder_without_logs_refused(tmp_path: Path) -> None:
     """A folder without logs is not taken for a run."""
     with pytest.raises(UsageError, match="contains no logs"):
         of_run(tmp_path)
+
+
+def test_run_whose_processes_were_killed_is_not_healthy(run: Path) -> None:
+    """A run without an end, whose process is gone, was killed; the step that it had logged is named."""
+    ledger(run, event("start"), event("training", step=0))
+    log(run, 0, 0, "step 5\n")
+    (run / "metrics.jsonl").write_text('{"time": "2026-11-21T04:48:00.123Z", "step": 5, "loss": 2.0}\n')
+    (run / ".lock").write_text(json.dumps({"pid": 2**22 - 1, "host": socket.gethostname(), "since": "?", "began": 1.0}))
+    verdict = of_run(run)
+    assert (verdict.cause.code, verdict.failed) == ("run_killed", True)
+    assert f"step 5 was logged at 2026-11-21T04:48:00.123Z; process {2**22 - 1}" in verdict.evidence
+
+
+def test_run_that_goes_on_is_running(run: Path) -> None:
+    """A run whose folder is locked is running; what its logs show stands beside."""
+    ledger(run, event("start"), event("training", step=0))
+    log(run, 0, 0, CRASH)
+    with RunFolder(run).acquire():
+        verdict = of_run(run)
+    assert (verdict.cause.code, verdict.failed) == ("running", False)
+    assert [found.code for found in verdict.findings] == ["running", "unknown"]
+
+
+def test_run_of_another_host_runs_while_it_writes(run: Path) -> None:
+    """A run of a host whose locks are not seen here is running if it has just written something."""
+    ledger(run, event("start"), event("training", step=0))
+    (run / ".lock").write_text(json.dumps({"pid": 12, "host": "elsewhere", "since": "?", "began": 1.0}))
+    assert of_run(run).cause.code == "running"
+    os.utime(run / "events.jsonl", (0, 0))
+    assert of_run(run).cause.code == "run_killed"
+
+
+def test_failure_without_known_cause_is_unknown(run: Path) -> None:
+    """A recorded failure is one although no rule and no log knows its cause."""
+    ledger(run, event("start"), event("failure", message="rank 0 ended with exit code 3"))
+    verdict = of_run(run)
+    assert (verdict.cause.code, verdict.evidence) == ("unknown", "rank 0 ended with exit code 3")
+
+
+def test_guess_of_logs_gives_way_to_recorded_cause(run: Path) -> None:
+    """What the supervisor saw is not contradicted by a guess."""
+    ledger(run, event("failure", cause="rank_killed", rank=1, message="rank 1 was killed (SIGKILL)"))
+    log(run, 0, 0, (CORPUS / "host_oom_killed" / "tr-kill.txt").read_text())
+    verdict = of_run(run)
+    assert verdict.cause.code == "rank_killed"
+    assert "host_oom_killed" not in [found.code for found in verdict.findings]
+
+
+def test_guess_is_called_likely() -> None:
+    """A guess is told apart from what is certain."""
+    verdict = of_logs({"a.log": CORPUS / "host_oom_killed" / "tr-kill.txt"})
+    assert (verdict.cause.code, verdict.likely) == ("host_oom_killed", True)
+    assert verdict.findings[0].message.startswith("host memory exhausted (likely): ")
+
+
+def test_exception_explains_killed_task_of_srun() -> None:
+    """Tasks that srun kills because another one failed are not out of memory."""
+    log = f"0: {{'loss': 1.0}}\n{CRASH}srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
+    verdict = of_logs({"slurm-7.out": log.encode()})
+    assert (verdict.cause.code, verdict.evidence) == ("unknown", "KeyError: 'labels'")
+
+
+def test_several_causes_of_one_log_are_all_shown() -> None:
+    """A merged log's other causes stand beside the first one."""
+    log = "[rank1]: OSError: [Errno 28] No space left on device\n[rank0]: torch.OutOfMemoryError: CUDA out of memory.\n"
+    verdict = of_logs({"a.log": log.encode()})
+    assert [(found.code, found.level) for found in verdict.findings] == [("disk_full", "error"), ("cuda_oom", "info")]
+
+
+def test_evidence_of_long_line_surrounds_match() -> None:
+    """Of a line of thousands of characters the place that matched is shown."""
+    line = "x" * 2000 + " RuntimeError: CUDA error: out of memory " + "y" * 2000
+    verdict = of_logs({"a.log": line.encode()})
+    assert "CUDA error: out of memory" in verdict.evidence
+    assert len(verdict.evidence) <= 302
+
+
+def test_flags_of_dsrun_for_logs_of_other_launchers() -> None:
+    """The advice for another launcher's log is general, with dsrun's flags beside it."""
+    oom = b"torch.OutOfMemoryError: CUDA out of memory. Tried\n"
+    assert of_logs({"a.log": oom}).fix.endswith(
+        "(with dsrun train: --micro-batch-size, --gradient-checkpointing, --zero)"
+    )
+    assert of_logs({"a.log": b"+ dsrun train --model t5\n" + oom}).fix.startswith("halve --micro-batch-size")
+
+
+def test_single_nan_with_finite_losses_after_it() -> None:
+    """Weights that give a finite loss again are not lost; the place is shown all the same."""
+    log = "{'loss': nan, 'grad_norm': 1.0}\n" + "{'loss': 2.0, 'grad_norm': 1.0}\n" * 9
+    verdict = of_logs({"a.log": log.encode()})
+    assert (verdict.cause.code, verdict.failed) == ("none", False)
+    assert [(found.code, found.level, found.where) for found in verdict.findings] == [("nan_loss", "warning", "a.log:1")]
+    zeros = "{'loss': nan}\n" + "{'loss': 0.0, 'learning_rate': 1e-5}\n" * 30
+    assert of_logs({"a.log": zeros.encode()}).cause.code == "nan_loss"
+
+
+def test_empty_logs_are_refused() -> None:
+    """Nothing can be said of an empty log; beside another one it does not matter."""
+    with pytest.raises(NotText, match=r"a\.log is empty"):
+        of_logs({"a.log": b""})
+    assert of_logs({"a.log": b"", "b.log": b"fine\n"}).lines == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rank"),
+    [({0: 7755, 1: 7753, 2: 7755}, 1), ({0: 9, 1: 9, 3: 9}, 2), ({0: 9, 1: 9}, None), ({4: 9}, None)],
+)
+def test_timeout_names_rank_that_is_behind(numbers: dict[int, int], rank: int | None) -> None:
+    """Of the ranks that wait the one that has issued fewer operations is behind, or the one that says nothing."""
+    logs = {
+        f"rank-{reporter}.attempt-0.log": (
+            f"[rank{reporter}]:[E1206 18:44:12.7 P.cpp:1664] [PG 1 Rank {reporter}] Exception (either an error or "
+            f"timeout) detected by watchdog at work: 7753, last enqueued NCCL work: {number}, last completed: 2.\n"
+        ).encode()
+        for reporter, number in numbers.items()
+    }
+    verdict = of_logs(logs)
+    assert (verdict.cause.code, verdict.rank) == ("nccl_timeout", rank)
+
+
+def test_more_processes_than_world_size_are_told() -> None:
+    """A store that counts more workers than the world size is told from one that waits for them."""
+    text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 3 (world_size=8, worker_count={})"
+    many, few = (of_logs({"a.log": text.format(count).encode()}) for count in (24, 4))
+    assert many.means.startswith("more processes came than the world size")
+    assert few.means.startswith("a node or rank never came")

@@ -33,7 +33,7 @@ def test_cause_rule_values_are_known() -> None:
         for sign in cause.signs:
             assert sign.weight in get_args(Weight), cause.code
             # A shorter word would stand in every line of a log.
-            assert len(sign.has) >= 3, cause.code
+            assert all(len(word) >= 3 for word in sign.has), cause.code
 
 
 def test_cause_title_meaning_and_fix_are_one_line_each() -> None:
