@@ -15,6 +15,7 @@ from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
 from dsrun.diagnosis.run import is_run, of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.findings import Finding
 
 STDIN = "-"
 
@@ -94,7 +95,7 @@ def _print(verdict: Verdict) -> None:
             ("meaning", verdict.means),
             ("fix", verdict.fix),
         ]
-        others: Sequence = verdict.findings[1:]
+        others: Sequence[Finding] = verdict.findings[1:]
     else:
         logs = f" of {len(verdict.logs)} logs" if len(verdict.logs) > 1 else ""
         lines = f"{verdict.lines:,} line{'' if verdict.lines == 1 else 's'}"

@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.notation import rank_of
 from dsrun.diagnosis.reading import read_log
-from dsrun.diagnosis.rules import Cause, Sign, Weight, cause_named, causes
+from dsrun.diagnosis.rules import Cause, Sign, Weight, cause_named
 from dsrun.diagnosis.scan import RETRIED_SIGN, Hit, Scan
 
 UNKNOWN = "unknown"

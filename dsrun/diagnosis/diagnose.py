@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import UNKNOWN, Diagnosis, ScannedLog, diagnoses, recovered, root, scan_log
+from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, recovered, root, scan_log
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import Cause, causes
-from dsrun.errors import UsageError
 from dsrun.findings import Finding
 from dsrun.runs.folder import RANK_LOG
 
@@ -74,21 +73,21 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, o
     name = root(found)
     if name is None:
         return Verdict(cause=causes()[NONE], findings=_over(scanned, own), logs=tuple(scanned), lines=lines)
-    why = _of_all(found, name)
+    first = _of_all(found, name)
     others: dict[str, Finding] = {}
     for log_name, several in found.items():
         for other in several:
-            if other.cause.code != why.cause.code and (other.weight != "exit" or log_name != name):
+            if other.cause.code != first.cause.code and (other.weight != "exit" or log_name != name):
                 others.setdefault(other.cause.code, _finding(other, log_name, own=own, level="info"))
     return Verdict(
-        cause=why.cause,
-        rank=why.rank,
-        where=_where(name, why),
-        evidence=why.evidence,
-        likely=why.weight == "guess",
-        means=why.means,
-        fix=_fix(why, own=own),
-        findings=(_finding(why, name, own=own), *others.values()),
+        cause=first.cause,
+        rank=first.rank,
+        where=_where(name, first),
+        evidence=first.evidence,
+        likely=first.weight == "guess",
+        means=first.means,
+        fix=_fix(first, own=own),
+        findings=(_finding(first, name, own=own), *others.values()),
         logs=tuple(scanned),
         lines=lines,
     )

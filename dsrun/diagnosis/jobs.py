@@ -10,9 +10,16 @@ from dsrun.diagnosis.reading import is_binary
 
 LOG = re.compile(r".*\.(log|out|err|txt|stdout|stderr)(\.(gz|bz2|xz|zst|zip))?|.*\.[oe]\d+(\.\d+)?|std(out|err)")
 # slurm-71233_4.out, train-71233.err, train.o71233
-_JOB = re.compile(r"(?:^slurm|[-_.%])[-_]?(\d{3,}(?:_\d+)?)\.(?:out|err|log|txt)|^slurm-(\d+(?:_\d+)?)\.|\.[oe](\d+(?:\.\d+)?)$")
+_JOB = re.compile(
+    r"(?:^slurm|[-_.%])[-_]?(\d{3,}(?:_\d+)?)\.(?:out|err|log|txt)|^slurm-(\d+(?:_\d+)?)\.|\.[oe](\d+(?:\.\d+)?)$"
+)
 # What tells one process of a run from the others.
-_PROCESS = re.compile(r"(?i)(?:^|[-_.])(?:(?:local[-_]?)?rank|node|task|worker|host|proc|gpu|pod|attempt)?[-_.]?\d+(?=[-_.]|$)")
+_PROCESS = re.compile(
+    r"(?i)(?:^|[-_.])(?:(?:local[-_]?)?rank|node|task|worker|host|proc|gpu|pod|attempt)?[-_.]?\d+(?=[-_.]|$)"
+)
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+# Names that tell streams apart, not runs.
+_STREAMS = ("", "std", "log", "stdout", "stderr", "out", "err")
 # Deeper than torch.distributed.run --log-dir goes: RUN/attempt_0/3/stderr.log.
 _DEPTH = 5
 
@@ -34,13 +41,18 @@ def by_job(paths: Iterable[Path], folder: Path) -> dict[str, list[Path]]:
     nothing else are of one run."""
     jobs: dict[str, list[Path]] = {}
     for path in paths:
-        inside = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
         job = job_of(path)
-        top = inside.parts[0] if len(inside.parts) > 1 and not _PROCESS.search(inside.parts[0]) else ""
-        name = f"job {job}" if job else top or _PROCESS.sub("", re.sub(r"\.(gz|bz2|xz|zst|zip)$", "", path.name))
-        stem = name if job or top else name.rpartition(".")[0].strip("-_.") or name
-        jobs.setdefault("logs" if stem in ("", "std", "log", "stdout", "stderr", "out", "err") else stem, []).append(path)
+        jobs.setdefault(f"job {job}" if job else _run_of(path.relative_to(folder)), []).append(path)
     return jobs
+
+
+def _run_of(path: Path) -> str:
+    """What the log is called without its rank: its sub-folder, or its stem."""
+    if len(path.parts) > 1 and not _PROCESS.search(path.parts[0]):
+        return path.parts[0]
+    name = path.stem if path.suffix in _PACKED else path.name
+    stem = _PROCESS.sub("", name).rpartition(".")[0].strip("-_.")
+    return "logs" if stem in _STREAMS else stem
 
 
 def _has_text(path: Path) -> bool:
@@ -49,4 +61,4 @@ def _has_text(path: Path) -> bool:
             begin = file.read(1 << 16)
     except OSError:
         return True  # reading it says why
-    return bool(begin) and (path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") or not is_binary(begin))
+    return bool(begin) and (path.suffix in _PACKED or not is_binary(begin))

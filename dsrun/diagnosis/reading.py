@@ -1,4 +1,4 @@
-"""Logs as bytes: plain or compressed, from a file or a pipe, in any encoding with a byte order mark; and what is none."""
+"""The bytes of logs: plain or compressed, from a file or a pipe, in UTF-8 or UTF-16; and what is not a log."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def is_binary(begin: bytes) -> bool:
     return len(sample) - len(sample.translate(None, _CONTROL)) > _BINARY * len(sample)
 
 
-def _unpacked(stream: IO[bytes], name: str, stack: ExitStack) -> Iterator[bytes]:
+def _unpacked(stream: IO[bytes] | io.BufferedIOBase, name: str, stack: ExitStack) -> Iterator[bytes]:
     begin = stream.read(16)
     whole = io.BufferedReader(_Again(begin, stream))
     if begin.startswith(b"\x1f\x8b"):
-        return _chunks(stack.enter_context(gzip.open(whole)))  # type: ignore[arg-type]
+        return _chunks(stack.enter_context(gzip.open(whole)))
     if begin.startswith(b"BZh"):
-        return _chunks(stack.enter_context(bz2.open(whole)))  # type: ignore[arg-type]
+        return _chunks(stack.enter_context(bz2.open(whole)))
     if begin.startswith(b"\xfd7zXZ\0"):
-        return _chunks(stack.enter_context(lzma.open(whole)))  # type: ignore[arg-type]
+        return _chunks(stack.enter_context(lzma.open(whole)))
     if begin.startswith(_ZSTD):
         return _chunks(_zstandard(name).ZstdDecompressor().stream_reader(whole, read_across_frames=True))
     if begin.startswith(_ZIP):
@@ -108,7 +108,7 @@ def _zstandard(name: str) -> Any:
 class _Again(io.RawIOBase):
     """A stream whose first bytes have been read already."""
 
-    def __init__(self, begin: bytes, stream: IO[bytes]) -> None:
+    def __init__(self, begin: bytes, stream: IO[bytes] | io.BufferedIOBase) -> None:
         self._begin, self._stream = begin, stream
 
     def readable(self) -> bool:

@@ -25,10 +25,10 @@ process failed."""
 class Sign:
     """One way in which a cause shows in a log, within one line.
 
-    One of `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must match,
-    `unless` must not, and `near` must be found in the line or a few kilobytes before it. A `lasting` sign counts
-    although the run ended well. Where `pattern` has groups named `more` and `than`, the first must be the greater number.
-    `means` and `fix` replace the cause's where this sign tells more.
+    One of `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must
+    match, `unless` must not, and `near` must be found in the line or a few kilobytes before it. A `lasting` sign counts
+    although the run ended well. Where `pattern` has groups named `more` and `than`, the first must be the greater
+    number. `means` and `fix` replace the cause's where this sign tells more.
     """
 
     has: tuple[str, ...]

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.diagnose import NONE, UNKNOWN, Verdict, of_logs
+from dsrun.diagnosis.classify import UNKNOWN
+from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
@@ -96,7 +97,7 @@ def _step(folder: Path) -> str:
 
 def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict:
     """`cause`, which the logs do not tell, in front of what they do."""
-    finding = Finding(level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=where)
+    finding = _finding(cause, message, where)
     others = [replace(each, level="info") if cause.level == "info" else each for each in verdict.findings]
     return replace(
         verdict, cause=cause, rank=None, where=where, evidence=message, likely=False, means=cause.means,
@@ -104,14 +105,15 @@ def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict
     )  # fmt: skip
 
 
+def _finding(cause: Cause, message: str, where: str) -> Finding:
+    return Finding(level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=where)
+
+
 def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
     same = verdict.cause.code == cause.code
     rank = event.get("rank", verdict.rank)
     message = str(event.get("message") or cause.title)
-    finding = Finding(
-        level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=events
-    )
     # A guess from the logs is no news beside what was seen.
     others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely else verdict.findings
     return Verdict(
@@ -121,7 +123,7 @@ def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: 
         evidence=verdict.evidence if same else message,
         means=cause.means,
         fix=cause.fix,
-        findings=(finding, *others),
+        findings=(_finding(cause, message, events), *others),
         logs=verdict.logs,
         lines=verdict.lines,
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Literal, NamedTuple
@@ -85,9 +84,12 @@ class Hit:
 
 
 class _Line(NamedTuple):
+    """A line of a piece, from `begin` to `end`; the word it was found by stands at `position` of the piece."""
+
     text: str
     begin: int
     end: int
+    position: int
 
 
 class Scan:
@@ -135,7 +137,7 @@ class Scan:
                     stepped = self._step(data, position + len(word), stepped)
             elif event == "sign":
                 if position >= tried.get(index, 0):
-                    tried[index] = self._match(data, position, word, _line(data, position, returns=returns))
+                    tried[index] = self._match(data, word, _line(data, position, returns=returns))
             elif event == "traceback":
                 self._traceback(data, position)
             elif event == "again":
@@ -166,38 +168,39 @@ class Scan:
             self.steps += 1
         return position
 
-    def _match(self, data: bytes, position: int, word: bytes, line: _Line) -> int:
-        """Every sign with `word`, tried on the line around `position`; the end of what was looked at."""
+    def _match(self, data: bytes, word: bytes, line: _Line) -> int:
+        """Every sign with `word`, tried on `line`; the end of what was looked at."""
         before = partial(_before, self._before, data, line.begin)
         for cause, sign in _signs().get(word, ()):
             place = sign.place_in(line.text, before)
             if place is not None and not _quoted(data, line):
-                self._add(data, position, line, cause, sign, place)
+                self._add(data, line, cause, sign, place)
         bare = word in _EXCEPTION_WORDS and line.begin not in self._ends
         if bare and is_exception(line.text) and not _quoted(data, line):
-            self._exception(data, position, line)
+            self._exception(data, line)
         return line.end
 
     def _traceback(self, data: bytes, position: int) -> None:
         end = end_of_traceback(data, position)
         self._ends.add(end.begin)
-        line = _Line(data[end.begin : end.end].decode(errors="replace").strip("\0\r\n"), end.begin, end.end)
+        text = data[end.begin : end.end].decode(errors="replace").strip("\0\r\n")
+        line = _Line(text, end.begin, end.end, position)
         if end.kind == "exception":
-            self._exception(data, position, line)
+            self._exception(data, line)
         elif end.kind == "cut":
-            self._add(data, position, line, causes()["unknown"], CUT_SIGN, 0)
+            self._add(data, line, causes()["unknown"], CUT_SIGN)
 
-    def _exception(self, data: bytes, position: int, line: _Line) -> None:
+    def _exception(self, data: bytes, line: _Line) -> None:
         around = max(line.begin - WINDOW // 8, 0), line.end + WINDOW // 8
         sign = RETRIED_SIGN if _RETRIED.search(data, *around) else EXCEPTION_SIGN
-        self._add(data, position, line, causes()["unknown"], sign, 0)
+        self._add(data, line, causes()["unknown"], sign)
 
-    def _add(self, data: bytes, position: int, line: _Line, cause: Cause, sign: Sign, place: int) -> None:
+    def _add(self, data: bytes, line: _Line, cause: Cause, sign: Sign, place: int = 0) -> None:
         known = self._hits.get(sign)
         last = known and (known[1][-1] if known[1] else known[0])
         if last and sign.lasting and (last.steps, last.attempts) == (self.steps, self.attempts):
             return  # of losses that stay NaN only the first one counts
-        self._count(data, min(line.begin, position))
+        self._count(data, min(line.begin, line.position))
         number = self._line + data.count(b"\n", self._counted, line.begin)
         if last and last.line == number:
             return
@@ -239,15 +242,13 @@ def _line(data: bytes, position: int, *, returns: bool) -> _Line:
         begin = max(begin, data.rfind(b"\r", begin, position) + 1)
         end = data.find(b"\r", position, stop)
         stop = stop if end < 0 else end
-    return _Line(data[begin:stop].decode(errors="replace").strip("\0\n"), begin, stop)
+    return _Line(data[begin:stop].decode(errors="replace").strip("\0\n"), begin, stop, position)
 
 
 def _quoted(data: bytes, line: _Line) -> bool:
     """Whether a line is the source that a traceback quotes."""
     before = data.rfind(b"\n", max(line.begin - WINDOW, 0), max(line.begin - 1, 0)) + 1
-    return bool(
-        _SOURCE.match(line.text) or (_INDENTED.match(line.text) and _FRAME.search(data, before, line.begin))
-    )
+    return bool(_SOURCE.match(line.text) or (_INDENTED.match(line.text) and _FRAME.search(data, before, line.begin)))
 
 
 def _before(earlier: bytes, data: bytes, end: int) -> str:

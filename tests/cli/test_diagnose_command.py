@@ -29,7 +29,7 @@ def test_diagnose_failed_run_exits_3_with_line_and_fix(dsrun: Dsrun) -> None:
 
 def test_diagnose_healthy_log_exits_0(dsrun: Dsrun) -> None:
     done = dsrun("diagnose", str(CORPUS / "none" / "warnings.txt"))
-    assert (done.returncode, done.stdout) == (0, "none: the log shows no failure\n")
+    assert (done.returncode, done.stdout) == (0, "none: no known sign of failure in 13 lines\n")
 
 
 def test_diagnose_json_findings(dsrun: Dsrun) -> None:
@@ -43,7 +43,7 @@ def test_diagnose_json_findings(dsrun: Dsrun) -> None:
 
 
 def test_diagnose_json_of_healthy_run(dsrun: Dsrun) -> None:
-    done = dsrun("diagnose", "--format", "json", str(CORPUS / "none" / "empty.txt"))
+    done = dsrun("diagnose", "--format", "json", str(CORPUS / "none" / "finished.txt"))
     output = json.loads(done.stdout)
     assert done.returncode == 0
     assert (output["cause"], output["rank"], output["findings"]) == ("none", None, [])
@@ -83,9 +83,55 @@ def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
             [".", "a.log"],
             "error: . is a folder, and other logs are given (name one run, or only files)\n",
         ),
-        ([], "error: Missing argument 'LOG...|RUN|-'.\n"),
+        ([], "error: Missing argument 'LOG...|FOLDER|-'.\n"),
     ],
 )
 def test_diagnose_usage_errors_are_one_line(dsrun: Dsrun, args: list[str], message: str) -> None:
     done = dsrun("diagnose", *args)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_diagnose_folder_with_logs_of_several_jobs(dsrun: Dsrun, here: Path) -> None:
+    """Each job of a folder has its verdict; the logs of one job's ranks have one together."""
+    logs = here / "logs"
+    (logs / "ranks").mkdir(parents=True)
+    (logs / "slurm-71.out").write_text("OSError: [Errno 28] No space left on device\n")
+    (logs / "slurm-72.out").write_text("{'train_runtime': 12.0}\n")
+    (logs / "slurm-72.err").write_text("all is well\n")
+    (logs / "ranks" / "rank_0.log").write_text("RuntimeError: Connection reset by peer\n")
+    (logs / "ranks" / "rank_1.log").write_text("ValueError: odd\n")
+    (logs / "model.bin.log").write_bytes(b"\x7fELF" + bytes(100))
+    done = dsrun("diagnose", "logs")
+    assert done.returncode == 3
+    jobs = {block.splitlines()[0]: block.splitlines()[1] for block in done.stdout.split("\n\n")}
+    assert jobs == {
+        "ranks": "cause    unknown: not known to dsrun",
+        "job 71": "cause    disk_full: no space left",
+        "job 72": "none: no known sign of failure in 2 lines of 2 logs",
+    }
+    found = json.loads(dsrun("diagnose", "--format", "json", "logs/slurm-71.out", "logs/slurm-72.out").stdout)
+    assert {name: verdict["cause"] for name, verdict in found["jobs"].items()} == {
+        "job 71": "disk_full",
+        "job 72": "none",
+    }
+
+
+def test_diagnose_folder_of_run_folders(dsrun: Dsrun, here: Path) -> None:
+    """A folder of run folders: each run has its verdict."""
+    for name, text in (("a", "OSError: [Errno 28] No space left on device\n"), ("b", "a line\n")):
+        (here / "runs" / name / "logs").mkdir(parents=True)
+        (here / "runs" / name / "run.json").write_text("{}")
+        (here / "runs" / name / "logs" / "rank-0.attempt-0.log").write_text(text)
+    found = json.loads(dsrun("diagnose", "--format", "json", "runs").stdout)
+    assert {name: verdict["cause"] for name, verdict in found["jobs"].items()} == {
+        "runs/a": "disk_full",
+        "runs/b": "none",
+    }
+
+
+def test_diagnose_binary_or_empty_file_is_usage_error(dsrun: Dsrun, here: Path) -> None:
+    (here / "a").write_bytes(b"\x7fELF" + bytes(100))
+    (here / "b").write_bytes(b"")
+    for name, message in (("a", "a is not text (give a log)"), ("b", "b is empty")):
+        done = dsrun("diagnose", name)
+        assert (done.returncode, done.stderr) == (2, f"error: {message}\n")

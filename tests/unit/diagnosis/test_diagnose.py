@@ -206,7 +206,8 @@ def test_guess_is_called_likely() -> None:
 
 def test_exception_explains_killed_task_of_srun() -> None:
     """Tasks that srun kills because another one failed are not out of memory."""
-    log = f"0: {{'loss': 1.0}}\n{CRASH}srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
+    srun = "srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
+    log = f"0: {{'loss': 1.0}}\n{CRASH}{srun}"
     verdict = of_logs({"slurm-7.out": log.encode()})
     assert (verdict.cause.code, verdict.evidence) == ("unknown", "KeyError: 'labels'")
 
@@ -240,7 +241,9 @@ def test_single_nan_with_finite_losses_after_it() -> None:
     log = "{'loss': nan, 'grad_norm': 1.0}\n" + "{'loss': 2.0, 'grad_norm': 1.0}\n" * 9
     verdict = of_logs({"a.log": log.encode()})
     assert (verdict.cause.code, verdict.failed) == ("none", False)
-    assert [(found.code, found.level, found.where) for found in verdict.findings] == [("nan_loss", "warning", "a.log:1")]
+    assert [(found.code, found.level, found.where) for found in verdict.findings] == [
+        ("nan_loss", "warning", "a.log:1")
+    ]
     zeros = "{'loss': nan}\n" + "{'loss': 0.0, 'learning_rate': 1e-5}\n" * 30
     assert of_logs({"a.log": zeros.encode()}).cause.code == "nan_loss"
 
@@ -271,7 +274,7 @@ def test_timeout_names_rank_that_is_behind(numbers: dict[int, int], rank: int | 
 
 def test_more_processes_than_world_size_are_told() -> None:
     """A store that counts more workers than the world size is told from one that waits for them."""
-    text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 3 (world_size=8, worker_count={})"
+    text = "RuntimeError: Timed out in store based barrier on rank: 3 (world_size=8, worker_count={})"
     many, few = (of_logs({"a.log": text.format(count).encode()}) for count in (24, 4))
     assert many.means.startswith("more processes came than the world size")
     assert few.means.startswith("a node or rank never came")
