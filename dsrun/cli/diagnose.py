@@ -13,7 +13,7 @@ from dsrun.cli.output import print_json
 from dsrun.diagnosis.diagnose import Verdict, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
-from dsrun.diagnosis.run import is_run, of_run
+from dsrun.diagnosis.run import is_run, of_run, runs_below
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 
@@ -60,7 +60,7 @@ def _verdicts(logs: tuple[str, ...]) -> dict[str, Verdict]:
 
 
 def _of_folder(folder: Path) -> dict[str, Verdict]:
-    runs = sorted({path.parent for path in folder.glob("*/run.json")})
+    runs = runs_below(folder)
     paths = logs_below(folder)
     if is_run(folder) or (not runs and paths and all(path.parent == folder / "logs" for path in paths)):
         return {str(folder): of_run(folder)}

@@ -30,6 +30,11 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("run.json", "events.jsonl", "recipe.json", ".lock"))
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """The run folders in `folder` and in its sub-folders."""
+    return sorted(path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_dir() and is_run(path))
+
+
 def of_run(folder: Path) -> Verdict:
     """The verdict over a run folder: the last failure of its event file, else what the last attempt's logs show.
 
@@ -111,7 +116,7 @@ def _finding(cause: Cause, message: str, where: str) -> Finding:
 
 def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
-    same = verdict.cause.code == cause.code
+    same = verdict.cause.code == cause.code or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
     rank = event.get("rank", verdict.rank)
     message = str(event.get("message") or cause.title)
     # A guess from the logs is no news beside what was seen.

@@ -120,7 +120,7 @@ def test_diagnose_folder_of_run_folders(dsrun: Dsrun, here: Path) -> None:
     """A folder of run folders: each run has its verdict."""
     for name, text in (("a", "OSError: [Errno 28] No space left on device\n"), ("b", "a line\n")):
         (here / "runs" / name / "logs").mkdir(parents=True)
-        (here / "runs" / name / "run.json").write_text("{}")
+        (here / "runs" / name / ("run.json" if name == "a" else ".lock")).write_text("{}")
         (here / "runs" / name / "logs" / "rank-0.attempt-0.log").write_text(text)
     found = json.loads(dsrun("diagnose", "--format", "json", "runs").stdout)
     assert {name: verdict["cause"] for name, verdict in found["jobs"].items()} == {

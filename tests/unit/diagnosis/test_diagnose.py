@@ -100,6 +100,15 @@ def test_diagnose_shows_log_line_of_recorded_cause(run: Path) -> None:
     assert (verdict.cause.code, verdict.where) == ("cuda_oom", f"{path}:8")
 
 
+def test_repeated_crash_shows_its_exception(run: Path) -> None:
+    """The same crash twice is shown with the exception that the log has."""
+    ledger(run, event("failure", cause="deterministic_crash", rank=1, message="rank 1 ended with exit code 1"))
+    path = log(run, 1, 0, CRASH)
+    verdict = of_run(run)
+    assert (verdict.cause.code, verdict.where) == ("deterministic_crash", f"{path}:2")
+    assert verdict.evidence == "KeyError: 'labels'"
+
+
 def test_diagnose_restarted_and_finished_run_is_healthy(run: Path) -> None:
     """A run that was restarted and ended well is healthy."""
     ledger(run, event("failure", cause="rank_killed"), event("restart"), event("end", exit_code=0))
