@@ -11,7 +11,7 @@ import click
 
 from dsrun.checkpoints import Contents, Entry, contents, entries, find
 from dsrun.cli.options import Group, format_option
-from dsrun.cli.output import print_fields, print_json, print_table
+from dsrun.cli.output import print_fields, print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
@@ -110,9 +110,9 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def _print_findings(path: Path, findings: Sequence[Finding]) -> None:
     if not findings:
-        click.echo(f"{path}: intact")
+        print_line(f"{path}: intact")
     for finding in findings:
-        click.echo(f"{finding.where}: {finding.message.partition(': ')[2]}")
+        print_line(f"{finding.where}: {finding.message.partition(': ')[2]}")
 
 
 def _lines(found: Contents) -> list[tuple[str, str]]:

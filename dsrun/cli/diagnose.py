@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_json
+from dsrun.cli.output import print_json, print_line
 from dsrun.diagnosis.diagnose import Verdict, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
@@ -79,7 +79,9 @@ def _of_folder(folder: Path) -> dict[str, Verdict]:
 def _print_all(verdicts: Mapping[str, Verdict]) -> None:
     for place, (name, verdict) in enumerate(verdicts.items()):
         if len(verdicts) > 1:
-            click.echo(("\n" if place else "") + name)
+            if place:
+                print_line()
+            print_line(name)
         _print(verdict)
 
 
@@ -104,4 +106,4 @@ def _print(verdict: Verdict) -> None:
     rows += [("also", f"{found.code}, {found.where}: {found.message}") for found in others]
     for name, value in rows:
         if value:
-            click.echo(f"{name:<8} {value}")
+            print_line(f"{name:<8} {value}")

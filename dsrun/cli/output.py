@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from dsrun.errors import UsageError
+from dsrun.system.display import masked, printable
 from dsrun.system.files import replacing
 
 FORMAT_VERSION = 1
@@ -61,7 +62,7 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
     """Print rows of cells with aligned columns."""
-    rows = list(rows)
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -71,7 +72,7 @@ def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:
     """Print "name: value" lines, values aligned at column `width`; an empty value prints nothing."""
     for name, value in fields:
         if value:
-            click.echo(f"{name + ':':<{width}}{value}")
+            print_line(f"{name + ':':<{width}}{value}")
 
 
 def print_json(content: dict[str, Any]) -> None:
@@ -94,7 +95,17 @@ def _as_json(value: Any) -> Any:
 def command_lines(argv: Sequence[str], changes: Mapping[str, str | None], folder: Path | None = None) -> list[str]:
     """The changes of the environment (None: unset), a change into `folder`, and a command, ready for a shell."""
     lines = [f"unset {k}" if v is None else f"export {k}={shlex.quote(v)}" for k, v in sorted(changes.items())]
-    return [*lines, *([] if folder is None else [f"cd {shlex.quote(str(folder))}"]), shlex.join(argv)]
+    return [*lines, *([] if folder is None else [f"cd {shlex.quote(str(folder))}"]), command_line(argv)]
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """A command for a shell, without its access tokens."""
+    return shlex.join(masked(argv))
+
+
+def print_line(text: str = "") -> None:
+    """Print a line on stdout in which foreign text may stand."""
+    click.echo(printable(text))
 
 
 def print_error(message: str) -> None:
@@ -110,7 +121,7 @@ def print_note(message: str) -> None:
 def print_detail(line: str) -> None:
     """Print a line on stderr that belongs to the one before."""
     with ignore_closed_stream(2):
-        click.echo(line, err=True)
+        click.echo(printable(line, keep="\t\n"), err=True)
 
 
 @contextmanager
@@ -127,4 +138,4 @@ def _line(kind: str, message: str, colour: str) -> None:
     # click leaves NO_COLOR (no-color.org) to the program.
     plain = bool(os.environ.get("NO_COLOR"))
     with ignore_closed_stream(2):
-        click.secho(f"{kind}: {message}", fg=colour, err=True, color=False if plain else None)
+        click.secho(f"{kind}: {printable(message)}", fg=colour, err=True, color=False if plain else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import textwrap
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dsrun.cli.options import Command
-from dsrun.cli.output import print_note, print_table
+from dsrun.cli.output import command_line, print_note, print_table
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
@@ -126,7 +125,7 @@ def prepare_command(args: list[str]) -> int:
     elif recipe.spec.dry_run:
         from dsrun.cli.launch.node import without_dry_run
 
-        click.echo(shlex.join(without_dry_run(argv)))
+        click.echo(command_line(without_dry_run(argv)))
     else:
         require_training_packages()
         os.execv(sys.executable, argv)

@@ -12,7 +12,7 @@ from typing import Literal
 import click
 
 from dsrun.cli.options import Command, Group, format_option
-from dsrun.cli.output import print_json, print_table
+from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gres import cluster_gpus
@@ -103,7 +103,7 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
         print_json({**facts, "nodes": reports, "findings": done.findings})
         return
     for line in report_lines(done, reports):
-        click.echo(line)
+        print_line(line)
 
 
 # Without invoke_without_command, click prints the help as an error of ten lines.
@@ -160,4 +160,4 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
         print_table(rows(reports))
         click.echo()
     for line in finding_lines([*(each for report in reports for each in report.findings), *findings], name):
-        click.echo(line)
+        print_line(line)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from dsrun.options import by_group, value_kind
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.display import MASK
 
 Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 
@@ -28,7 +29,6 @@ RENAMED = {"debug": "trainer_debug"}
 JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config"})
 # Never shown, never written to a run folder.
 SECRETS = frozenset({"token", "hub_token"})
-HIDDEN = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def shown(name: str, owner: str = "hf") -> str:
 def shown_value(name: str, value: Any) -> str:
     """A value as a message or `--explain` shows it: secrets hidden, booleans and lists as they are typed."""
     if name in SECRETS and value is not None:
-        return HIDDEN
+        return MASK
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

@@ -12,7 +12,6 @@ from dsrun.recipe.flags import (
     CHOSEN,
     DISPLACES,
     FIXED,
-    HIDDEN,
     SECRETS,
     all_flags,
     by_spelling,
@@ -24,6 +23,7 @@ from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate
 from dsrun.recipe.removed import translate
+from dsrun.system.display import MASK
 
 
 def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
@@ -81,7 +81,7 @@ def _both(first: ParsedValue, second: ParsedValue) -> ParsedValue:
         return replace(second, value=[*first.value, *second.value])
     if first.value != second.value and first.spelling != second.spelling:
         hidden = first.name in SECRETS
-        one, other = (f"{each.where} {HIDDEN}" if hidden else str(each) for each in (first, second))
+        one, other = (f"{each.where} {MASK}" if hidden else str(each) for each in (first, second))
         raise UsageError(f"{one} and {other} contradict each other", fix="they are one flag; give it once")
     return second
 
@@ -151,6 +151,6 @@ def explain(recipe: Recipe) -> list[tuple[str, Any, str]]:
     rows = []
     for name in (*own_flags(), *given, *rest):
         value = recipe.value(name) if recipe.given(name) else FIXED.get(name, CHOSEN.get(name, recipe.value(name)))
-        shown = HIDDEN if name in SECRETS and value is not None else value
+        shown = MASK if name in SECRETS and value is not None else value
         rows.append((name, shown, recipe.sources.get(name, DEFAULT)))
     return rows

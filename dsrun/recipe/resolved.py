@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import HIDDEN, SECRETS, all_flags, own_flags, shown_value
+from dsrun.recipe.flags import SECRETS, all_flags, own_flags, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_json_atomic
 from dsrun.system import variables
+from dsrun.system.display import MASK, masked
 
 VERSION = 1
 
@@ -64,9 +65,9 @@ def without_secrets(recipe: Recipe) -> Recipe:
     """The recipe with its access tokens removed, from `argv`, too."""
     secrets = {str(recipe.value(name)) for name in SECRETS if recipe.given(name)} - {"True", "None"}
     spec: dict[str, Any] = dict.fromkeys(SECRETS & own_flags().keys())
-    argv = list(recipe.argv)
+    argv = masked(recipe.argv)
     for secret in secrets:
-        argv = [word.replace(secret, HIDDEN) for word in argv]
+        argv = [word.replace(secret, MASK) for word in argv]
     return replace(
         recipe,
         spec=replace(recipe.spec, **spec),

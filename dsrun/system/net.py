@@ -150,6 +150,20 @@ def _resolve(host: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
 
 
+def own_address(host: str) -> str | None:
+    """The one address of this machine that `host` names; None where it names several or another machine's.
+
+    The loopback counts only if nothing but that was named: this machine's own name often is 127.0.1.1 here, and its
+    address in the network elsewhere.
+    """
+    named = _resolve(host)
+    if host == "localhost" or (host in named and ipaddress.ip_address(host).is_loopback):
+        return named[0] if named else "127.0.0.1"
+    own = {address for entries in addresses().values() for address in entries}
+    found = [address for address in named if address in own and not ipaddress.ip_address(address).is_loopback]
+    return found[0] if len(found) == 1 else None
+
+
 def address_towards(host: str) -> str | None:
     """The address of this machine that packets to `host` leave from; None when there is no way. Sends nothing."""
     try:

@@ -21,6 +21,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from dsrun.system.display import printable
+
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -61,6 +63,7 @@ class Console:
     def print(self, text: str = "", *, style: str | None = None) -> None:
         if self._silent:
             return
+        text = printable(text, keep="\t\n")
         self._rich.print(escape(text), style=style)
         if self._transcript:
             self._transcript.write(text + "\n")

@@ -128,6 +128,8 @@ def test_killed_rank_on_one_node_restarts_all_nodes(place):
     assert not place.left()
     [failure] = place.events("failure")
     assert (failure["cause"], failure["rank"]) == ("rank_killed", 1)
+    # By hand and without a secret, anyone could have been node 1.
+    assert re.search(r"whoever reaches that port can join .*\n +export DSRUN_SECRET=[0-9a-f]{32}\n", place.said(1))
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,7 @@ from typing import Literal
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_error, print_json, print_note, write_output
+from dsrun.cli.output import print_error, print_json, print_line, print_note, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gpus import require_gpu
@@ -114,12 +114,12 @@ def _print(file: str, findings: list[Finding]) -> None:
     colour = False if os.environ.get("NO_COLOR") else None
     for each in findings:
         click.secho(each.level, fg=COLOURS[each.level], nl=False, color=colour)
-        click.echo(f" {each.where}: {each.message} [{each.code}]")
+        print_line(f" {each.where}: {each.message} [{each.code}]")
         if each.fix:
-            click.echo(f"    {each.fix}")
+            print_line(f"    {each.fix}")
     counts = Counter[str](each.level for each in findings)
     parts = [f"{counts[level]} {noun}{'s' * (counts[level] > 1)}" for level, noun in NOUNS.items() if counts[level]]
-    click.echo(f"{file}: {', '.join(parts) or 'no findings'}")
+    print_line(f"{file}: {', '.join(parts) or 'no findings'}")
 
 
 @click.command(cls=Command, name="upgrade")

@@ -93,7 +93,10 @@ class Work:
 
 def checked_recipe(args: list[str]) -> Recipe:
     """The resolved flags. Raises UsageError for invalid settings and for files that do not exist or cannot be read."""
-    recipe = resolve(args, Path.cwd())
+    tokens = json.loads(os.environ.get(variables.TOKENS) or "{}")
+    recipe = resolve([*args, *(f"--{name}={value}" for name, value in tokens.items())], Path.cwd())
+    if tokens:
+        recipe = replace(recipe, argv=tuple(args))
     if not recipe.spec.explain:
         for notice in recipe.notices:
             print_note(notice)

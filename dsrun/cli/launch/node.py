@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from dsrun.runs.folder import RunFolder, refuse_unfit
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import iter_records
 from dsrun.system import variables
+from dsrun.system.display import printable
 from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 
@@ -44,6 +46,9 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
     work.require()
     if place.node == 0 and place.own_terminal:
         print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
+        if not os.environ.get(variables.SECRET):
+            print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
+            print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}")
     joining = rendezvous(
         place,
         signals,
@@ -167,7 +172,7 @@ def notifier(folder: RunFolder) -> Callable[[str], None]:
 
 def _append_to_console(line: str, folder: RunFolder) -> None:
     with suppress(OSError), folder.console.open("a", encoding="utf-8") as log:
-        log.write(line + "\n")
+        log.write(printable(line) + "\n")
 
 
 def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLauncher) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.launch.job import LaunchOptions
-from dsrun.cli.output import print_error, print_note
+from dsrun.cli.launch.job import LaunchOptions, parse_program
+from dsrun.cli.output import command_line, print_error, print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import Host, excluded, included, parse_hostfile
 from dsrun.launch.context import DEFAULT_PORT
@@ -24,6 +23,7 @@ from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
 from dsrun.system import variables
+from dsrun.system.display import split_secrets
 from dsrun.system.env import expand_counts
 from dsrun.system.net import behind_alias, is_this_machine
 
@@ -69,7 +69,8 @@ def _remote_supervisors(
             f"{options.hostfile}: {hosts[0].name} is a different machine for each of them",
             fix="write the name by which the others reach it, or add --master-addr",
         )
-    secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16)}
+    program, tokens = _without_tokens(program)
+    secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16), **tokens}
     environ = forwarded_variables(os.environ, _environment_files()) | secret
     port = options.master_port or DEFAULT_PORT
     names = ("nodes", "node_rank", "master_addr", "master_port", "nproc") if len(hosts) > 1 else ("nproc",)
@@ -84,6 +85,14 @@ def _remote_supervisors(
         )
         remotes.append(RemoteSupervisor(name=host.name, argv=argv, first_line=first_line({**environ, **gpus})))
     return remotes
+
+
+def _without_tokens(program: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command of dsrun's own training without its access tokens, and the variable that has them instead."""
+    if not parse_program(program).trains:
+        return program, {}
+    kept, tokens = split_secrets(program)
+    return tuple(kept), {variables.TOKENS: json.dumps(tokens)} if tokens else {}
 
 
 def _is_loopback(address: str) -> bool:
@@ -106,7 +115,7 @@ def _dry_run(options: LaunchOptions, hosts: tuple[Host, ...], remotes: list[Remo
     names: set[str] = set()
     for remote in remotes:
         names |= set(json.loads(remote.first_line)["env"])
-        click.echo(shlex.join(remote.argv))
+        click.echo(command_line(remote.argv))
     print_note(f"sent over stdin: {', '.join(sorted(names))}")
     return 0
 
@@ -114,14 +123,15 @@ def _dry_run(options: LaunchOptions, hosts: tuple[Host, ...], remotes: list[Remo
 def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -> int:
     """Replace this process by an srun that starts one supervisor on each of the allocation's nodes."""
     own = options.argv("master_addr", "master_port", "nproc")
+    program, tokens = _without_tokens(program)
     argv = [*_srun(nodes, os.environ), *SELF, *own, "--", *program]
     if not options.dry_run:
         if shutil.which("srun") is None:
             raise MissingError("inside a SLURM job, but srun is not installed", fix="--nodes 1 for this machine alone")
         secret = os.environ.get(variables.SECRET) or secrets.token_hex(16)
-        os.execvpe("srun", argv, {**os.environ, variables.SECRET: secret})
+        os.execvpe("srun", argv, {**os.environ, variables.SECRET: secret, **tokens})
     print_note(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
-    click.echo(shlex.join(argv))
+    click.echo(command_line(argv))
     return 0
 
 

@@ -19,6 +19,7 @@ from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
 from dsrun.system import slurm
+from dsrun.system.display import printable
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
@@ -68,7 +69,7 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
         return follow(
             job_id,
             notify=lambda line: click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True),
-            show=lambda line: click.echo(line, err=log_to_stderr),
+            show=lambda line: click.echo(printable(line), err=log_to_stderr),
         )
     except KeyboardInterrupt:
         print_note(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,11 +30,10 @@ from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, missing, notices
 from dsrun.slurm.render.spec import OptionValue, make_spec, run_file_value
+from dsrun.system.display import MASK, masked
 
 RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
-# The shapes of the Hub's, OpenAI's and GitHub's tokens. A W&B key looks like a git commit.
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +111,11 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
 
 
 def _refuse_tokens(args: Sequence[str]) -> None:
-    for arg in args:
-        if _TOKEN.search(arg):
+    for before, arg, shown in zip(("", *args), args, masked(args), strict=False):
+        if arg != shown:
+            what = f"{before} has a value that" if shown == MASK and before.startswith("-") else f"{arg[:6]}…"
             raise UsageError(
-                f"{arg[:6]}… looks like a token, and everybody can read a job's script",
+                f"{what} looks like a token, and everybody can read a job's script",
                 fix="put it into a variable and name the variable with --env",
             )
 

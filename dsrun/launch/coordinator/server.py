@@ -27,9 +27,12 @@ from dsrun.launch.coordinator.messages import (
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
 from dsrun.launch.supervisor.policy import Decision
 from dsrun.runs.stop_request import StopRequest
+from dsrun.system.display import printable
 
 STRAGGLER_TIMEOUT_S = 60.0
 """Seconds in which a node must end its attempt after another node failed."""
+# A host name of the DNS is no longer (RFC 1035).
+_LONGEST_NAME = 253
 _SILENT = "stopped answering"
 _DISCONNECTED = "disconnected: its supervisor or the machine died"
 
@@ -244,7 +247,7 @@ class CoordinatorServer(Coordinator, EventLoop):
             self.post(connection, {"refused": why})
             self.dismiss(connection)
             return
-        node, host = int(message["node"]), str(message.get("host"))
+        node, host = int(message["node"]), printable(str(message.get("host")))[:_LONGEST_NAME]
         if node in self._peers:
             self._drop_peer(node, _SILENT)
         welcome = hmac_digest(self._key, "leader", message.get("challenge"))

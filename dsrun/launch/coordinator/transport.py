@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.system.net import plain_address
+from dsrun.system.net import own_address, plain_address
 
 Message = dict[str, Any]
 
@@ -231,16 +231,17 @@ def allow_open_files(count: int) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on `port` of all addresses, or of the loopback only if `host` is a loopback address.
+    """A listening socket on `port` of the address that the other nodes have for this machine as `host`.
 
-    Raises UsageError if the port is in use.
+    Of all addresses where that is not one: the name is that of a gateway, or of several networks. Raises UsageError if
+    the port is in use.
     """
-    loopback = host in ("localhost", "::1") or host.startswith("127.")
+    address = own_address(host)
     try:
-        if not loopback and socket.has_dualstack_ipv6():
+        if address is None and socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host if loopback else "", port), family=family, backlog=1024)
+        family = socket.AF_INET6 if address and ":" in address else socket.AF_INET
+        return socket.create_server((address or "", port), family=family, backlog=1024)
     except OSError as error:
         raise UsageError(
             f"port {port}, which the supervisors of the nodes use, is not available: {error.strerror}",

@@ -14,12 +14,11 @@ from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of, value_kind
 from dsrun.slurm.render.notation import MAX_NUMBER, check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
+from dsrun.system.display import SECRET_VARIABLE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_LEAD_S = 65535
 _KEY = re.compile(r"[a-z][a-z0-9-]+")
-# HF_TOKEN, but neither TOKENIZERS_PARALLELISM nor MAX_TOKENS.
-SECRET = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
 _INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
 # What bash keeps to itself, and what the script or SLURM sets for every job.
@@ -140,7 +139,7 @@ def _environment(spec: SlurmSpec) -> Iterator[Problem]:
             yield "env", f"{name!r} is not a variable's name", ""
         if name in _SCRIPT_VARIABLES or (equals and _RESERVED_VARIABLES.fullmatch(name)):
             yield "env", f"{name} is set by bash, by SLURM or by the script", ""
-        if equals and SECRET.search(name):
+        if equals and SECRET_VARIABLE.search(name):
             fix = f"export it where you call sbatch, and write --env {name}"
             yield "env", f"{name} looks like a secret, and everybody can read a job's script", fix
         shell_quote(value)  # refuses what no variable can hold

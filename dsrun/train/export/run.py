@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
+from dsrun.system.display import printable
 from dsrun.system.host import disk_free
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
@@ -65,9 +66,9 @@ def main(argv: list[str]) -> int:
     disable_progress_bar()
     request = Request.from_json(argv[0])
     try:
-        export(request, notify=lambda line: print(f"note: {line}", file=sys.stderr))
+        export(request, notify=lambda line: print(f"note: {printable(line)}", file=sys.stderr))
     except DsrunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     os.write(product, f"{request.to}\n".encode())
     return 0

@@ -11,13 +11,16 @@ from contextlib import suppress
 
 import pytest
 
+from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import RendezvousError, Stopped, shared_key
-from dsrun.launch.coordinator.transport import listen
+from dsrun.launch.coordinator.transport import hmac_digest, listen
 from dsrun.runs.stop_request import StopRequest
+from dsrun.system import net
 from tests.ports import free_ports
+from tests.unit.launch.local_cluster import KEY
 
 
 def test_rendezvous_nodes_may_come_before_node_0(cluster):
@@ -203,6 +206,32 @@ def test_listen_on_all_addresses_takes_ipv4_and_ipv6():
     with listen("some-host", port := free_ports()):
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port)).close()
+
+
+def test_listen_only_on_address_of_master(monkeypatch):
+    """A name with one address of this machine is listened to there, and nowhere else."""
+    monkeypatch.setattr(net, "_resolve", lambda host: ["127.0.1.1", "127.0.0.2"])
+    monkeypatch.setattr(net, "addresses", lambda: {"lo": ["127.0.0.1"], "eth0": ["127.0.0.2"]})
+    monkeypatch.setattr(net.ipaddress.IPv4Address, "is_loopback", property(lambda own: str(own) != "127.0.0.2"))
+    with listen("node-0", port := free_ports()):
+        socket.create_connection(("127.0.0.2", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def test_host_name_of_peer_is_made_printable(cluster):
+    """A peer's name that holds line breaks and escape sequences reaches messages as visible escapes."""
+    cluster.leader(3)
+    connection = socket.create_connection((cluster.host, cluster.port))
+    with connection, connection.makefile("rw") as stream:
+        challenge = json.loads(stream.readline())["challenge"]
+        proof = hmac_digest(KEY, "follower", challenge, 1, 3)
+        own = {"node": 1, "nodes": 3, "host": "x\nerror: \x1b]0;y\x07", "version": __version__, "challenge": "c"}
+        stream.write(json.dumps({**own, "proof": proof}) + "\n")
+        stream.flush()
+        assert "welcome" in json.loads(stream.readline())
+        with pytest.raises(UsageError, match=r"x\\nerror: \\x1b\]0;y\\x07 is node 1 already"):
+            cluster.follower(1, 3)
 
 
 def test_master_port_in_use_is_usage_error(cluster):

@@ -1,0 +1,96 @@
+"""Text as it may be shown: no control characters of foreign text, no access tokens of a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+
+MASK = "***"
+
+# C0 and C1 control characters and DEL; marks that turn the direction of text, so that it reads as something else.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+
+# HF_TOKEN, but neither TOKENIZERS_PARALLELISM nor MAX_TOKENS.
+SECRET_VARIABLE = re.compile(r"TOKEN(?![A-Z])|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
+# --token and --hub_token, but not --pad-token or --max-new-tokens.
+_SECRET_FLAG = re.compile(
+    r"-*((.*_)?(hub|hf|access|auth|api|bearer|wandb|comet|github|session)_)?token|.*(secret|passw|credential|api_?key).*",
+    re.IGNORECASE,
+)
+# Tokens of the Hugging Face Hub, GitHub, GitLab, OpenAI and others, wherever they stand.
+_TOKENS = re.compile(r"\b(hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
+
+
+def printable(text: str, *, keep: str = "\t") -> str:
+    """`text` for a terminal: colours are left out, and all other control characters but `keep` become visible escapes.
+
+    For what a file, a log or another machine says, which could otherwise move the cursor, set the title, write to the
+    clipboard, or pretend to be further lines.
+    """
+    plain = _COLOURS.sub("", text).encode("utf-8", "backslashreplace").decode("utf-8")  # halves of surrogate pairs
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), plain)
+
+
+def _escaped(character: str) -> str:
+    known = {"\n": r"\n", "\r": r"\r"}
+    code = ord(character)
+    return known.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def masked(words: Iterable[str]) -> list[str]:
+    """A command for messages and files: values of flags and variables for access tokens, and what reads as a token, are
+    `***`."""
+    return list(_masked(words))
+
+
+def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """A command without its flags for access tokens, and their values by name, with underscores."""
+    kept: list[str] = []
+    found: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if not is_secret_flag(flag):
+            kept.append(word)
+        elif value := value if equals else next(rest, ""):
+            found[flag.lstrip("-").replace("-", "_")] = value
+    return kept, found
+
+
+def _masked(words: Iterable[str]) -> Iterator[str]:
+    hidden = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        assignment = _ASSIGNMENT.fullmatch(word)
+        if hidden and not word.startswith("--"):
+            yield MASK
+            hidden = False
+            continue
+        hidden = is_secret_flag(flag) and not equals
+        if " " in word and (inner := _masked_line(word)):
+            yield inner
+        elif equals and (is_secret_flag(flag) or (assignment and SECRET_VARIABLE.search(assignment[1]))):
+            yield f"{flag}={MASK}"
+        else:
+            yield _TOKENS.sub(MASK, word)
+
+
+def _masked_line(line: str) -> str:
+    """A word that is a command itself, as the last one of an ssh command is; "" where it holds nothing to hide."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return ""
+    hidden = masked(words) if len(words) > 1 else words
+    for word, shown in zip(words, hidden, strict=True):
+        if word != shown:
+            line = line.replace(shlex.quote(word), shown)
+    return line if hidden != words else ""
+
+
+def is_secret_flag(word: str) -> bool:
+    """Whether `word` is a flag that takes an access token, a password or a key."""
+    return word.startswith("-") and bool(_SECRET_FLAG.fullmatch(word.replace("-", "_").strip("_")))

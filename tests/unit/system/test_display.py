@@ -1,0 +1,59 @@
+"""Foreign text reaches a terminal without control characters, commands without their access tokens."""
+
+import pytest
+
+from dsrun.system.display import is_secret_flag, masked, printable, split_secrets
+
+TOKEN = "hf_canaryCANARY0123456789"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain: ä, 漢字, \t tab", "plain: ä, 漢字, \t tab"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]52;c;aGVsbG8=\x07", r"\x1b]52;c;aGVsbG8=\x07"),
+        ("\x1b]0;title\x1b\\", r"\x1b]0;title\x1b" + "\\"),
+        ("\x9b2J", r"\x9b2J"),
+        ("a\nerror: b\r", r"a\nerror: b\r"),
+        ("\u202egpj.exe", r"\u202egpj.exe"),
+        ("\udcff", r"\udcff"),
+    ],
+)
+def test_printable_escapes_control_characters(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_printable_keeps_line_breaks_where_told() -> None:
+    assert printable("a\nb\x07", keep="\n") == "a\nb\\x07"
+
+
+@pytest.mark.parametrize(
+    "flag", ["--token", "--hub_token", "--hub-token", "--push_to_hub_token", "--wandb-api-key", "--password", "-token"]
+)
+def test_flags_for_access_tokens(flag: str) -> None:
+    assert is_secret_flag(flag)
+    assert masked(["a", flag, TOKEN, "--x"]) == ["a", flag, "***", "--x"]
+    assert masked([f"{flag}={TOKEN}"]) == [f"{flag}=***"]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--pad-token", "--eos_token", "--max_new_tokens", "--tokenizer", "--special_tokens", "token", "--key"]
+)
+def test_flags_for_tokens_of_a_vocabulary(flag: str) -> None:
+    assert not is_secret_flag(flag)
+    assert masked([flag, "</s>"]) == [flag, "</s>"]
+
+
+def test_masked_variables_values_and_inner_commands() -> None:
+    """Assignments, what reads as a token anywhere, and the command inside an ssh command are masked, too."""
+    assert masked(["HF_TOKEN=x", "TOKENIZERS_PARALLELISM=false"]) == ["HF_TOKEN=***", "TOKENIZERS_PARALLELISM=false"]
+    assert masked([f"url={TOKEN}@hub"]) == ["url=***@hub"]
+    assert masked(["ssh", "n1", "cd /x && python a.py --hub_token secret"]) == [
+        "ssh", "n1", "cd /x && python a.py --hub_token ***",
+    ]  # fmt: skip
+
+
+def test_split_secrets_of_command() -> None:
+    words = ["dsrun", "train", "--token", "a", "--model", "m", "--hub-token=b"]
+    assert split_secrets(words) == (["dsrun", "train", "--model", "m"], {"token": "a", "hub_token": "b"})
