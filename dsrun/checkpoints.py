@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify, within
+from dsrun.system.files import parse_json
 
 State = Literal["complete", "damaged", "saving", "foreign"]
 
@@ -138,7 +138,7 @@ def _measured(path: Path) -> tuple[int, str]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -186,7 +186,7 @@ def header(file: Path) -> dict[str, Any]:
             length = int.from_bytes(stream.read(8), "little")
             if length > _LONGEST_HEADER:
                 raise ValueError
-            content = json.loads(stream.read(length))
+            content = parse_json(stream.read(length))
         content.pop("__metadata__", None)
         return {
             str(name): {"dtype": str(facts["dtype"]), "shape": [int(size) for size in facts["shape"]]}

@@ -58,6 +58,8 @@ def of_run(folder: Path) -> Verdict:
         recorded = recorded or causes()[UNKNOWN]
     if ending.get("kind") == "signal" and verdict.cause.code in (NONE, UNKNOWN):
         recorded = causes()["interrupted"]
+    if recorded is not None and recorded.code == UNKNOWN and verdict.cause.code not in (NONE, UNKNOWN):
+        return verdict  # the supervisor looks at the end of a log only
     if recorded is not None and recorded.code != NONE:
         return _recorded(recorded, ending, verdict, where)
     if verdict.cause.code == NONE and events and not ended_well and not RunFolder(folder).finished.exists():

@@ -21,9 +21,10 @@ from dsrun.system.host import own_programs_first
 HEAD = ("--module", "-m", "--no-python")
 
 
-def run_arguments(job: Job, *, attempt: int, port: int) -> list[str]:
+def run_arguments(job: Job, *, attempt: int, port: int, logs: Path | None = None) -> list[str]:
     """The words for torch.distributed.run: one attempt of `job` on this machine, with the rendezvous at `port`.
 
+    `logs` is a folder for what it writes itself, by default one in TMPDIR that stays there when it is killed.
     Restarting is the supervisor's business. Each attempt has a rendezvous of its own name, so that a rank left over
     from an earlier one, on a node that was cut off, meets no other.
     """
@@ -38,6 +39,7 @@ def run_arguments(job: Job, *, attempt: int, port: int) -> list[str]:
         f"--rdzv-id=attempt-{attempt}",
         "--max-restarts=0",
         "--monitor-interval=0.1",
+        *(() if logs is None else (f"--log-dir={logs}",)),
         *head,
         "--",
         # torchrun substitutes in what follows the interpreter, which without one is the program's own words only.

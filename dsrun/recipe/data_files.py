@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dsrun.errors import UsageError
+from dsrun.system.files import parse_json
 
 FORMATS: Final = {
     ".json": "json",
@@ -209,7 +210,7 @@ def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
 
 def _parse_error(text: str) -> json.JSONDecodeError | None:
     try:
-        json.loads(text)
+        parse_json(text)
     except json.JSONDecodeError as error:
         return error
     return None

@@ -17,6 +17,7 @@ from typing import Self
 from dsrun.errors import UsageError
 from dsrun.runs.records import utc_now
 from dsrun.system import host, proc
+from dsrun.system.files import parse_json
 from dsrun.system.host import nearest_existing
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -102,7 +103,7 @@ def in_use(run: Path, holder: Holder) -> UsageError:
 def read_holder(path: Path) -> Holder:
     """The holder that the lock file names, with question marks while it is empty."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         return Holder(
             pid=int(found["pid"]), host=str(found["host"]), since=str(found["since"]), began=found.get("began")
         )

@@ -85,7 +85,8 @@ class _Span:
 def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """The ledger of a run from its events.jsonl, in the file's order.
 
-    Events without a time or of an unknown kind are passed over, and a clock that goes back stands still. Where an
+    Events without a time or of an unknown kind are passed over. Between two events of one machine its uptime counts,
+    whatever its clock was set to; else a clock that goes back stands still. Where an
     attempt ended without an event (killed together with its supervisor), the time from its last event to the next start
     counts as idle; while an attempt trains, it writes an event at least every minute or so.
     """
@@ -101,11 +102,14 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
     spans: list[_Span] = []
     before: Mapping[str, Any] = {}
     use: Use = "idle"
-    step = saved = now = 0
+    step = saved = now = shift = 0
     waits = _waits(events)
     for event in events:
         kind = event.get("kind")
-        at = max(now, _time(event) or 0)
+        wall = _time(event) or 0
+        up = _uptime_between(before, event)
+        at = max(now, wall + shift) if up is None else now + up
+        shift = at - wall if up is not None else shift
         reached = _step(event)
         if before:
             spans += _between(before, event, use, _Span(use, at - now, step, reached), waits)
@@ -123,6 +127,15 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         for span in spans:
             span.lose(saved)
     return spans
+
+
+def _uptime_between(before: Mapping[str, Any], event: Mapping[str, Any]) -> int | None:
+    """Milliseconds between two events by the uptime of the machine that wrote both; None where there is none."""
+    one, other = before.get("uptime"), event.get("uptime")
+    same = event.get("boot") and all(before.get(name) == event.get(name) for name in ("host", "boot"))
+    if not same or not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
+        return None
+    return max(0, round(1000 * (other - one)))
 
 
 def _between(

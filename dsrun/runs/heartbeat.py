@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from dsrun.system import variables
+from dsrun.system.files import parse_json
 
 Phase = Literal[
     "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending"
@@ -99,6 +100,6 @@ def read_beats(folder: Path) -> dict[int, Beat]:
     beats = {}
     for file in folder.glob("rank-*"):
         with suppress(OSError, ValueError, TypeError):
-            beat = Beat(**json.loads(file.read_bytes()))
+            beat = Beat(**parse_json(file.read_bytes()))
             beats[beat.rank] = beat
     return dict(sorted(beats.items()))

@@ -14,6 +14,7 @@ from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, sync_file, utc_now, write_json_atomic
 from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
+from dsrun.system.files import parse_json
 from dsrun.system.host import cores
 
 _CHUNK = 8 << 20
@@ -127,7 +128,7 @@ def write_manifest(
 def read_manifest(checkpoint: Path) -> Manifest | None:
     """The manifest of `checkpoint`; None when it is missing, cannot be read, or differs from its own checksum."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         if manifest.get("crc32", _own_sum(manifest)) != _own_sum(manifest):
             return None
         files: dict[str, ManifestFile] = {

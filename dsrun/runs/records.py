@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from dsrun.runs.schema import EventKind
 from dsrun.system import host
-from dsrun.system.files import replacing
+from dsrun.system.files import parse_json, replacing
 
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -77,7 +77,8 @@ class EventLog(Appender):
 
     def write(self, kind: EventKind, **details: Any) -> dict[str, Any]:
         """Append an event of `kind`; the keys of `details` are those of `schema.Event`."""
-        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **details})
+        clock = {"boot": host.boot_id(), "uptime": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)}
+        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **details})
 
 
 def plain(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +212,7 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
 def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError):
-            record = json.loads(line)
+            record = parse_json(line)
             if isinstance(record, dict):
                 yield record
 

@@ -43,6 +43,8 @@ class Event(Stamped):
     kind: EventKind
     pid: int
     host: str
+    boot: NotRequired[str]
+    uptime: NotRequired[float]
     step: NotRequired[int]
     path: NotRequired[str]
     seconds: NotRequired[float]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from dsrun.runs.records import utc_now
-from dsrun.system.files import replacing
+from dsrun.system.files import parse_json, replacing
 
 UNKNOWN_SIGNAL = "a signal"
 """For a stop file without content: a full disk, or a program that only touched it."""
@@ -73,7 +73,7 @@ def read_stop_file(file: Path) -> StopRequest | None:
     except OSError:
         return None
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return StopRequest(text or UNKNOWN_SIGNAL)
     return StopRequest.from_dict(found)

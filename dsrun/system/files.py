@@ -1,13 +1,15 @@
-"""Writing and exchanging files atomically: a reader sees the old one or the new one, never half of either."""
+"""Writing and exchanging files atomically, so that a reader sees the old one or the new one; reading foreign JSON."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -38,3 +40,14 @@ def exchange(one: Path, other: Path) -> bool:
         return False
     result: int = library.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
     return result == 0
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text that may be damaged or hostile.
+
+    Raises ValueError if it is not JSON, json.JSONDecodeError also where it is nested more deeply than Python can read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None

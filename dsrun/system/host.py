@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,6 +38,12 @@ VERSIONED = (
 def hostname() -> str:
     """This machine's name, as SLURM and logs know it."""
     return socket.gethostname()
+
+
+@cache
+def boot_id() -> str:
+    """A short name for the time since this machine started; "" where the kernel has none."""
+    return _text(ROOT / "proc/sys/kernel/random/boot_id")[:8]
 
 
 def cpu_flags(root: Path = ROOT) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,12 +10,14 @@ from typing import Any
 
 from dsrun.demo.build import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS
+from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.records import write_json_atomic
+from dsrun.system.files import parse_json
 from dsrun.system.host import cpu_bf16
 from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
@@ -33,7 +34,6 @@ NO_FALLBACK = MemoryFallback()
 
 BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
 T5_PREFIX = "translate English to Romanian: "
-REMEDY_FILE = "remedy.json"
 SKIP_FILE = "skip-steps.json"
 MOST_SKIPPED_STEPS = 10
 
@@ -167,16 +167,10 @@ def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:
 
 
 def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
-    """The remedy in force for a start in `run`. Raises UsageError for a file that is not the supervisor's."""
+    """The remedy in force for a start in `run`; none where the file is damaged, which the supervisor notes."""
     if recipe.spec.resume == "never" or not recipe.spec.remedy:
         return MemoryFallback()
-    try:
-        found = json.loads((run / REMEDY_FILE).read_text())
-    except FileNotFoundError:
-        return MemoryFallback()
-    except ValueError:
-        found = {}
-    return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
+    return stored_fallback(run) or MemoryFallback()
 
 
 def with_fallback(recipe: Recipe, remedy: MemoryFallback) -> Recipe:
@@ -212,7 +206,7 @@ def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
     if recipe.spec.resume == "never":
         return frozenset()
     try:
-        return frozenset(map(int, json.loads((run / SKIP_FILE).read_text())["steps"]))
+        return frozenset(map(int, parse_json((run / SKIP_FILE).read_text())["steps"]))
     except (OSError, ValueError, KeyError, TypeError):
         return frozenset()
 

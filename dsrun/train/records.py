@@ -93,7 +93,7 @@ class RunRecords:
     def failure(self, error: BaseException, *, step: int | None, cause: str | None) -> None:
         """Where no supervisor does, which knows which rank failed first."""
         message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
-        known = {"step": step, "cause": cause}
+        known = {"step": step, "cause": cause or "unknown"}
         self.event("failure", message=message, **{name: value for name, value in known.items() if value is not None})
 
     def interrupted(self, step: int, request: StopRequest) -> None:

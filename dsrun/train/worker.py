@@ -6,9 +6,12 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,18 @@ from dsrun.train.rank_context import (
 )
 
 
+def keep_temporary_files_with_run(environ: Mapping[str, str]) -> None:
+    """Have multiprocessing keep its sockets in the supervisor's folder: its pymp-* in TMPDIR outlives a killed rank."""
+    folder = environ.get(variables.FAILURES)
+    if folder is None:
+        return
+    for name in ("multiprocessing", "multiprocess"):  # the latter is what datasets uses
+        # What util.get_temp_dir looks at first; there is no public name for it.
+        with suppress(ImportError, AttributeError, OSError):
+            process = import_module(f"{name}.process").current_process()
+            process._config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=Path(folder).parent)
+
+
 def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     show_stacks_in(None)
@@ -50,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
         _console(0).print(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
+    keep_temporary_files_with_run(os.environ)
     context = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
     console = _console(rank)
     log: Path | None = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.files import replacing
+from dsrun.system.files import parse_json, replacing
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.environment import Request
@@ -70,7 +70,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """WHEEL.json of `folder`; None when it is missing, unreadable or of another version."""
     try:
-        found = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+        found = parse_json((folder / RECORD_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.get("version") != VERSION:

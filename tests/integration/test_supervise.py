@@ -212,9 +212,10 @@ def test_sigint_ends_run_without_restart(supervised):
     assert not run.events("restart")
 
 
-def test_killed_supervisor_leaves_no_orphan_processes(supervised):
-    """The orphan reaper, itself replaced when killed, ends everything that a killed supervisor leaves behind."""
-    run = supervised(FOR_EVER, "--deaf")
+def test_killed_supervisor_leaves_no_orphan_processes(supervised, tmp_path):
+    """The orphan reaper, itself replaced when killed, ends all that a killed supervisor leaves behind; its files, too."""
+    (temporary := tmp_path / "temporary").mkdir()
+    run = supervised(FOR_EVER, "--deaf", env={"TMPDIR": str(temporary)})
     scratch, _ = (Path(run.wait_for("begin", rank=rank)[0]["scratch"]) for rank in (0, 1))
     (first,) = run.guards()
     os.kill(first, signal.SIGKILL)
@@ -224,6 +225,7 @@ def test_killed_supervisor_leaves_no_orphan_processes(supervised):
     run.process.kill()
     assert not left_of(family, GONE_S)
     assert not scratch.exists()
+    assert not list(temporary.glob("torchelastic_*"))
 
 
 def test_repeated_crash_ends_restarts(supervised):

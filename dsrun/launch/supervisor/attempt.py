@@ -104,7 +104,7 @@ class Attempt:
             variables.RANKS: str(self._folder / "ranks"),
             variables.ATTEMPT: str(self.number),
         }
-        arguments = run_arguments(self.job, attempt=self.number, port=port)
+        arguments = run_arguments(self.job, attempt=self.number, port=port, logs=self._folder / "agent")
         agent = starter.start(arguments, {**env, **own}, ranks=self.job.topology.workers)
         try:
             code = self._watch_until_end(agent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +20,19 @@ from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, write_json_atomic
 from dsrun.runs.schema import EventKind
+from dsrun.system.files import parse_json
 
 REMEDY_FILE = "remedy.json"
+
+
+def stored_fallback(run: Path) -> MemoryFallback | None:
+    """What remedy.json in the folder of a run says, nothing where there is no such file; None where it is damaged."""
+    try:
+        return MemoryFallback.from_dict(parse_json((run / REMEDY_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return MemoryFallback()
+    except (OSError, ValueError):
+        return None
 
 
 class RunEventWriter:
@@ -31,6 +41,7 @@ class RunEventWriter:
     def __init__(self, folder: RunFolder, notify: Callable[[str], None]) -> None:
         self._folder = folder
         self._notify = notify
+        self._noted = False
 
     def newest_checkpoint(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where the file server fails."""
@@ -46,21 +57,19 @@ class RunEventWriter:
         return saved_global_batch(self._folder, RESUME_AUTO[0] if again and resume == RESUME_NEVER else resume, again)
 
     def remedy(self) -> MemoryFallback:
-        """What remedy.json says. UsageError where it is not dsrun's."""
-        try:
-            found = json.loads((self._folder.path / REMEDY_FILE).read_text())
-        except FileNotFoundError:
-            return MemoryFallback()
-        except ValueError:
-            found = {}
-        return MemoryFallback.from_dict(found if isinstance(found, dict) else {})
+        """What remedy.json says; none where it is damaged, which is noted once."""
+        found = stored_fallback(self._folder.path)
+        if found is None and not self._noted:
+            self._noted = True
+            self._notify(f"{self._folder.path / REMEDY_FILE} is damaged; the run begins with its own memory settings")
+        return found or MemoryFallback()
 
     def failed(self, failure: Failure, decision: Decision, *, attempt: int) -> None:
         """On the first node: print and record what failed and what is done about it."""
         remedy = decision.remedy if decision.remedy != self.remedy() else None
         self._event(
             "failure",
-            cause=decision.cause or failure.cause or None,
+            cause=decision.cause or failure.cause or "unknown",
             rank=failure.rank,
             exit_code=failure.exit_code,
             step=failure.step,

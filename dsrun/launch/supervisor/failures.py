@@ -19,6 +19,7 @@ from typing import Any
 from dsrun.errors import EXIT_TOOL_FAILED
 from dsrun.launch.supervisor.policy import CONFIGURATION, Failure
 from dsrun.launch.supervisor.watchdog import Hang
+from dsrun.system.files import parse_json
 
 INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
@@ -227,7 +228,7 @@ def _exception_line(text: str) -> str:
 
 def _read_json(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text())
+        found = parse_json(file.read_text())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from dsrun.diagnosis.rules import UNKNOWN, Cause, cause_named
-from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE, UsageError
+from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
 
 Offload = Literal["none", "cpu"]
 
@@ -61,14 +61,14 @@ class MemoryFallback:
     offload: Offload = "none"
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Self:
-        """The remedy of a remedy.json. Raises UsageError where the file is of another make."""
+    def from_dict(cls, found: Any) -> Self:
+        """The remedy of a remedy.json. Raises ValueError where the content is not one."""
         match found:
             case {"version": 1, "halvings": int(times), "recompute": bool(again), "offload": "none" | "cpu" as to} if (
                 times >= 0
             ):
                 return cls(halvings=times, recompute=again, offload=to)
-        raise UsageError("remedy.json is not what this dsrun writes", fix="delete it, or use --resume never")
+        raise ValueError("not what this dsrun writes")
 
     def as_dict(self) -> dict[str, Any]:
         """The content of remedy.json."""

@@ -26,6 +26,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.commit import CONVERTED
 from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
+from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
 from dsrun.train.checkpoint import plain
 from dsrun.train.checkpoint.layout import Layout, Source, layout_of, write_schedule, write_universal
@@ -195,7 +196,7 @@ def fingerprint(checkpoint: Path) -> str:
 
 def _note(folder: Path) -> Any:
     try:
-        return json.loads((folder / NOTE).read_text())
+        return parse_json((folder / NOTE).read_text())
     except (OSError, ValueError):
         return None
 

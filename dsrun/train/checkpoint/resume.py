@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import time
@@ -18,6 +17,7 @@ from dsrun.runs.attempts import RESUME_AUTO, bears
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
+from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
@@ -205,7 +205,7 @@ def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:
 
 def _step(checkpoint: Path) -> int | None:
     try:
-        return int(json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"])
+        return int(parse_json((checkpoint / STATE_FILE).read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         number = checkpoint.name.rpartition("-")[2]
         return int(number) if number.isdigit() else None
@@ -247,4 +247,4 @@ def _appears(path: Path) -> bool:
 def _model_type(checkpoint: Path) -> str | None:
     """The architecture of the weights; None for a checkpoint of adapters, which has no config."""
     config = checkpoint / CONFIG_FILE
-    return json.loads(config.read_text()).get("model_type") if config.is_file() else None
+    return parse_json(config.read_text()).get("model_type") if config.is_file() else None

@@ -15,6 +15,7 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_size, read_manifest, shared_out, within
 from dsrun.runs.schema import Manifest
+from dsrun.system.files import parse_json
 from dsrun.system.host import versions
 from dsrun.train.data.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
@@ -65,7 +66,7 @@ def check_foreign(path: Path, *, trust: bool) -> None:
         refuse_untrusted(path)
     for file in (path / STATE_FILE, path / CONFIG_FILE):
         try:
-            json.loads(file.read_text(encoding="utf-8") if file.exists() else "{}")
+            parse_json(file.read_text(encoding="utf-8") if file.exists() else "{}")
         except ValueError as error:
             raise UsageError(f"{path}: {file.name} is damaged", fix="choose another checkpoint") from error
     latest = path / "latest"

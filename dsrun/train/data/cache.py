@@ -28,6 +28,7 @@ from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
 from dsrun.runs.records import sync_file
+from dsrun.system.files import parse_json
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.request import Counts
@@ -113,7 +114,7 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
 
 def _read(folder: Path, since: float) -> Meta | None:
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = parse_json((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
     return meta if meta["finished"] >= since else None
@@ -172,7 +173,7 @@ def read_ledger(ledger: Path) -> Counts:
     text = ledger.read_text(encoding="utf-8")
     # A line that is being written has no end yet.
     for line in text[: text.rfind("\n") + 1].splitlines():
-        counts.add(json.loads(line))
+        counts.add(parse_json(line))
     return counts
 
 

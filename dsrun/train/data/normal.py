@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.system.files import parse_json
 from dsrun.train.data.layouts import Layout
 
 # Prepared rows hold int32.
@@ -81,7 +82,7 @@ def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
     value = row.get("tools")
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else None
+            value = parse_json(value) if value.strip() else None
         except json.JSONDecodeError as error:
             raise UsageError(f"{where}: column 'tools' is not JSON ({error.msg})") from error
     if value is None:
@@ -121,7 +122,7 @@ def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
     """One conversation in the form that chat templates take; [] for none."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except json.JSONDecodeError as error:
             raise UsageError(f"{where}: a conversation must be a list of messages, not a text") from error
     if value is None:

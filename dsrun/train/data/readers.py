@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError
 from dsrun.recipe.data_files import HEAD, check_data_file, data_format, is_gzip, json_error
+from dsrun.system.files import parse_json
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
@@ -112,7 +113,7 @@ def _is_json_lines(path: Path) -> bool:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except json.JSONDecodeError:
             return False
         return isinstance(value, dict) and _rows_within(value) is None
@@ -125,7 +126,7 @@ def _json_lines(path: Path, start: Mark) -> MarkedRows:
             continue
         where = f"{path}, line {mark.number}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except json.JSONDecodeError as error:
             raise UsageError(f"{where}: not JSON ({error.msg})") from error
         if not isinstance(row, dict):
@@ -141,7 +142,7 @@ def _json_document(path: Path, start: Mark) -> MarkedRows:
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not UTF-8 text") from error
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         # The file may have been meant as JSON lines; then the line that is broken counts.
         line, reason = json_error(text[:HEAD], len(text) <= HEAD) or (error.lineno, error.msg)

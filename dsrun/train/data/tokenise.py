@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.system.files import parse_json
 from dsrun.train.data.layouts import Layout
 from dsrun.train.data.normal import normalise
 from dsrun.train.data.request import Counts
@@ -182,8 +183,8 @@ class RowEncoder:
         return self.tokenizer(texts, add_special_tokens=False, verbose=False, **_IDS_ONLY)["input_ids"]
 
     def _conversation(self, row: Row) -> Row:
-        messages = json.loads(row["messages"])
-        tools = json.loads(row["tools"]) if row["tools"] else None
+        messages = parse_json(row["messages"])
+        tools = parse_json(row["tools"]) if row["tools"] else None
         ids, written = encode_chat(self.tokenizer, messages, tools, row["where"])
         labels = [token if mark else IGNORED for token, mark in zip(ids, written, strict=True)]
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.system.files import parse_json
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.export.write import Weight
 from dsrun.train.model import is_unreachable, unreachable
@@ -36,7 +36,7 @@ class Adapter:
 
 
 def read_adapter(checkpoint: Path, weights: list[Weight]) -> Adapter:
-    config = json.loads((checkpoint / ADAPTER_CONFIG).read_text())
+    config = parse_json((checkpoint / ADAPTER_CONFIG).read_text())
     return Adapter(config, {weight.name: weight for weight in weights})
 
 

@@ -6,7 +6,6 @@ tensor and a window of mapped files, however large the model is.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -22,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.display import printable
+from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
@@ -53,7 +53,7 @@ class Request:
 
     @classmethod
     def from_json(cls, text: str) -> Request:
-        values = json.loads(text)
+        values = parse_json(text)
         return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
 
 
@@ -181,7 +181,7 @@ class _Job:
 
     def _update_config(self, weights: list[Weight], vocabulary: int | None = None) -> None:
         """Write the weights' dtype, in which from_pretrained loads them, and a grown vocabulary to config.json."""
-        config = json.loads((self.folder / "config.json").read_text())
+        config = parse_json((self.folder / "config.json").read_text())
         if vocabulary is not None:
             holder = config if "vocab_size" in config else config.setdefault("text_config", {})
             holder["vocab_size"] = vocabulary

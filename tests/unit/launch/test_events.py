@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.errors import UsageError
 from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
 from dsrun.launch.supervisor.policy import Decision, Failure, Limits, MemoryFallback, decide
 from dsrun.runs.folder import RunFolder
@@ -81,11 +80,18 @@ def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
     assert ledger.remedy() == MemoryFallback(halvings=1)
 
 
-def test_remedy_json_of_other_version_refused(ledger, tmp_path):
-    """A remedy.json of another version is refused."""
-    (tmp_path / REMEDY_FILE).write_text('{"version": 99}')
-    with pytest.raises(UsageError, match=r"remedy\.json"):
-        ledger.remedy()
+@pytest.mark.parametrize("text", ['{"version": 99}', "[" * 100_000, ""])
+def test_damaged_remedy_json_is_noted_once(ledger, tmp_path, said, text):
+    """A remedy.json that is damaged or of another version does not stop the run."""
+    (tmp_path / REMEDY_FILE).write_text(text)
+    assert [ledger.remedy(), ledger.remedy()] == [MemoryFallback(), MemoryFallback()]
+    assert said == [f"{tmp_path / REMEDY_FILE} is damaged; the run begins with its own memory settings"]
+
+
+def test_failure_without_known_cause_is_recorded_as_unknown(ledger, tmp_path):
+    failure = Failure(cause="", rank=1, message="rank 1 ended with exit code 1")
+    ledger.failed(failure, restart("again"), attempt=0)
+    assert read_records(tmp_path / "events.jsonl")[0]["cause"] == "unknown"
 
 
 def test_only_complete_checkpoints_are_progress(ledger, tmp_path):

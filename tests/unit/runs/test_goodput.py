@@ -24,6 +24,19 @@ def seconds(events: list[dict[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in goodput(events).as_dict().items() if value and name != "goodput"}
 
 
+def test_goodput_after_clock_was_set_back() -> None:
+    """Between events of one machine its uptime counts; after a restart of the machine the clock."""
+    events = [
+        at(0, "start", host="a", boot="1", uptime=1000.0),
+        at(10, "training", step=0, host="a", boot="1", uptime=1010.0),
+        at(-3500, "progress", step=50, host="a", boot="1", uptime=1110.0),
+        at(-3490, "checkpoint_begin", step=60, host="a", boot="1", uptime=1120.0),
+        at(-3488, "checkpoint_end", step=60, seconds=2.0, host="a", boot="1", uptime=1122.0),
+        at(-3400, "start", host="a", boot="2", uptime=30.0),
+    ]
+    assert seconds(events) == {"productive": 110, "restart": 10, "saving": 2, "idle": 88, "total": 210}
+
+
 def test_goodput_of_undisturbed_run() -> None:
     events = [
         at(0, "start", attempt=0),

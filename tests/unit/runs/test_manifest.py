@@ -110,6 +110,10 @@ def tear_manifest(checkpoint):
     path.write_text(path.read_text()[:-20])
 
 
+def nest_manifest(checkpoint):
+    (checkpoint / "manifest.json").write_text("[" * 100_000)
+
+
 def empty_manifest(checkpoint):
     (checkpoint / "manifest.json").write_text("[]")
 
@@ -122,6 +126,7 @@ def empty_manifest(checkpoint):
         (remove_manifest, INCOMPLETE, "checkpoint-9: it has no manifest"),
         (tear_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
         (empty_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
+        (nest_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
     ],
 )
 def test_torn_checkpoint_passed_over_and_named(run, damage, code, said):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import struct
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.system.files import parse_json
 
 LARGEST_HEADER = 100 * 2**20
 """Bytes; the safetensors format refuses longer headers."""
@@ -108,7 +108,7 @@ def _found(name: str, folder: Path, file: Path) -> Found:
     try:
         if file.is_file() and file.stat().st_size > LARGEST_CONFIG:
             raise _no_config(f"{file} is not a model config: it has more than {LARGEST_CONFIG // 2**20} MiB")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     except RecursionError:
         raise _no_config(f"{file} cannot be read: nested too deeply") from None
     except FileNotFoundError as error:
@@ -130,7 +130,7 @@ def stored_tensors(folder: Path) -> dict[str, int] | None:
     index = folder / "model.safetensors.index.json"
     try:
         if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = sorted(set(parse_json(index.read_text())["weight_map"].values()))
         else:
             files = ["model.safetensors"]
         found: dict[str, int] = {}
@@ -147,7 +147,7 @@ def _header(file: Path) -> dict[str, int]:
         (length,) = struct.unpack("<Q", opened.read(8))
         if length > LARGEST_HEADER:
             raise ValueError(f"{file}: header of {length} bytes")
-        header = json.loads(opened.read(length))
+        header = parse_json(opened.read(length))
     sizes = {}
     for name, tensor in header.items():
         if name != "__metadata__":

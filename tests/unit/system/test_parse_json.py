@@ -1,0 +1,18 @@
+"""JSON of strangers is a value or a ValueError."""
+
+import json
+
+import pytest
+
+from dsrun.system.files import parse_json
+
+
+def test_parse_json_value() -> None:
+    assert parse_json(b'{"a": [1]}') == {"a": [1]}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 1_000_000, '{"a":' * 1_000_000])
+def test_parse_json_of_damaged_or_deep_text(text: str) -> None:
+    """Also where Python's parser runs out of stack."""
+    with pytest.raises(json.JSONDecodeError):
+        parse_json(text)
