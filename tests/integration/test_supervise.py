@@ -213,7 +213,7 @@ def test_sigint_ends_run_without_restart(supervised):
 
 
 def test_killed_supervisor_leaves_no_orphan_processes(supervised, tmp_path):
-    """The orphan reaper, itself replaced when killed, ends all that a killed supervisor leaves behind; its files, too."""
+    """The orphan reaper, replaced when killed itself, ends all that a killed supervisor leaves, its files, too."""
     (temporary := tmp_path / "temporary").mkdir()
     run = supervised(FOR_EVER, "--deaf", env={"TMPDIR": str(temporary)})
     scratch, _ = (Path(run.wait_for("begin", rank=rank)[0]["scratch"]) for rank in (0, 1))
