@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import SECRETS, all_flags, own_flags, shown_value
+from dsrun.recipe.flags import RENAMED, SECRETS, all_flags, own_flags, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import earlier_signatures, signatures
@@ -28,6 +28,10 @@ _ABOUT_THE_START = frozenset(
     {"config", "debug", "dry_run", "explain", "find_port", "force", "master_port", "nproc", "output", "resume", "warm"}
 )
 """Flags that say how a run is started, not what it computes."""
+
+
+_ON_THIS_MACHINE = frozenset({"config", "nproc", "master_port", "find_port"})
+"""Flags that mean nothing to a job."""
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
@@ -75,6 +79,29 @@ def without_secrets(recipe: Recipe) -> Recipe:
         sources={name: source for name, source in recipe.sources.items() if name not in SECRETS},
         argv=tuple(argv),
     )
+
+
+def frozen_argv(recipe: Recipe) -> list[str]:
+    """The flags by which a job trains by this recipe, whatever its run.yaml and args.json say when it starts.
+
+    Access tokens are left out.
+    """
+    words: list[str] = []
+    for name in recipe.sources:
+        value = recipe.value(name)
+        if not recipe.given(name) or name in SECRETS | _ON_THIS_MACHINE or value is None:
+            continue
+        flag = all_flags()[name]
+        shown = "--debug" if name == RENAMED["debug"] else flag.shown
+        if value is True and flag.kind in ("bool", "bool|str"):
+            words.append(shown)
+        elif isinstance(value, list):
+            words += [shown, *map(str, value)]
+        elif isinstance(value, dict):
+            words += [shown, json.dumps(value, separators=(",", ":"))]
+        else:
+            words += [shown, str(value).lower() if isinstance(value, bool) else str(value)]
+    return words
 
 
 def with_deepspeed_read(recipe: Recipe, cwd: Path) -> Recipe:

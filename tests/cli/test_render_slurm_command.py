@@ -53,13 +53,14 @@ def test_render_slurm_reads_run_yaml(dsrun, here):
         "  requeue: no\n  sbatch: {switches: 1}\n"
     )
     done = dsrun("render-slurm", "--nodes", "3")
-    assert launched(done) == f"--module -- dsrun.train --config {here}/run.yaml &"
+    # What run.yaml says now, whatever it says when the job starts.
+    assert launched(done) == "--module -- dsrun.train --model demo-t5 --max-restarts 3 --output 'out dir' &"
     found = lines(done)
     # 20:00:00 is no sexagesimal number of YAML 1.1, and the command line wins.
     assert {"--nodes=3", "--gpus-per-node=a100:4", "--time=20:00:00", "--no-requeue", "--switches=1"} <= set(found)
     assert "module load cuda/13 nccl" in done.stdout
     assert "--max-restarts=3" in done.stdout
-    assert "DSRUN_OUTPUT=\"$PWD\"/'out dir'" in done.stdout
+    assert "start_job \"$PWD\"/'out dir'\n" in done.stdout
     assert "the job runs run.yaml" in done.stderr
 
 
@@ -69,7 +70,7 @@ def test_render_slurm_config_option(dsrun, here):
     for args in (["--config", "x/my run.yaml"], ["--", "train", "--config", "x/my run.yaml"]):
         done = dsrun("render-slurm", *args)
         assert "--nodes=7" in lines(done)
-        assert "my run.yaml'" in launched(done)
+        assert launched(done) == "--module -- dsrun.train --model demo-t5 &"
 
 
 def test_render_slurm_checks_train_flags(dsrun):
@@ -94,7 +95,7 @@ def test_render_slurm_does_not_check_files_inside_image(dsrun):
 def test_render_slurm_job_name_and_output_from_train(dsrun):
     done = dsrun("render-slurm", "--", "train", "--model", "google/t5-large", "--dataset", "x", "--output", "/big/run")
     assert "--job-name=t5-large" in lines(done)
-    assert "export DSRUN_OUTPUT=/big/run\n" in done.stdout
+    assert "start_job /big/run\n" in done.stdout
 
 
 def test_render_slurm_of_any_program(dsrun):
@@ -281,7 +282,8 @@ def test_submit_prints_only_the_job_id(dsrun, nowhere):
     put(nowhere, "sbatch", SBATCH)
     done = dsrun("render-slurm", "--submit", "--", "./x", "it's")
     assert (done.returncode, done.stdout) == (0, "77\n"), done.stderr
-    assert (nowhere / "script").read_text() == dsrun("render-slurm", "--", "./x", "it's").stdout
+    shown = dsrun("render-slurm", "--", "./x", "it's").stdout
+    assert (nowhere / "script").read_text().replace(" --submit", "", 1) == shown
 
 
 def test_render_slurm_when_controller_does_not_answer(dsrun, nowhere):
@@ -350,3 +352,21 @@ def test_docs_render_slurm_examples_render(dsrun, line):
     done = dsrun(*shlex.split(line))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n")
+
+
+def test_script_of_four_nodes_is_short_and_names_its_origin(dsrun):
+    """Administrators read it: at most 60 lines, with the line that starts the workers, who rendered it, and how."""
+    done = dsrun("render-slurm", "--nodes", "4")
+    assert len(done.stdout.splitlines()) <= 60
+    assert "python -m torch.distributed.run" in done.stdout
+    assert re.search(r"# Rendered by dsrun \S+ for \w+: dsrun render-slurm --nodes 4\n", done.stdout)
+    functions = re.search(r"^source (\S+) \|\| exit 4$", done.stdout, re.MULTILINE)
+    assert functions
+    assert "requeue_if_interrupted()" in Path(functions[1]).read_text()
+
+
+def test_inline_script_needs_no_installation(dsrun):
+    """With --inline the functions are in the script."""
+    done = dsrun("render-slurm", "--nodes", "4", "--inline")
+    assert "requeue_if_interrupted() {" in done.stdout
+    assert "\nsource " not in done.stdout

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from dsrun.cli.slurm.jobs import follow_job
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.options import by_group, flag_of
 from dsrun.recipe.files import check_files
-from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.parsed_value import COMMAND_LINE
+from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.resolved import frozen_argv, with_deepspeed_read
 from dsrun.recipe.runfile import read_run_file, read_section
 from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.check import check
@@ -89,6 +92,9 @@ def _train(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgra
     for notice in recipe.notices:
         print_note(notice)
     name = recipe.spec.model or recipe.spec.model_type or "train"
+    if any(source not in (COMMAND_LINE, DEFAULT) for source in recipe.sources.values()):
+        # The job may start tomorrow, and again after a requeue: by what run.yaml says now.
+        args = frozen_argv(with_deepspeed_read(recipe, cwd))
     program = train_program(
         args,
         output=recipe.spec.output,
@@ -193,6 +199,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     job = find_job(click.get_current_context().obj, values["config"], cwd)
     given = make_spec(_from_flags(values), from_run_file(job.config, cwd))
     site, facts = find_site(given, job.program, cwd, print_note)
+    site = replace(site, user=getpass.getuser(), command=("dsrun", *sys.argv[1:]))
     template = _read(values["template"]) if values["template"] else None
     script = render(given, job.program, site, template)
     spec = completed(given, job.program, site)

@@ -54,6 +54,7 @@ class SlurmSpec:
     venv: str | None = None
     env: tuple[str, ...] = ()
     clean_env: bool = False
+    inline: bool = False
     stage: str | None = None
     local_dir: str = "/tmp"
     container_image: str | None = None

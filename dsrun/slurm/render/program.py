@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
+from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
 
 WORKER = "dsrun.train"
@@ -116,13 +117,19 @@ MIN_LEAD_S = 60
 _SAVING_TIMES = 2  # the step in progress and a slow file system
 
 
+def functions_file() -> Path:
+    """The shell functions that job scripts call."""
+    return data_folder("slurm") / "job.bash"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """The cluster and the installation a job is rendered for.
 
     `gpus_per_node` and `cores_per_gpu` are None where no cluster is there to be asked. `checkpoint_s` is the time
     that the slowest checkpoint of an earlier run took. `python` is the interpreter of the workers, `own_python` the
-    one that has dsrun.
+    one that has dsrun. `functions` is where the nodes find the shell functions that scripts call. `user` and `command`
+    rendered it, in the folder `cwd`; None where that is not known on the cluster.
     """
 
     python: str = sys.executable
@@ -130,6 +137,10 @@ class Site:
     gpus_per_node: int | None = None
     cores_per_gpu: int | None = None
     checkpoint_s: float | None = None
+    functions: str = field(default_factory=lambda: str(functions_file()))
+    user: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str | None = None
 
     @property
     def signal_lead_s(self) -> int:

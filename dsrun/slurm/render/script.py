@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -27,8 +28,9 @@ from dsrun.slurm.render.environment import (
 )
 from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.slurm.render.program import MIN_LEAD_S, Program, Site, slug
+from dsrun.slurm.render.program import MIN_LEAD_S, Program, Site, functions_file, slug
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
+from dsrun.system.display import masked, printable
 from dsrun.system.variables import MISLEADING
 
 if TYPE_CHECKING:
@@ -130,7 +132,11 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
     exported = variables(spec)
     return {
         "version": __version__,
-        "directives": directives(spec, program),
+        "user": printable(site.user),
+        "command": printable(shlex.join(masked(site.command))),
+        "functions": site.functions,
+        "functions_text": functions_file().read_text(encoding="utf-8") if spec.inline else None,
+        "directives": directives(spec, program, site),
         "modules": spec.module,
         "setup_files": [as_path(each) for each in spec.setup_file],
         "conda": spec.conda,
@@ -159,7 +165,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
     }
 
 
-def directives(spec: SlurmSpec, program: Program) -> list[str]:
+def directives(spec: SlurmSpec, program: Program, site: Site) -> list[str]:
     """The #SBATCH lines without that word, in the order of the options."""
     spec = replace(
         spec,
@@ -176,6 +182,8 @@ def directives(spec: SlurmSpec, program: Program) -> list[str]:
             lines.append(f"--{key}={directive_value(value, f'--{key}')}")
         if name == "nodes":
             lines.append("--ntasks-per-node=1")
+    if site.cwd and not any(entry.partition("=")[0] == "chdir" for entry in spec.sbatch):
+        lines.append(f"--chdir={directive_value(site.cwd, '--chdir')}")
     return lines + list(_last_directives(spec))
 
 

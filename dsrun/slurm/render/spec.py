@@ -28,8 +28,8 @@ _RESERVED_VARIABLES = re.compile(
 )
 # The script's own variables: one that is exported already reaches the program with the script's value.
 _SCRIPT_VARIABLES = frozenset(
-    {"job", "restart", "hosts", "endpoint", "signalled", "interrupted", "watchdog", "code", "own", "log"}
-    | {"worker", "on_node", "cache", "key", "cores", "threads", "make_room", "unpack", "root"}
+    {"job", "restart", "hosts", "endpoint", "cpus", "on_node", "signalled", "interrupted", "watchdog", "code"}
+    | {"nproc", "cpu_only", "trains", "requeue", "max_requeues", "saving_time"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")

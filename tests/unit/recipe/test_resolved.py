@@ -12,6 +12,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import (
     differences,
     from_json,
+    frozen_argv,
     read_stored,
     recipe_in_force,
     to_json,
@@ -162,3 +163,17 @@ def test_rank_reads_recipe_of_supervisor(tmp_path, monkeypatch):
     assert worker_recipe([], {"DSRUN_RECIPE": str(file)}) == made
     # Its own flags count where it was started with any.
     assert worker_recipe([*MODEL, "--max_steps", "6"], {"DSRUN_RECIPE": str(file)}).hf["max_steps"] == 6
+
+
+def test_frozen_argv_resolves_to_same_recipe(tmp_path):
+    """Flags made of a recipe give it again, without its run.yaml and without access tokens."""
+    (tmp_path / "run.yaml").write_text(
+        "train: {model: m, dataset: wmt16, label_smoothing_factor: 0.1, bf16: true, eval_steps: 50, seed: 7,"
+        " resume: never, train_file: a b.jsonl, gradient_checkpointing: false, token: hf_1}\n"
+    )
+    made = resolve(["--config", "run.yaml", "--learning_rate", "1e-4", "--debug", "underflow_overflow"], tmp_path)
+    words = frozen_argv(made)
+    assert not [word for word in words if "run.yaml" in word or "hf_1" in word]
+    again = resolve(words, tmp_path / "elsewhere")
+    names = [name for name in made.sources if made.given(name) and name not in ("config", "token")]
+    assert {name: again.value(name) for name in names} == {name: made.value(name) for name in names}

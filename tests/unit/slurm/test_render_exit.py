@@ -201,8 +201,8 @@ def test_stuck_workers_ended_before_requeue(shell):
     shell.worker = 'until [ -e "$STAND_INS/ended" ]; do sleep 0.02; done; exit 1'
     shell.put("scancel", '[ "$2" != --signal=HUP ] || touch "$STAND_INS/ended"\n')
     script = training(shell, signal_lead="100")
-    assert "sleep 70 &&" in script
-    done = signalled(shell, script.replace("sleep 70 &&", "sleep 0.3 &&"), signal.SIGUSR1)
+    assert "saving_time=70\n" in script
+    done = signalled(shell, script.replace("saving_time=70", "saving_time=0.3"), signal.SIGUSR1)
     assert done.of("scontrol")[-1] == REQUEUE
 
 
@@ -211,9 +211,9 @@ def test_worker_kill_timer_ends_with_its_script(shell):
     shell.worker = SAVES
     # However long the script takes to its end: its time is up afterwards.
     wait = 'until [ -e "$STAND_INS/late" ]; do sleep 0.02; done &&'
-    script = training(shell, signal_lead="100")
-    assert "sleep 70 &&" in script
-    assert requeued(signalled(shell, script.replace("sleep 70 &&", wait), signal.SIGUSR1))
+    script = training(shell, signal_lead="100", inline="true")
+    assert 'sleep "$saving_time" &&' in script
+    assert requeued(signalled(shell, script.replace('sleep "$saving_time" &&', wait), signal.SIGUSR1))
     (shell.tools / "late").touch()
     time.sleep(0.6)
     assert b"--signal=HUP" not in (shell.tools / "record").read_bytes()
@@ -348,3 +348,31 @@ def test_torchrun_report_found_in_log_with_unfilled_pattern(shell):
     shell.put("python", 'echo "  exitcode  : 42 (pid: 2)" >&2; exit 1')
     wrapped = f"exec 2>{shell.tools}/own.txt\n{script}"
     assert shell.run(wrapped).code == 42
+
+
+def checkpoint(shell: Shell, step: int) -> None:
+    folder = shell.folder / "runs" / "train-12" / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+
+
+def test_exit_0_without_signal_is_not_requeued(shell):
+    """A run that ends with 0 and has no marker, as in another folder, does not start again and again."""
+    shell.worker = "exit 0"
+    done = shell.run(training(shell))
+    assert (done.code, requeued(done)) == (0, False)
+
+
+def test_requeues_are_counted_since_the_last_checkpoint(shell):
+    """A job that makes progress is requeued as often as it takes; one that makes none, only so many times."""
+    shell.worker = SAVES
+    script = training(shell, max_requeues="2")
+    seen = []
+    for restart, step in enumerate([10, None, None, 20, None, None, None]):
+        shell.variables["SLURM_RESTART_COUNT"] = str(restart)
+        shell.job = JOB.replace("   JobState", f"   Requeue=1 Restarts={restart} BatchFlag=1\n   JobState")
+        if step:
+            checkpoint(shell, step)
+        (shell.tools / "environment").unlink(missing_ok=True)
+        seen.append(requeued(signalled(shell, script, signal.SIGUSR1)))
+    assert seen == [True, True, False, True, True, False, False]

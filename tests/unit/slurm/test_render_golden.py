@@ -14,18 +14,23 @@ from pathlib import Path
 import pytest
 
 from dsrun import __version__
-from dsrun.slurm.render.program import Site, any_program, train_program
+from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
 from dsrun.slurm.render.script import render
 from tests.unit.slurm.stand_ins import spec_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
-SITE = Site(python="/opt/dsrun/bin/python", own_python="/opt/dsrun/bin/python")
+FUNCTIONS = "/opt/dsrun/share/job.bash"
+SITE = Site(python="/opt/dsrun/bin/python", own_python="/opt/dsrun/bin/python", functions=FUNCTIONS)
 ON_CLUSTER = Site(
     python="/opt/dsrun/bin/python",
     own_python="/opt/dsrun/bin/python",
     gpus_per_node=4,
     cores_per_gpu=12,
     checkpoint_s=42.0,
+    functions=FUNCTIONS,
+    user="ada",
+    command=("dsrun", "render-slurm", "--nodes", "4"),
+    cwd="/home/ada/my project",
 )
 DEMO = train_program(["--model", "demo-t5", "--zero", "2"], name="demo-t5")
 TRANSLATE = train_program(
@@ -135,7 +140,9 @@ def test_shellcheck_passes_golden_scripts():
     beside = Path(sys.executable).with_name("shellcheck")
     program = beside if beside.exists() else shutil.which("shellcheck")
     assert program, "shellcheck is missing: pip install 'dsrun[test]'"
-    done = subprocess.run([program, *GOLDEN.glob("*.sh")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *GOLDEN.glob("*.sh"), functions_file()], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -11,7 +11,7 @@ import pytest
 from dsrun.cli.slurm.render import command, find_job, from_run_file
 from dsrun.errors import UsageError
 from dsrun.slurm.render.notation import parse_gpus
-from dsrun.slurm.render.program import Site, any_program, train_program
+from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
 from dsrun.slurm.render.script import context, render, template_text
 from dsrun.slurm.render.site import missing
 from dsrun.slurm.render.spec import OptionValue, make_spec
@@ -94,8 +94,10 @@ def test_sbatch_option_values_validated(name, good, bad):
 
 def test_env_option_refuses_variables_of_script():
     """A variable of the script's own cannot be passed with --env."""
-    own = set(re.findall(r"^\s*(?:for )?([a-z_]+)(?:=| in )", template_text(), re.MULTILINE))
-    assert {"job", "cache", "on_node", "root"} <= own
+    text = template_text() + functions_file().read_text()
+    own = set(re.findall(r"^\s*(?:for )?([a-z_]+)(?:=| in )", text, re.MULTILINE))
+    own -= set(re.findall(r"(?:^| )([a-z_]+)(?=[= ]|$)", " ".join(re.findall(r"^ +local (.*)", text, re.MULTILINE))))
+    assert {"job", "endpoint", "on_node", "nproc"} <= own
     for name in own | {"PWD"}:
         with pytest.raises(UsageError, match="set by"):
             made("env", f"{name}=1")
