@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_options
+from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_note, print_table
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup, meanings, near_names
+from dsrun.hardware.gpus import GpuModel, gpu_table, instance, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres
 from dsrun.system.gpus import visible_gpus
 
@@ -32,7 +32,7 @@ GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capabil
 @click.command(cls=Command, name="gpus")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--gres", metavar="STRING", help='what SLURM prints, such as "gpu:a100:4(S:0-1)"')
-@format_options("table")
+@format_option
 def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
     """What a GPU's name or a GRES string means: compute capability, memory, peak, CUDA versions.
 
@@ -56,9 +56,9 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
 
 def _named(name: str) -> Row:
     """What is known of `name`; `may_be` lists what it could mean, or resembles, where it is not known."""
-    found = lookup(name)
+    found, rented = lookup(name), instance(name)
     if found:
-        return _row(name, found)
+        return {**_row(name, found), **({"count": rented.count} if rented else {})}
     may_be = [row.name for row in meanings(name)] or near_names(name)
     return {**_row(name, None), "may_be": may_be}
 
@@ -91,6 +91,8 @@ def _print(found_rows: dict[str, list[Row]], gres: str | None) -> None:
     elif "gres" in found_rows:
         print_note(f"{gres!r} contains no GPUs")
     for row in found_rows.get("gpus", []):
+        if "count" in row:
+            print_note(f"{row['name']} has {row['count']} {row['product']}")
         if row["compute_capability"] is None:
             print_note(_unknown(row["name"], row["may_be"]))
 

@@ -19,16 +19,20 @@ HYPHENS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _METAVARS = {"int": "N", "float": "X"}
 
 
-def format_options(plain: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare --format, passed as `form`, with the choices `plain`, its default, and json; and --debug."""
-    choices = click.Choice([plain, "json"])
+class _Format(click.Choice[str]):
+    """Takes "table" for "text", its name for commands that print tables until dsrun 0.1."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert("text" if value == "table" else value, param, ctx)
+
+
+def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --format, passed as `form`, and --debug."""
     shown = click.option(
-        "--format", "form", type=choices, default=plain, show_default=True, help="format of the output"
-    )
-    return lambda function: shown(DEBUG(function))
-
-
-format_option = format_options("text")
+        "--format", "form", type=_Format(["text", "json"]), default="text", show_default=True,
+        help="format of the output",
+    )  # fmt: skip
+    return shown(DEBUG(function))
 
 
 class Command(click.Command):

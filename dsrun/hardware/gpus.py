@@ -9,13 +9,18 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
 
 _DECORATION = re.compile(
     r"\((?:tm|r|nvgpu)\)|[™®]|\b(?:engineering reference )?developer kit\b|\brev\. a\b|-shared$"
     r"|\b(?:nvidia|corporation|grid|generation|gpu|edition|blackwell|lovelace)\b"
+    r"|\bmega\b|[- ]vws$"  # node labels of Google's Kubernetes: nvidia-h100-mega-80gb, nvidia-l4-vws
+    r"|-pg\d{3}(?:-\w+)?"  # boards of large buyers, by their number: A100-PG509-200
 )
+# "teslaV100", "quadro_rtx": the brand as written into one word.
+_GLUED = re.compile(r"\b(tesla|geforce|quadro)(?=[a-z]{0,3}\d)")
+_SUPER = re.compile(r"(?<=\d) s$")
 # The driver's and lspci's words for a laptop's; Max-Q by itself also stands in the name of a workstation card.
 _LAPTOP = re.compile(r"with max-?q design|\bmobile / max-q(?: refresh)?$|\bmax-q / mobile$|\bmobile$")
 # A line of `nvidia-smi -L`: "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)"; lspci: "GA100 [A100 SXM4 80GB] (rev a1)".
@@ -24,6 +29,8 @@ _IN_BRACKETS = re.compile(r"^.*\[(.+)\].*$")
 _BRAND = re.compile(r"\b(tesla|geforce|quadro)(?=\b|[^a-z])")
 # A MIG instance: "A100-SXM4-80GB MIG 1g.10gb" as NVML has it, also "1g.10gb+me"; "a100_3g.20gb" as SLURM has it.
 _MIG = re.compile(r"(?:\bmig\b|(?:^|[ .-])(?:\d+c\.)?\d+g[. -]\d+gb).*$")
+# The memory of a slice or profile in GiB: the last number of "3g.20gb", "A40-48Q", "A100-4-20C".
+_SLICE = re.compile(r"\d+g[. -](\d+)gb|[- ](\d+)[abcq](?:me)?$")
 # A vGPU profile: "A40-48Q", "A100-4-20C" (MIG-backed), "T4-16Q"; the digits are the share of the memory.
 _VGPU = re.compile(r"[- ](?:\d+-)?\d+[abcq](?:me)?$")
 # Letters that a vGPU name glues to the model: D twice the memory, X and XM the SXM board, L the NVL card, XL the SXM
@@ -40,7 +47,8 @@ class GpuName:
     """A name taken apart.
 
     `full` is the whole name without decoration, brand included; `model` lacks brand, form and memory. Both
-    are lower case without blanks and punctuation. `share` marks a MIG instance or vGPU: only part of the GPU.
+    are lower case without blanks and punctuation. `share` marks a MIG instance or vGPU: only part of the GPU, of
+    `slice_gib` where the name says so.
     """
 
     full: str
@@ -49,6 +57,7 @@ class GpuName:
     form: str | None
     memory_gib: int | None
     share: bool
+    slice_gib: int | None
 
 
 def _compact(text: str) -> str:
@@ -60,7 +69,9 @@ def take_apart(name: str) -> GpuName:
     text = " ".join(name.lower().replace("_", " ").split())
     text = _IN_BRACKETS.sub(r"\1", _LISTED.sub("", text))
     virtual = "grid" in text
+    text = _SUPER.sub(" super", _GLUED.sub(r"\1 ", text))
     text = _LAPTOP.sub("laptop", text)
+    size = _SLICE.search(text)
     text, mig = _MIG.subn("", text)
     text = " ".join(_DECORATION.sub(" ", _SYSTEM.sub("", text)).split())
     text, vgpu = _VGPU.subn("", text)
@@ -77,6 +88,7 @@ def take_apart(name: str) -> GpuName:
         form=form[0] if form else None,
         memory_gib=int(memory[1]) if memory else None,
         share=bool(mig or vgpu or virtual),
+        slice_gib=int(size[1] or size[2]) if size and (mig or vgpu) else None,
     )
 
 
@@ -137,6 +149,31 @@ def _row(entry: dict[str, Any]) -> GpuModel:
     return GpuModel(**{**entry, "capability": (int(major), int(minor)), "aliases": tuple(entry.get("aliases", ()))})
 
 
+@dataclass(frozen=True)
+class Instance:
+    """What a cloud calls a machine: `count` GPUs called `gpu` in the table."""
+
+    gpu: str
+    count: int
+
+
+@cache
+def instances() -> dict[str, Instance]:
+    """The instance types of build/instances.toml by their name in lower case, without Azure's "standard_"."""
+    clouds = read_toml("build", "instances.toml")
+    return {
+        name.lower().removeprefix("standard_"): Instance(gpu, count)
+        for kinds in clouds.values()
+        for gpu, counts in kinds.items()
+        for name, count in counts.items()
+    }
+
+
+def instance(name: str) -> Instance | None:
+    """The machine that a cloud calls `name`, also without Azure's "Standard_"; None for other names."""
+    return instances().get(name.strip().lower().removeprefix("standard_"))
+
+
 @cache
 def _parsed_table() -> tuple[tuple[GpuModel, GpuName], ...]:
     return tuple((row, take_apart(row.name)) for row in gpu_table())
@@ -156,13 +193,15 @@ def lookup(name: str) -> GpuModel | None:
     A name that fits several rows gives what they have in common. A number at the end may be the memory in GiB
     ("a100-80"). None: unknown, or the rows differ in their compute capability ("rtx 4000", "titan x"). Rows of
     confidence C (custom and rare parts) count only where nothing better fits. A MIG instance or vGPU has its
-    GPU's capability, but no memory size and no peak.
+    GPU's capability and the memory of its profile, but no peak. A cloud's instance type ("p4d.24xlarge") is its GPU.
     """
+    if rented := instance(name):
+        return lookup(rented.gpu)
     wanted = take_apart(name)
     row = _exact().get(wanted.full)
     found = row if row else _common(meanings(name))
-    if found and wanted.share:
-        return replace(found, memory_gib=None, memory_bandwidth_gbs=None, bf16_tflops=None)
+    if found and wanted.share and (wanted.slice_gib or not row):
+        return replace(found, memory_gib=wanted.slice_gib, memory_bandwidth_gbs=None, bf16_tflops=None)
     return found
 
 

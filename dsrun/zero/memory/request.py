@@ -9,7 +9,7 @@ from math import inf
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
+from dsrun.hardware.gpus import GpuModel, gpu_table, instance, lookup
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, Sizes, sizes
 from dsrun.zero.memory.activations import Attention, Work
@@ -64,7 +64,8 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
     """
     match = _FORM.match(text.strip())
     name, count = (match["name"].strip(), match["count"]) if match else ("", None)
-    per_node = int(count) if count is not None else 1
+    rented = instance(name)
+    per_node = int(count) if count is not None else rented.count if rented else 1
     if not name:
         raise UsageError(f"--gpus {text!r} names no GPU", fix="write it as a100-80:8")
     if not 1 <= per_node <= MOST_GPUS:

@@ -61,7 +61,7 @@ def test_arch_list_mixes_names_and_capabilities(typed, value):
         ("80", ["did you mean 8.0?"]),
         ("75;80", ["did you mean 7.5?"]),
         ("8.4", ["no GPU has the compute capability 8.4", "known: 8.0, 8.6, 8.7, 8.8, 8.9)"]),
-        ("13.7", ["compute capability 13.7", "known: 3.5, 3.7, 5.0"]),
+        ("13.7", ["compute capability 13.7", "known: 3.0, 3.5, 3.7, 5.0"]),
         ("native", ["--arch auto"]),
         ("a100,auto", ["auto stands alone"]),
         ("cpu;8.0", ["cpu stands alone"]),
