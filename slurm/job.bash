@@ -35,6 +35,8 @@ start_job() {
     export DSRUN_STOP_FILE="$DSRUN_FAILURES/stop"
     [ -z "$trains" ] || export DSRUN_SAVE_ON=USR1,TERM
     mkdir -p "$DSRUN_FAILURES" && touch "$DSRUN_FAILURES/began" || exit 4
+    trap 'forward USR1' USR1
+    trap 'forward TERM' TERM
     note "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
     # Node 0 has a connection to every node.
     ulimit -n "$(ulimit -H -n)" 2>/dev/null
@@ -48,8 +50,6 @@ start_job() {
     cpus=(${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
-    trap 'forward USR1' USR1
-    trap 'forward TERM' TERM
 }
 
 # sbatch called inside another job exports that job's variables. srun would read them as options, and this script would
