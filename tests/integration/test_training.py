@@ -318,6 +318,22 @@ def test_user_deepspeed_config_json_is_used_unchanged(tiny, pairs, tmp_path):
     assert run["deepspeed"]["zero_optimization"]["reduce_bucket_size"] == 12345
 
 
+def test_numbers_of_users_deepspeed_config_hold(tiny, pairs, tmp_path):
+    """Without flags: the batch and the rate of the JSON, and weights gathered where it does not ask for them."""
+    config = {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": False},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "torch_adam": True}},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    flags = ["--model", tiny["llama"], "--deepspeed", str(tmp_path / "ds.json"), "--train-file", pairs["train"]]
+    many_runs([[*flags, "--max-steps", "2", "--output", str(tmp_path / "run")]], ranks=2, scratch=tmp_path)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (run["batch"]["global_batch"], run["sources"]["learning_rate"]) == (8, str(tmp_path / "ds.json"))
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
 def test_zero_auto_takes_stage_from_memory_plan(tiny, pairs, tmp_path):
     """With --zero auto, the memory plan chooses the ZeRO stage."""
     done = dsrun(

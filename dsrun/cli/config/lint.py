@@ -107,7 +107,7 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     own = {name: each.value for name, each in given.items()}
     names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
     places = {names.get(name, name): each.where for name, each in given.items()}
-    return Flags(own | trainer_values(given, world_size or own.get("nproc")), frozenset(places), places)
+    return Flags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
 
 
 def _print(file: str, findings: list[Finding]) -> None:

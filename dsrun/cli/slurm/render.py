@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.launch.job import batch_of
+from dsrun.cli.launch.job import batch_of, with_deepspeed_checked
 from dsrun.cli.options import HYPHENS, Command, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.cli.slurm.jobs import follow_job
@@ -105,11 +105,13 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
 
     Checks files unless an image provides them, and packages if the workers use the Python that renders.
     """
+    world_size = spec.nodes * workers(spec)
     if not (spec.container_image or spec.apptainer):
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+        recipe = with_deepspeed_checked(recipe, world_size)
     if uses_own_python(spec):
         check_packages(recipe)
-    batch_of(recipe, spec.nodes * workers(spec))
+    batch_of(recipe, world_size)
 
 
 def _refuse_tokens(args: Sequence[str]) -> None:
