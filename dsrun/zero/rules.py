@@ -75,6 +75,12 @@ def _is_on(view: ConfigView, key: str) -> bool:
     return view.value(key) is True
 
 
+def _is_true(view: ConfigView, key: str) -> bool:
+    """Whether DeepSpeed takes for true what stands at a key that it does not convert: every number but 0 is, and every
+    text, "false" too."""
+    return bool(view.value(key))
+
+
 def _number(view: ConfigView, key: str, default: float = 0) -> float:
     """A number, or `default` where it is not one or cannot be known."""
     found: Any = view.value(key)
@@ -138,7 +144,7 @@ def _zenflow_interval(view: ConfigView, strategies: tuple[str, ...], kind: type)
 
 def _selects_too_often(view: ConfigView) -> bool:
     select, update = (view.value(f"{ZENFLOW}.{key}") for key in ("select_interval", "update_interval"))
-    return _zenflow_interval(view, ("step",), int) and isinstance(update, int) and 0 < select < update
+    return _zenflow_interval(view, ("step",), int) and isinstance(update, int) and select != 0 and select < update
 
 
 def _does_not_overlap(view: ConfigView) -> bool:
@@ -147,7 +153,10 @@ def _does_not_overlap(view: ConfigView) -> bool:
 
 
 def _scatters(view: ConfigView) -> bool:
-    return view.stage in (2, 3) and view.value(f"{ZERO}.reduce_scatter") is not False
+    """Whether gradients are averaged as they are scattered."""
+    operation = view.raw("gradient_allreduce_op")
+    sums = isinstance(operation, str) and operation.lower() == "sum"
+    return view.stage in (2, 3) and not sums and view.value(f"{ZERO}.reduce_scatter") is not False
 
 
 def _skips_grad_norm(view: ConfigView) -> bool:
@@ -157,11 +166,6 @@ def _skips_grad_norm(view: ConfigView) -> bool:
 def _hpz_does_not_divide(view: ConfigView) -> bool:
     size, world = _number(view, HPZ, 1), view.world_size
     return view.stage == 3 and size > 1 and world is not None and world % min(size, world) != 0
-
-
-def _shared(view: ConfigView) -> int:
-    """Ranks that work on the same samples."""
-    return int(max(1, _number(view, TENSOR, 1)) * max(1, _number(view, SEQUENCE, 1)))
 
 
 def _does_not_divide(view: ConfigView, ranks: float) -> bool:
@@ -259,11 +263,17 @@ WHEN: dict[str, When] = {
         and v.raw("data_types", "grad_accum_dtype") == "fp32"
         and not _offloads_optimizer(v)
     ),
-    "prescale_and_reduce_scatter": lambda v: _scatters(v) and v.raw("prescale_gradients") is True,
+    "prescale_and_reduce_scatter": lambda v: _scatters(v) and _is_true(v, "prescale_gradients"),
     "predivide_and_reduce_scatter": lambda v: _scatters(v) and _number(v, "gradient_predivide_factor", 1) != 1,
+    "negative_clipping": lambda v: _number(v, "gradient_clipping") < 0,
+    "writer_without_launcher": lambda v: v.is_block("checkpoint.writer"),
     "odd_allgather_bucket": lambda v: v.stage in (1, 2) and _number(v, f"{ZERO}.allgather_bucket_size") % 2 == 1,
     "autotp_and_sequence_parallel": lambda v: _number(v, TENSOR, 1) > 1 and _number(v, SEQUENCE, 1) > 1,
-    "shared_ranks_do_not_divide": lambda v: _does_not_divide(v, _shared(v)),
+    "autotp_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, TENSOR, 1))),
+    "sequence_parallel_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, SEQUENCE, 1))),
+    "tp_size_differs": lambda v: (
+        _number(v, TENSOR, 1) > 1 and _number(v, "tensor_parallel.tp.tp_size", 1) not in (1, _number(v, TENSOR, 1))
+    ),
     "autoep_does_not_divide": lambda v: _has_experts(v) and _does_not_divide(v, _number(v, EXPERT, 1)),
     "autoep_and_zeropp": lambda v: _has_experts(v) and v.stage == 3 and (_is_on(v, QGZ) or _number(v, HPZ, 1) > 1),
     "autoep_and_sequence_parallel": lambda v: _has_experts(v) and v.stage == 3 and _number(v, SEQUENCE, 1) > 1,
