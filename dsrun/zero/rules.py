@@ -265,6 +265,12 @@ WHEN: dict[str, When] = {
     ),
     "prescale_and_reduce_scatter": lambda v: _scatters(v) and _is_true(v, "prescale_gradients"),
     "predivide_and_reduce_scatter": lambda v: _scatters(v) and _number(v, "gradient_predivide_factor", 1) != 1,
+    "fp32_sum_and_offload": lambda v: (
+        v.stage == 2
+        and _precision(v) in ("bf16", "fp16")
+        and v.raw("data_types", "grad_accum_dtype") == "fp32"
+        and _offloads_optimizer(v)
+    ),
     "negative_clipping": lambda v: _number(v, "gradient_clipping") < 0,
     "writer_without_launcher": lambda v: v.is_block("checkpoint.writer"),
     "odd_allgather_bucket": lambda v: v.stage in (1, 2) and _number(v, f"{ZERO}.allgather_bucket_size") % 2 == 1,

@@ -277,7 +277,7 @@ def test_prepare_interrupted_by_sigint_prints_one_line(tiny, tmp_path):
 
 
 def test_bf16_zero3_training_saves_bf16_model(tiny, pairs, tmp_path):
-    """bf16 trains with ZeRO-3 shards in bf16 and saves a bf16 model."""
+    """bf16 trains with ZeRO-3 shards in bf16 and saves a bf16 model; many gradients are summed in fp32."""
     flags = [
         "--model",
         tiny["llama"],
@@ -290,12 +290,17 @@ def test_bf16_zero3_training_saves_bf16_model(tiny, pairs, tmp_path):
         "4",
     ]
     many_runs(
-        [[*flags, "--global-batch-size", "8", "--logging-steps", "1", "--output", str(tmp_path / "run")]],
+        [
+            [*flags, "--global-batch-size", "16", "--micro-batch-size", micro, "--output", str(tmp_path / micro)]
+            for micro in ("1", "2")
+        ],
         ranks=2,
         scratch=tmp_path,
     )
-    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    weights = load_file(tmp_path / "1" / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    runs = [json.loads((tmp_path / micro / "run.json").read_text()) for micro in ("1", "2")]
+    assert [run["deepspeed"].get("data_types") for run in runs] == [{"grad_accum_dtype": "fp32"}, None]
 
 
 def test_user_deepspeed_config_json_is_used_unchanged(tiny, pairs, tmp_path):

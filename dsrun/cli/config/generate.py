@@ -15,10 +15,13 @@ from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
 from dsrun.recipe.batch import batch_plan
+from dsrun.zero.generate.accumulation import FROM_STEPS
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import PURPOSES, generate, nearest_key, render
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
 from dsrun.zero.generate.spec import ZeroSpec, options
+from dsrun.zero.generate.training_blocks import steps_of
+from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.model.configs import Settings, find
 from dsrun.zero.memory.model.count import describe
 
@@ -134,18 +137,22 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     width = Settings(config).optional(*names) or Settings(inner if isinstance(inner, dict) else {}).optional(*names)
     if spec.model and config and not width:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
+    # Counted only where a value or its reason depends on it: counting some models takes seconds.
+    sums = (steps_of(spec) or 1) >= FROM_STEPS
+    model = _architecture(config) if config and (spec.offload_param == "nvme" or sums) else None
     return HardwareFacts(
         hidden_size=width,
-        largest=_largest(config) if config and spec.offload_param == "nvme" else None,
+        largest=model.largest if model else None,
+        parameters=model.parameters if model else None,
         model_type=config.get("model_type"),
         gpu=require_gpu(spec.gpu) if spec.gpu is not None else None,
     )
 
 
-def _largest(config: dict[str, Any]) -> int | None:
-    """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
+def _architecture(config: dict[str, Any]) -> Architecture | None:
+    """The model's shapes; None for a config that they do not follow from."""
     try:
-        return describe(config).largest
+        return describe(config)
     except DsrunError:
         return None
 
