@@ -11,6 +11,7 @@ from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import check_batch, check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
+from dsrun.zero.lint.placeholders import name_placeholders
 from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
@@ -85,6 +86,7 @@ def check(
         each(view, report)
     for rule, message, fix in broken(view):
         report.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
+    name_placeholders(source.value, report)
     return report.findings()
 
 
