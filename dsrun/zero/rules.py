@@ -272,7 +272,6 @@ WHEN: dict[str, When] = {
         and _offloads_optimizer(v)
     ),
     "negative_clipping": lambda v: _number(v, "gradient_clipping") < 0,
-    "writer_without_launcher": lambda v: v.is_block("checkpoint.writer"),
     "odd_allgather_bucket": lambda v: v.stage in (1, 2) and _number(v, f"{ZERO}.allgather_bucket_size") % 2 == 1,
     "autotp_and_sequence_parallel": lambda v: _number(v, TENSOR, 1) > 1 and _number(v, SEQUENCE, 1) > 1,
     "autotp_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, TENSOR, 1))),

@@ -31,6 +31,10 @@ def check_trainer(view: ConfigView, report: Findings) -> None:
     if not view.has(ZERO) and not (view.is_target_given and not view.for_trainer):
         message = "accelerate refuses a file without zero_optimization"
         report.add(level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage')
+    if view.is_block("checkpoint.writer"):
+        # create_universal_parallel_info reads CROSS_SIZE, which torchrun and accelerate do not set.
+        message = "checkpoint writers work only under DeepSpeed's own launcher: under others the engine stops"
+        report.warning("trainer_stops", ("checkpoint", "writer"), message, "leave it out")
     if not view.for_trainer:
         return
     if isinstance(view.raw(ZERO), bool):

@@ -107,7 +107,6 @@ BROKEN = [
     (spec("gradient_predivide_factor=2"), "gradient_predivide_factor"),
     (spec(grad_accum_dtype="fp32", precision="bf16", **CPU), "data_types.grad_accum_dtype"),
     (spec("gradient_clipping=-1"), "gradient_clipping"),
-    (spec('checkpoint={"writer": {"type": "fast"}}'), "checkpoint.writer"),
     (spec(allgather_bucket_size=7), f"{ZERO}.allgather_bucket_size"),
     (spec("sequence_parallel_size=2", autotp=2), "sequence_parallel_size"),
     (spec("sequence_parallel_size=3", gpus=8), "sequence_parallel_size"),

@@ -318,3 +318,9 @@ def test_placeholder_that_deepspeed_takes_is_a_warning():
 def test_placeholder_without_quotes(value):
     (finding,) = check(f'{{"train_batch_size": {value}}}')
     assert (finding.code, finding.message) == ("not_json", f"not JSON: {value} is a placeholder, not a value")
+
+
+def test_checkpoint_writer_needs_deepspeeds_launcher():
+    """deepspeed/runtime/model_checkpointing/utils.py reads CROSS_SIZE."""
+    finding = only({**zero(2), "checkpoint": {"writer": {"type": "fast"}}}, "trainer_stops")
+    assert (finding.level, finding.where.partition(" ")[0]) == ("warning", "checkpoint.writer")
