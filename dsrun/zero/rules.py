@@ -127,6 +127,10 @@ def _precision(view: ConfigView) -> str | None:
     return None if fp16 is None or bf16 is None else "fp32"
 
 
+def _sums_half_in_fp32(view: ConfigView, *precisions: str) -> bool:
+    return _precision(view) in (precisions or ("bf16", "fp16")) and view.raw("data_types", "grad_accum_dtype") == "fp32"
+
+
 def _bf16_master_needs_cpu_adam(view: ConfigView) -> bool:
     on_gpu = _is_on(view, "bf16.bf16_optimizer_states") and not _offloads_optimizer(view)
     return _is_on(view, BF16_MASTER) and bool(view.stage) and not on_gpu and not _uses_cpu_adam(view)
@@ -257,20 +261,11 @@ WHEN: dict[str, When] = {
     "no_grad_norm_and_offload": lambda v: _skips_grad_norm(v) and _offloads_optimizer(v),
     "no_grad_norm_and_zenflow": lambda v: _skips_grad_norm(v) and _has_zenflow(v),
     "no_grad_norm_and_fp32_accumulation": lambda v: (
-        _skips_grad_norm(v)
-        and v.stage == 1
-        and _precision(v) == "bf16"
-        and v.raw("data_types", "grad_accum_dtype") == "fp32"
-        and not _offloads_optimizer(v)
+        _skips_grad_norm(v) and v.stage == 1 and _sums_half_in_fp32(v, "bf16") and not _offloads_optimizer(v)
     ),
     "prescale_and_reduce_scatter": lambda v: _scatters(v) and _is_true(v, "prescale_gradients"),
     "predivide_and_reduce_scatter": lambda v: _scatters(v) and _number(v, "gradient_predivide_factor", 1) != 1,
-    "fp32_sum_and_offload": lambda v: (
-        v.stage == 2
-        and _precision(v) in ("bf16", "fp16")
-        and v.raw("data_types", "grad_accum_dtype") == "fp32"
-        and _offloads_optimizer(v)
-    ),
+    "fp32_sum_and_offload": lambda v: v.stage == 2 and _sums_half_in_fp32(v) and _offloads_optimizer(v),
     "negative_clipping": lambda v: _number(v, "gradient_clipping") < 0,
     "odd_allgather_bucket": lambda v: v.stage in (1, 2) and _number(v, f"{ZERO}.allgather_bucket_size") % 2 == 1,
     "autotp_and_sequence_parallel": lambda v: _number(v, TENSOR, 1) > 1 and _number(v, SEQUENCE, 1) > 1,
