@@ -295,3 +295,11 @@ def test_other_commands_lint_the_deepspeed_file(dsrun, here, command):
     done = dsrun(*command, "--model", "demo-t5", "--deepspeed", "ds.json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean overlap_comm?" in done.stderr
+
+
+def test_requeued_job_does_not_lint_an_edited_file(dsrun, here, environ):
+    """It goes on by the settings that it started with."""
+    (here / "ds.json").write_text(json.dumps(MISSPELLED))
+    environ |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    done = dsrun("train", "--model", "demo-t5", "--deepspeed", "ds.json", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -28,6 +28,7 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import to_json
 from dsrun.recipe.trackers import check_packages
+from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 from dsrun.system import variables
@@ -104,9 +105,13 @@ def checked_recipe(args: list[str]) -> Recipe:
 
 
 def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
-    """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors."""
+    """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors.
+
+    A requeued job goes on by the file as it was, whatever has become of it."""
     if not recipe.hf.get("deepspeed"):
         return recipe
+    if is_another(os.environ):
+        return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size)
     from dsrun.zero.lint.training import refuse_errors  # only where it is needed
 
     lint = partial(refuse_errors, notify=print_note)
