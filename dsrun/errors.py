@@ -54,6 +54,16 @@ class MissingError(DsrunError):
     exit_code = EXIT_MISSING
 
 
+# Of a message with C++ frames or a model's whole state dict; its beginning says what is wrong.
+LONGEST_MESSAGE = 2000
+
+
+def one_line(error: BaseException) -> str:
+    """The message of any exception, all its lines in one; the name of its class if it has none."""
+    text = " ".join(str(error).partition("\nException raised from ")[0].split())
+    return (text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…") or type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known name that was probably meant, in whatever case and with hyphens or underscores; None without one."""
     import difflib

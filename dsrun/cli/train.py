@@ -105,16 +105,20 @@ def _run(recipe: Recipe, signals: StartupSignals) -> int:
 
 
 def show_values(recipe: Recipe) -> None:
-    """--explain: print every value with its source."""
+    """--explain: print every value with its source; the --deepspeed file by its name."""
+    from dsrun.cli.launch.job import with_deepspeed_checked
     from dsrun.recipe.resolve import explain
 
-    print_table((name, repr(value), source) for name, value, source in explain(recipe))
+    found = with_deepspeed_checked(recipe, recipe.spec.nproc)
+    named = {name: recipe.hf[name] for name in ("deepspeed",) if name in recipe.hf}
+    print_table((name, repr(value), source) for name, value, source in explain(replace(found, hf=found.hf | named)))
 
 
 @click.command(cls=TrainCommand, name="prepare")
 @click.pass_obj
 def prepare_command(args: list[str]) -> int:
     """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
+    from dsrun.cli.launch.job import with_deepspeed_checked
     from dsrun.recipe.resolve import resolve
     from dsrun.system.host import require_training_packages
 
@@ -122,7 +126,9 @@ def prepare_command(args: list[str]) -> int:
     argv = [sys.executable, "-m", PREPARER, *args]
     if recipe.spec.explain:
         show_values(recipe)
-    elif recipe.spec.dry_run:
+        return 0
+    with_deepspeed_checked(recipe, recipe.spec.nproc)
+    if recipe.spec.dry_run:
         from dsrun.cli.launch.node import without_dry_run
 
         click.echo(command_line(without_dry_run(argv)))

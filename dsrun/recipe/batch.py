@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import hf_flags
-from dsrun.recipe.parsed_value import ParsedValue
 
 SHOWN_DIVISORS = 4
 # What the Trainer and `dsrun train` both take when nothing is said.
@@ -110,15 +110,15 @@ def _either(numbers: list[int]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-def trainer_values(given: dict[str, ParsedValue], world_size: int | None) -> dict[str, Any]:
+def trainer_values(given: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
     """The training arguments as the Trainer will see them, defaults included; what cannot be known is left out.
 
-    `world_size` counts ranks. With a global batch size the accumulation steps follow from it, and
-    `train_batch_size` is there too. Raises UsageError when the batch sizes do not divide.
+    `given` are values by their flags' canonical names; `world_size` counts ranks. With a global batch size the
+    accumulation steps follow from it, and `train_batch_size` is there too. Raises UsageError when they do not divide.
     """
     values = {flag.key: flag.default for flag in hf_flags().values()}
-    values |= {hf_flags()[name].key: each.value for name, each in given.items() if name in hf_flags()}
-    own = {name: given[name].value for name in ("global_batch_size", "micro_batch_size", *SIZES) if name in given}
+    values |= {hf_flags()[name].key: value for name, value in given.items() if name in hf_flags()}
+    own = {name: given[name] for name in ("global_batch_size", "micro_batch_size", *SIZES) if name in given}
     total, micro = own.get("global_batch_size"), own.get("micro_batch_size") or own.get(SIZES[0])
     if micro is not None:
         values[SIZES[0]] = micro

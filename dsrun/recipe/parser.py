@@ -20,6 +20,8 @@ HELP = "`dsrun train --help` lists all flags"
 # argparse takes -1 and -.5 for values but -1e-4 for a flag (bpo-9334); such a word is joined to the flag
 # before it.
 NEGATIVE = re.compile(r"^-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+# "--do" and "--lr" may mean anything.
+SHORTEST = 4
 NARGS: dict[str, str] = {"bool": "?", "bool|str": "?", "list": "+", "list|str": "+"}
 
 
@@ -88,14 +90,27 @@ def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             continue
         name, equals, value = word.partition("=")
         if word.startswith("--") and " " not in name:
-            flag = f"--{normalise(name)}"
-            typed[flag] = name
+            whole = _whole(normalise(name))
+            flag = f"--{whole}"
+            typed[flag] = name if whole == normalise(name) else f"{name} (taken as {flag})"
             arguments.append(f"{flag}{equals}{value}")
         elif NEGATIVE.match(word) and arguments and _takes_one_value(arguments[-1]):
             arguments[-1] += f"={word}"
         else:
             arguments.append(word)
     return arguments, typed
+
+
+def _whole(name: str) -> str:
+    """The flag that `name` begins, of those of Transformers and its example scripts, whose parser took the beginning of
+    a flag for it. `name` itself where it is a flag, begins several, or ends inside a word, as typing errors do."""
+    known = vocabulary()
+    if name in known or name.removeprefix("no_") in known or len(name) < SHORTEST:
+        return name
+    begun = [spelling for spelling in known if spelling.startswith(f"{name}_")]
+    flags = {known[spelling].name: known[spelling] for spelling in begun}
+    taken = [each for each in flags.values() if each.owner == "hf" or each.example_scripts]
+    return begun[0] if len(flags) == 1 and taken else name
 
 
 def _takes_one_value(word: str) -> bool:
@@ -122,21 +137,24 @@ def _complaint(error: argparse.ArgumentError, typed: dict[str, str]) -> UsageErr
 
 def _only_json(rest: Sequence[str], typed: dict[str, str]) -> str | None:
     """The JSON file among the words that belong to no flag; anything else there is an error."""
-    for word in rest:
-        if word.startswith("-") and not NEGATIVE.match(word):
-            option = word.partition("=")[0]
-            raise unknown_flag(typed.get(option, option))
+    options = [word.partition("=")[0] for word in rest if word.startswith("-") and not NEGATIVE.match(word)]
+    if options:
+        raise unknown_flags([typed.get(option, option) for option in options])
     for word in rest:
         if not word.endswith(".json") or len(rest) > 1:
             raise UsageError(f"{word!r} belongs to no flag", fix="write --flag value; a value with spaces needs quotes")
     return rest[0] if rest else None
 
 
-def unknown_flag(name: str) -> UsageError:
-    """The error for an unknown flag, with the nearest known one."""
-    match = nearest(normalise(name), vocabulary())
-    hint = shown_like(name, match) if match else None
-    return UsageError(f"unknown flag {name}", fix=f"did you mean {hint}?" if hint else HELP)
+def unknown_flags(names: Sequence[str]) -> UsageError:
+    """The error for unknown flags, with the nearest known one of each."""
+    near = {name: nearest(normalise(name), vocabulary()) for name in names}
+    hints = {name: shown_like(name, match) for name, match in near.items() if match}
+    if len(near) == 1:
+        hint = next(iter(hints.values()), None)
+        return UsageError(f"unknown flag {names[0]}", fix=f"did you mean {hint}?" if hint else HELP)
+    each = ", ".join(f"{name} (did you mean {hints[name]}?)" if name in hints else name for name in near)
+    return UsageError(f"unknown flags {each}", fix=None if len(hints) == len(near) else HELP)
 
 
 def shown_like(typed: str, spelling: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.deepspeed_file import Linter, with_deepspeed_read
 from dsrun.recipe.flags import RENAMED, SECRETS, all_flags, own_flags, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
@@ -104,34 +105,6 @@ def frozen_argv(recipe: Recipe) -> list[str]:
     return words
 
 
-def with_deepspeed_read(recipe: Recipe, cwd: Path) -> Recipe:
-    """The recipe with the content of the `--deepspeed` file, which may be edited while the run is on.
-
-    Raises UsageError if it cannot be read or is not a JSON object.
-    """
-    named = recipe.hf.get("deepspeed")
-    if named is None or isinstance(named, dict):
-        return recipe
-    return replace(recipe, hf={**recipe.hf, "deepspeed": read_deepspeed(cwd / named, str(named))})
-
-
-def read_deepspeed(path: Path, shown: str) -> dict[str, Any]:
-    """A DeepSpeed JSON file, called `shown` in errors. Raises UsageError."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--deepspeed {shown}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--deepspeed {shown}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
-    except RecursionError:
-        raise UsageError(f"--deepspeed {shown}: nested too deeply") from None
-    except ValueError as error:
-        raise UsageError(f"--deepspeed {shown}: not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"--deepspeed {shown}: is not a JSON object")
-    return config
-
-
 def differences(before: Recipe, now: Recipe) -> list[str]:
     """What training by `now` does otherwise than by `before`, one "--flag: old -> new (source)" each; secrets apart."""
     names = [*now.sources, *(name for name in before.sources if name not in now.sources)]
@@ -196,9 +169,12 @@ def recipe_in_force(requested: Recipe, folder: RunFolder, environ: Mapping[str, 
     return requested, f"settings changed since the last start in {folder.path}: {'; '.join(changed)}"
 
 
-def worker_recipe(argv: Sequence[str], environ: Mapping[str, str]) -> Recipe:
-    """The recipe of a rank: its supervisor's, or for a rank that torchrun or srun started itself, that of its flags."""
+def worker_recipe(
+    argv: Sequence[str], environ: Mapping[str, str], *, world_size: int | None = None, lint: Linter | None = None
+) -> Recipe:
+    """The recipe of a rank: its supervisor's, or for a rank that torchrun or srun started itself, that of its flags,
+    whose --deepspeed file `lint` checks."""
     file = environ.get(variables.RECIPE)
     if argv or file is None:
-        return with_deepspeed_read(resolve(argv, Path.cwd()), Path.cwd())
+        return with_deepspeed_read(resolve(argv, Path.cwd()), Path.cwd(), world_size=world_size, lint=lint)
     return from_json(json.loads(Path(file).read_text(encoding="utf-8")), file)

@@ -24,7 +24,7 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 
@@ -89,10 +89,6 @@ class OwnCode:
     @staticmethod
     def from_pretrained(name: str, *, reference: str, **options: Any) -> type:
         return dynamic_module_utils.get_class_from_dynamic_module(reference, name, **options)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 Task = Literal["seq2seq", "causal-lm"]
@@ -160,7 +156,7 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
             model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
         except (ValueError, ImportError) as error:
             name = spec.model or config.model_type
-            refused = _refused_attention(spec.attn_implementation, name, first_line(error))
+            refused = _refused_attention(spec.attn_implementation, name, one_line(error))
             if refused:
                 raise refused from error
             raise
@@ -271,7 +267,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         return loader.from_pretrained(name, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
-        first = first_line(error)
+        first = one_line(error)
         refused = _refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
@@ -281,7 +277,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
             f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error
     except ImportError as error:
-        raise MissingError(f"{what} {name!r} needs a package: {str(error).strip().splitlines()[0]}") from error
+        raise MissingError(f"{what} {name!r} needs a package: {one_line(error)}") from error
 
 
 def _refused_attention(requested: str | None, name: str, first: str) -> UsageError | None:

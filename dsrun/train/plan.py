@@ -27,6 +27,7 @@ from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import decide_task, load_config
 from dsrun.train.zero_auto import resolve_zero_auto
+from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
@@ -69,10 +70,24 @@ def decide_plan(
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     precision = _precision(recipe, config, world, deepspeed)
     requested = _batch(recipe, world, saved_batch, notify)
+    if deepspeed is not None and precision == "bf16" and remedy == NO_FALLBACK and not recipe.hf.get("deepspeed"):
+        deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, notify)
     batch = with_smaller_batch(requested, remedy)
     if changes := fallback_notice(requested, batch, remedy):
         notify(changes)
     return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
+
+
+def _with_exact_sums(
+    deepspeed: dict[str, Any], spec: TrainSpec, steps: int, notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
+    as the same samples are then summed in more steps."""
+    if steps < FROM_STEPS or not takes_fp32_sum(engine.stage_of(deepspeed), spec.offload):
+        return deepspeed
+    memory = memory_of_sum(None, None, spec.offload)
+    notify(f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error_after(steps)}: {memory}")
+    return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
 def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[str], None]) -> BatchPlan:

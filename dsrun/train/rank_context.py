@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from dsrun.diagnosis.classify import classify
 from dsrun.diagnosis.rules import cause_named
-from dsrun.errors import DsrunError, UsageError
+from dsrun.errors import DsrunError, UsageError, one_line
 from dsrun.runs.heartbeat import Heart
 from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system import variables
@@ -50,10 +50,10 @@ def explain_failure(error: BaseException) -> tuple[int, str]:
         return 128 + signal.SIGINT, "interrupted"
     if isinstance(error, SystemExit):
         return int(error.code or 0), "ended by a signal"
-    first = next(iter(str(error).strip().splitlines()), "")
     cause = cause_of(error)
     advice = f" ({cause_named(cause).fix})" if cause else ""
-    return 1, f"{type(error).__name__}: {first[:300]}{advice}"
+    message = one_line(error) if str(error).strip() else ""
+    return 1, f"{type(error).__name__}: {message}{advice}"
 
 
 def record_failure(error: BaseException, *, rank: int, log: Path | None, progress: Progress) -> tuple[int, str]:

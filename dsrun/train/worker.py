@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from dsrun.train.rank_context import (
     record_interruption,
     show_stacks_in,
 )
+from dsrun.zero.lint.training import refuse_errors
 
 
 def keep_temporary_files_with_run(environ: Mapping[str, str]) -> None:
@@ -73,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         stopping.install(rank)
         os.environ.update(worker.variables())
-        requested = worker_recipe(argv, os.environ)
+        lint = partial(refuse_errors, notify=console.notice)
+        requested = worker_recipe(argv, os.environ, world_size=worker.world_size, lint=lint)
         debug = requested.spec.debug
         folder = RunFolder(Path(output_folder(requested)))
         requested, notice = recipe_in_force(requested, folder, os.environ)

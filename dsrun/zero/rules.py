@@ -75,6 +75,12 @@ def _is_on(view: ConfigView, key: str) -> bool:
     return view.value(key) is True
 
 
+def _is_true(view: ConfigView, key: str) -> bool:
+    """Whether DeepSpeed takes for true what stands at a key that it does not convert: every number but 0 is, and every
+    text, "false" too."""
+    return bool(view.value(key))
+
+
 def _number(view: ConfigView, key: str, default: float = 0) -> float:
     """A number, or `default` where it is not one or cannot be known."""
     found: Any = view.value(key)
@@ -121,6 +127,10 @@ def _precision(view: ConfigView) -> str | None:
     return None if fp16 is None or bf16 is None else "fp32"
 
 
+def _sums_half_in_fp32(view: ConfigView, *precisions: str) -> bool:
+    return _precision(view) in (precisions or ("bf16", "fp16")) and view.raw("data_types", "grad_accum_dtype") == "fp32"
+
+
 def _bf16_master_needs_cpu_adam(view: ConfigView) -> bool:
     on_gpu = _is_on(view, "bf16.bf16_optimizer_states") and not _offloads_optimizer(view)
     return _is_on(view, BF16_MASTER) and bool(view.stage) and not on_gpu and not _uses_cpu_adam(view)
@@ -138,7 +148,7 @@ def _zenflow_interval(view: ConfigView, strategies: tuple[str, ...], kind: type)
 
 def _selects_too_often(view: ConfigView) -> bool:
     select, update = (view.value(f"{ZENFLOW}.{key}") for key in ("select_interval", "update_interval"))
-    return _zenflow_interval(view, ("step",), int) and isinstance(update, int) and 0 < select < update
+    return _zenflow_interval(view, ("step",), int) and isinstance(update, int) and select != 0 and select < update
 
 
 def _does_not_overlap(view: ConfigView) -> bool:
@@ -147,7 +157,10 @@ def _does_not_overlap(view: ConfigView) -> bool:
 
 
 def _scatters(view: ConfigView) -> bool:
-    return view.stage in (2, 3) and view.value(f"{ZERO}.reduce_scatter") is not False
+    """Whether gradients are averaged as they are scattered."""
+    operation = view.raw("gradient_allreduce_op")
+    sums = isinstance(operation, str) and operation.lower() == "sum"
+    return view.stage in (2, 3) and not sums and view.value(f"{ZERO}.reduce_scatter") is not False
 
 
 def _skips_grad_norm(view: ConfigView) -> bool:
@@ -157,11 +170,6 @@ def _skips_grad_norm(view: ConfigView) -> bool:
 def _hpz_does_not_divide(view: ConfigView) -> bool:
     size, world = _number(view, HPZ, 1), view.world_size
     return view.stage == 3 and size > 1 and world is not None and world % min(size, world) != 0
-
-
-def _shared(view: ConfigView) -> int:
-    """Ranks that work on the same samples."""
-    return int(max(1, _number(view, TENSOR, 1)) * max(1, _number(view, SEQUENCE, 1)))
 
 
 def _does_not_divide(view: ConfigView, ranks: float) -> bool:
@@ -253,17 +261,19 @@ WHEN: dict[str, When] = {
     "no_grad_norm_and_offload": lambda v: _skips_grad_norm(v) and _offloads_optimizer(v),
     "no_grad_norm_and_zenflow": lambda v: _skips_grad_norm(v) and _has_zenflow(v),
     "no_grad_norm_and_fp32_accumulation": lambda v: (
-        _skips_grad_norm(v)
-        and v.stage == 1
-        and _precision(v) == "bf16"
-        and v.raw("data_types", "grad_accum_dtype") == "fp32"
-        and not _offloads_optimizer(v)
+        _skips_grad_norm(v) and v.stage == 1 and _sums_half_in_fp32(v, "bf16") and not _offloads_optimizer(v)
     ),
-    "prescale_and_reduce_scatter": lambda v: _scatters(v) and v.raw("prescale_gradients") is True,
+    "prescale_and_reduce_scatter": lambda v: _scatters(v) and _is_true(v, "prescale_gradients"),
     "predivide_and_reduce_scatter": lambda v: _scatters(v) and _number(v, "gradient_predivide_factor", 1) != 1,
+    "fp32_sum_and_offload": lambda v: v.stage == 2 and _sums_half_in_fp32(v) and _offloads_optimizer(v),
+    "negative_clipping": lambda v: _number(v, "gradient_clipping") < 0,
     "odd_allgather_bucket": lambda v: v.stage in (1, 2) and _number(v, f"{ZERO}.allgather_bucket_size") % 2 == 1,
     "autotp_and_sequence_parallel": lambda v: _number(v, TENSOR, 1) > 1 and _number(v, SEQUENCE, 1) > 1,
-    "shared_ranks_do_not_divide": lambda v: _does_not_divide(v, _shared(v)),
+    "autotp_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, TENSOR, 1))),
+    "sequence_parallel_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, SEQUENCE, 1))),
+    "tp_size_differs": lambda v: (
+        _number(v, TENSOR, 1) > 1 and _number(v, "tensor_parallel.tp.tp_size", 1) not in (1, _number(v, TENSOR, 1))
+    ),
     "autoep_does_not_divide": lambda v: _has_experts(v) and _does_not_divide(v, _number(v, EXPERT, 1)),
     "autoep_and_zeropp": lambda v: _has_experts(v) and v.stage == 3 and (_is_on(v, QGZ) or _number(v, HPZ, 1) > 1),
     "autoep_and_sequence_parallel": lambda v: _has_experts(v) and v.stage == 3 and _number(v, SEQUENCE, 1) > 1,

@@ -32,6 +32,23 @@ def test_config_flags_with_underscores(dsrun):
     assert printed(dsrun, "--offload_optimizer", "cpu") == printed(dsrun, "--offload-optimizer", "cpu")
 
 
+@pytest.mark.parametrize(
+    ("typed", "own"),
+    [
+        ("--stage 3 --offload cpu", "--zero 3 --offload-optimizer cpu --offload-param cpu"),
+        ("--stage 2 --offload cpu", "--zero 2 --offload-optimizer cpu"),
+        ("--bf16", "--precision bf16"),
+        ("--fp16 --offload none", "--precision fp16"),
+        (
+            "--optimizer adamw --learning_rate 1e-4 --max_grad_norm 0.5 --per_device_train_batch_size 4",
+            "--optimizer adamw --lr 1e-4 --gradient-clipping 0.5 --micro-batch-size 4",
+        ),
+    ],
+)
+def test_config_takes_the_flags_of_train(dsrun, typed, own):
+    assert printed(dsrun, *typed.split()) == printed(dsrun, *own.split())
+
+
 @pytest.mark.parametrize("typed", ["5e8", "500_000_000", "500000000"])
 def test_bucket_size_notations(dsrun, typed):
     config = printed(dsrun, "--reduce-bucket-size", typed)
@@ -116,6 +133,14 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
         (
             ["--for", "deepspeed", "--gpus", "8", "--global-batch-size", "12"],
             "global batch 12 does not divide by 8 ranks",
+        ),
+        (["--bf16", "--precision", "fp16"], "--bf16 and --precision fp16 differ (remove one of them)"),
+        (["--offload", "cpu", "--offload-optimizer", "nvme"], "--offload cpu and --offload-optimizer nvme differ"),
+        (["--mics_shard_size", "8"], "unknown flag --mics_shard_size (use --hpz)"),
+        (
+            ["--stagee", "3", "--max_live_parameters=7", "--qqqq"],
+            "unknown flags --stagee (did you mean --stage?), --max_live_parameters"
+            " (--set zero_optimization.stage3_max_live_parameters=VALUE), --qqqq\n",
         ),
         (["chekc"], "did you mean `dsrun config check`?"),
         (["--zero", "3", "check", "ds.json"], "--zero does not go with `dsrun config check`"),

@@ -258,3 +258,48 @@ def test_prepare_explain_and_dry_run_do_nothing(dsrun, here, pairs):
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shlex.split(shown.stdout)[1:] == ["-m", "dsrun.train.prepare", *flags]
     assert tree(here) == before
+
+
+MISSPELLED = {"zero_optimization": {"stage": 2, "overlap_com": True}}
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--explain",), ("--nproc", "2")])
+def test_deepspeed_file_is_linted_first(refused, here, flags):
+    """Before data and model, whose preparation would be for nothing."""
+    (here / "ds.json").write_text(json.dumps(MISSPELLED))
+    said = refused("--model", "demo-t5", "--deepspeed", "ds.json", *flags)
+    assert "zero_optimization.overlap_com (ds.json:1)" in said
+    assert said.endswith("(did you mean overlap_comm?)")
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--explain",)])
+def test_deepspeed_file_that_does_not_exist(refused, flags):
+    assert refused("--model", "demo-t5", "--deepspeed", "nope.json", *flags) == (
+        "--deepspeed nope.json: No such file or directory"
+    )
+
+
+def test_deepspeed_file_is_checked_for_these_ranks(refused, here):
+    (here / "ds.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 2}}')
+    said = refused("--model", "demo-t5", "--deepspeed", "ds.json", "--nproc", "3", "--dry-run")
+    assert said.startswith("ds.json: global batch 8 does not divide by 3 ranks")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("prepare",), ("render-slurm", "--", "train"), ("launch", "--dry-run", "--", "dsrun", "train")],
+    ids=lambda command: command[0],
+)
+def test_other_commands_lint_the_deepspeed_file(dsrun, here, command):
+    (here / "ds.json").write_text(json.dumps(MISSPELLED))
+    done = dsrun(*command, "--model", "demo-t5", "--deepspeed", "ds.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean overlap_comm?" in done.stderr
+
+
+def test_requeued_job_does_not_lint_an_edited_file(dsrun, here, environ):
+    """It goes on by the settings that it started with."""
+    (here / "ds.json").write_text(json.dumps(MISSPELLED))
+    environ |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    done = dsrun("train", "--model", "demo-t5", "--deepspeed", "ds.json", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")

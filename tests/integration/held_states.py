@@ -1,7 +1,8 @@
 """Build one engine after another and note what each holds: `held_states.py CASES OUT`, on the ranks of one group.
 
-A case is a dict of kind, size, stage, offload, precision and lora; OUT gets, per case and rank, the bytes of the
-tensors that hold parameters, gradients, master weights and optimizer states in an optimizer step of two micro batches.
+A case is a dict of kind, size, stage, offload, precision, lora and sums (the format in which gradients are summed); OUT
+gets, per case and rank, the bytes of the tensors that hold parameters, gradients, master weights and optimizer states
+in an optimizer step of two micro batches.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ def json_for(case: dict, world: int) -> dict:
         "bf16": {"enabled": case["precision"] == "bf16"},
         "fp16": {"enabled": False},
         "zero_allow_untested_optimizer": True,
+        "data_types": {"grad_accum_dtype": case["sums"]},
     }
     if "optimizer" in made:
         made["optimizer"]["params"] = {"lr": 1e-4}

@@ -286,6 +286,13 @@ BAD: list[tuple[str, Config]] = [
     ],
 ]
 
+# DeepSpeed converts these texts, and the Trainer compares them as they are, whatever its flags say.
+BAD_FOR_TRAINER: list[tuple[str, Config]] = [
+    ("trainer_stops", {**AUTO, **zero(2), name: {"enabled": text}})
+    for name in ("bf16", "fp16")
+    for text in ("true", "false", "1")
+]
+
 # text, does the Trainer run it, does DeepSpeed
 PLAIN = '"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2}'
 TEXTS: list[tuple[str, bool, bool]] = [

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.resolved import worker_recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console
 from dsrun.train.distributed import destroy_process_group, world_from_env
@@ -34,7 +35,7 @@ def main(file: str) -> None:
 
 
 def _one(argv: list[str]) -> None:
-    recipe = resolve(argv, Path.cwd())
+    recipe = worker_recipe(argv, {})
     folder = RunFolder(Path(recipe.spec.output))
     if os.environ["RANK"] == "0":
         RunFolder.create(folder.path)

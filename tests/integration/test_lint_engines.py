@@ -22,6 +22,16 @@ ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 
 
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+ZENFLOW = {"select_strategy": "step", "select_interval": 8}
+# Refused before an optimizer is made, so DeepSpeed's own is not compiled.
+OWN_ADAM = {"type": "AdamW", "params": {"lr": 1e-3}}
+ODD_INTERVALS = [
+    ZENFLOW | {"select_interval": "auto"},
+    ZENFLOW | {"select_interval": 2, "update_interval": 4},
+    {"select_interval": 8},
+]
+FIXED_SCALE = {"enabled": True, "loss_scale": 128}
+UNTESTED = {"zero_allow_untested_optimizer": True}
 BF16_MASTER = {"enabled": True, "bf16_master_weights_and_grads": True}
 
 
@@ -47,6 +57,11 @@ RUN = [
     config({"stage": 2, "zero_quantized_gradients": True, "zero_hpz_partition_size": 2}),
     config({"stage": 2, "reduce_bucket_size": 1000, "allgather_bucket_size": 0, "round_robin_gradients": True}),
     config({"stage": 2}, optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer=True),
+    config({"stage": 2}, gradient_clipping=-1),
+    config({"stage": 1}, prescale_gradients=True, gradient_predivide_factor=2.0),
+    config({"stage": 2}, prescale_gradients=True, gradient_allreduce_op="SUM"),
+    config({"stage": 2}, optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer="false"),
+    config({"stage": 3, "reduce_scatter": False}, gradient_predivide_factor=2.0),
     config(gradient_clipping=0, steps_per_print=10.0, prescale_gradients=True, memory_breakdown=False),
     config({"stage": 1}, gradient_clipping=0.5, wall_clock_breakdown=1, communication_data_type="fp32"),
     config({"stage": 2, "compute_grad_norm": False}, gradient_clipping=0),
@@ -71,7 +86,12 @@ FAIL = [
         for case in (
             config({"stage": 2, "allgather_bucket_size": 7}),
             config({"stage": 2}, prescale_gradients=True),
+            config({"stage": 2}, prescale_gradients="false"),
+            config({"stage": 3}, prescale_gradients=1),
             config({"stage": 2}, gradient_predivide_factor=2.0),
+            *[config({"stage": 2, "zenflow": flow, **OFFLOADED}, optimizer=OWN_ADAM) for flow in ODD_INTERVALS],
+            config({"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False}),
+            config({"stage": 2}, optimizer={"type": "Lamb", "params": {"lr": 0.1}}, fp16=FIXED_SCALE, **UNTESTED),
             config({"stage": 2, "compute_grad_norm": False, **OFFLOADED}, gradient_clipping=0),
             config(
                 {"stage": 1, "compute_grad_norm": False},
@@ -84,7 +104,7 @@ FAIL = [
             config({"stage": 2, **OFFLOADED}, bf16=BF16_MASTER),
             config({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
             config(
-                {"stage": 2, **OFFLOADED, "zenflow": {"select_strategy": "step", "select_interval": 8}},
+                {"stage": 2, **OFFLOADED, "zenflow": ZENFLOW},
                 optimizer={"type": "SGD", "params": {"lr": 0.1}},
                 zero_allow_untested_optimizer=True,
             ),
@@ -97,6 +117,7 @@ FAIL = [
     ("breaks_later", config(log_level="loud")),
     ("breaks_later", config(log_level=2)),
     ("breaks_later", config(sequence_parallel_size="2")),
+    ("breaks_later", config(sequence_parallel_size=-1)),
     ("breaks_later", config(flops_profiler={"enabled": True, "profile_step": "1"})),
     ("breaks_later", config(data_types={"grad_accum_dtype": "half precision"})),
     ("breaks_later", config(data_types={"param_dtype": "bf16"})),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dsrun.zero.schema import blocks, removed
 from dsrun.zero.view import find_target
-from tests.integration.lint_configs import BAD, GOOD, TEXTS
+from tests.integration.lint_configs import BAD, BAD_FOR_TRAINER, GOOD, TEXTS
 from tests.integration.lint_truth import as_text, deepspeed_says, disagreement, linter_says, trainer_says
 
 SHIPPED = sorted((Path(__file__).parents[2] / "ds_configs").glob("*.json"))
@@ -92,6 +92,18 @@ def test_lint_reports_expected_error_for_invalid_config(code, config):
     text = as_text(config)
     assert deepspeed_says(copy.deepcopy(config))
     assert any(each.startswith(f"{code} ") for each in linter_says(text, "deepspeed")), linter_says(text, "deepspeed")
+
+
+@pytest.mark.parametrize(("code", "config"), BAD_FOR_TRAINER, ids=lambda case: case if isinstance(case, str) else "")
+@pytest.mark.parametrize("bf16", [False, True])
+def test_lint_reports_error_of_trainer_alone(code, config, bf16):
+    """Also when the linter knows none of the flags."""
+    text = as_text(config)
+    assert deepspeed_says(text.replace('"auto"', "1")) == ""
+    assert trainer_says(text, bf16=bf16)
+    for knowing in (True, False):
+        found = linter_says(text, "trainer", bf16=bf16, knowing=knowing)
+        assert [each.partition(" ")[0] for each in found] == [code]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

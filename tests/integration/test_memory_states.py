@@ -20,11 +20,13 @@ RANKS = 2
 # The issue allows 2%; with DeepSpeed 0.19.8 all figures are exact to the byte.
 WITHIN = 0.002
 PLACES = [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (1, "cpu"), (2, "cpu"), (3, "cpu")]
+FP32_SUMS = [(2, "none"), (3, "none"), (3, "cpu")]
 
 
-def case(kind, size, stage, offload, precision="bf16", lora=0):
+def case(kind, size, stage, offload, precision="bf16", lora=0, sums=None):
     return {
         "kind": kind, "size": size, "stage": stage, "offload": offload, "precision": precision, "lora": lora,
+        "sums": sums,
     }  # fmt: skip
 
 
@@ -33,6 +35,8 @@ CASES = [
     *(case("t5", "5M", *place, lora=8) for place in PLACES),
     *(case("llama", "5M", *place, lora=8) for place in [(2, "none"), (3, "none")]),
     *(case("llama", "5M", *place, precision="fp32") for place in PLACES[1:]),
+    *(case(kind, "5M", *place, sums="fp32") for kind in ("t5", "llama") for place in FP32_SUMS),
+    case("t5", "5M", 2, "none", lora=8, sums="fp32"),
     case("t5", "120M", 2, "none"),
     case("t5", "120M", 3, "none", lora=16),
     case("llama", "120M", 0, "none"),
@@ -64,6 +68,7 @@ def predicted(each, rank):
         offload=each["offload"],
         world=RANKS,
         precision=each["precision"],
+        sums_in_fp32=each["sums"] == "fp32",
         persistence=sizes("balanced", model.hidden, None).persistence,
     )
     made = states(training(model, each["lora"] or None), sharding, rank=rank)

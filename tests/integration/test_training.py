@@ -277,7 +277,7 @@ def test_prepare_interrupted_by_sigint_prints_one_line(tiny, tmp_path):
 
 
 def test_bf16_zero3_training_saves_bf16_model(tiny, pairs, tmp_path):
-    """bf16 trains with ZeRO-3 shards in bf16 and saves a bf16 model."""
+    """bf16 trains with ZeRO-3 shards in bf16 and saves a bf16 model; many gradients are summed in fp32."""
     flags = [
         "--model",
         tiny["llama"],
@@ -290,12 +290,17 @@ def test_bf16_zero3_training_saves_bf16_model(tiny, pairs, tmp_path):
         "4",
     ]
     many_runs(
-        [[*flags, "--global-batch-size", "8", "--logging-steps", "1", "--output", str(tmp_path / "run")]],
+        [
+            [*flags, "--global-batch-size", "16", "--micro-batch-size", micro, "--output", str(tmp_path / micro)]
+            for micro in ("1", "2")
+        ],
         ranks=2,
         scratch=tmp_path,
     )
-    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    weights = load_file(tmp_path / "1" / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    runs = [json.loads((tmp_path / micro / "run.json").read_text()) for micro in ("1", "2")]
+    assert [run["deepspeed"].get("data_types") for run in runs] == [{"grad_accum_dtype": "fp32"}, None]
 
 
 def test_user_deepspeed_config_json_is_used_unchanged(tiny, pairs, tmp_path):
@@ -316,6 +321,22 @@ def test_user_deepspeed_config_json_is_used_unchanged(tiny, pairs, tmp_path):
     assert "fp32" in done.err
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["deepspeed"]["zero_optimization"]["reduce_bucket_size"] == 12345
+
+
+def test_numbers_of_users_deepspeed_config_hold(tiny, pairs, tmp_path):
+    """Without flags: the batch and the rate of the JSON, and weights gathered where it does not ask for them."""
+    config = {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": False},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "torch_adam": True}},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    flags = ["--model", tiny["llama"], "--deepspeed", str(tmp_path / "ds.json"), "--train-file", pairs["train"]]
+    many_runs([[*flags, "--max-steps", "2", "--output", str(tmp_path / "run")]], ranks=2, scratch=tmp_path)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (run["batch"]["global_batch"], run["sources"]["learning_rate"]) == (8, str(tmp_path / "ds.json"))
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
 def test_zero_auto_takes_stage_from_memory_plan(tiny, pairs, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -11,14 +13,17 @@ from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_op
 from dsrun.cli.output import json_text, print_note, write_output
 from dsrun.demo import models
 from dsrun.demo.build import DEMO_NAMES
-from dsrun.errors import DsrunError, MissingError, UsageError
+from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
 from dsrun.recipe.batch import batch_plan
+from dsrun.zero.generate.accumulation import FROM_STEPS
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import PURPOSES, generate, nearest_key, render
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
-from dsrun.zero.generate.spec import ZeroSpec, options
+from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
+from dsrun.zero.generate.training_blocks import steps_of
+from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.model.configs import Settings, find
 from dsrun.zero.memory.model.count import describe
 
@@ -28,6 +33,8 @@ COMMANDS = {
     "upgrade": ("dsrun.cli.config.lint:upgrade_command", "replace keys of older releases"),
 }
 LARGEST = 2**63
+# Flags that people know from elsewhere, and what does the same here.
+ONCE = {"--mics": "--hpz", "--mics-shard-size": "--hpz", "--cpu-offload": "--offload cpu", "--amp": "--bf16 or --fp16"}
 BY_ITSELF = ("list_shipped", "explain", "form", "output", "force")
 
 
@@ -53,13 +60,24 @@ class ConfigGroup(LazyGroup):
     """Writes a configuration when called without a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            key = nearest_key(error.option_name.lstrip("-").replace("-", "_"))
-            if key is None or error.possibilities:
-                raise
-            raise UsageError(f"unknown flag {error.option_name}", fix=f"--set {key}=VALUE") from None
+            unknown = self._unknown(ctx, given)
+            if not unknown:  # one letter of several, as in -ox
+                raise UsageError(f"unknown flag {error.option_name}") from None
+            raise _unknown_flags(unknown, self._flags(ctx)) from None
+
+    def _flags(self, ctx: click.Context) -> set[str]:
+        """Every flag, those that turn a switch off too."""
+        return {flag for each in self.get_params(ctx) for flag in (*each.opts, *each.secondary_opts)}
+
+    def _unknown(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The flags of a command line that the group does not have."""
+        words = takewhile(lambda word: word not in self.lazy, args)
+        names = [word.partition("=")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
+        return list(dict.fromkeys(name for name in names if name.replace("_", "-") not in self._flags(ctx)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -76,8 +94,45 @@ class ConfigGroup(LazyGroup):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under the headings of the spec, then those of the command itself."""
         titles = {each.name: title for title, found in by_group(ZeroSpec).items() for each in found}
+        titles |= {"offload": "Offload", "bf16": "Precision", "fp16": "Precision"}
         write_grouped_options(self, ctx, formatter, titles)
         self.format_commands(ctx, formatter)
+
+
+def _unknown_flags(names: list[str], known: set[str]) -> UsageError:
+    """The error for unknown flags, with the flag or the key that was meant by each."""
+    hints = {name: _meant(name, known) for name in names}
+    if len(names) == 1:
+        return UsageError(f"unknown flag {names[0]}", fix=hints[names[0]] or "`dsrun config --help` lists all flags")
+    return UsageError(
+        "unknown flags " + ", ".join(f"{name} ({hint})" if hint else name for name, hint in hints.items())
+    )
+
+
+def _meant(name: str, known: set[str]) -> str | None:
+    """What to write for an unknown flag; None where nothing is like it."""
+    if once := ONCE.get(name.replace("_", "-")):
+        return f"use {once}"
+    if match := nearest(name, known):
+        return f"did you mean {match}?"
+    key = nearest_key(name.lstrip("-").replace("-", "_"))
+    return f"--set {key}=VALUE" if key else None
+
+
+def _as_train_has_them(values: dict[str, Any]) -> None:
+    """Turn the flags that `dsrun train` has for it into those of the spec. Raises UsageError where both differ."""
+    stage = options()["stage"].default if values["stage"] is None else values["stage"]
+    place = values.pop("offload")
+    meant = {name: place for name in ("offload_optimizer", *(["offload_param"] if stage == 3 else [])) if place}
+    given = [name for name in ("bf16", "fp16") if values.pop(name)]
+    meant |= dict.fromkeys(["precision"] if given else [], given[-1] if given else "")
+    if len(given) > 1:
+        raise UsageError("--bf16 and --fp16 exclude each other", fix="remove one of them")
+    for name, value in meant.items():
+        source = f"--{given[0]}" if name == "precision" else f"--offload {place}"
+        if values[name] not in (None, options()[name].default, value):
+            raise UsageError(f"{source} and {flag_of(name)} {values[name]} differ", fix="remove one of them")
+        values[name] = value
 
 
 def run(**values: Any) -> int:
@@ -85,6 +140,7 @@ def run(**values: Any) -> int:
     ctx = click.get_current_context()
     if ctx.invoked_subcommand:
         return 0
+    _as_train_has_them(values)
     own = {name: values.pop(name) for name in BY_ITSELF}
     if own["list_shipped"]:
         files = [{"file": name, "does": line} for name, line in PURPOSES.items()]
@@ -134,18 +190,22 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     width = Settings(config).optional(*names) or Settings(inner if isinstance(inner, dict) else {}).optional(*names)
     if spec.model and config and not width:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
+    # Counted only where a value or its reason depends on it: counting some models takes seconds.
+    sums = (steps_of(spec) or 1) >= FROM_STEPS
+    model = _architecture(config) if config and (spec.offload_param == "nvme" or sums) else None
     return HardwareFacts(
         hidden_size=width,
-        largest=_largest(config) if config and spec.offload_param == "nvme" else None,
+        largest=model.largest if model else None,
+        parameters=model.parameters if model else None,
         model_type=config.get("model_type"),
         gpu=require_gpu(spec.gpu) if spec.gpu is not None else None,
     )
 
 
-def _largest(config: dict[str, Any]) -> int | None:
-    """Elements of the model's largest parameter; None for a config that the shapes do not follow from."""
+def _architecture(config: dict[str, Any]) -> Architecture | None:
+    """The model's shapes; None for a config that they do not follow from."""
     try:
-        return describe(config).largest
+        return describe(config)
     except DsrunError:
         return None
 
@@ -167,6 +227,13 @@ command = ConfigGroup(
     callback=run,
     params=[
         *(field_option(each, TYPES) for each in options().values()),
+        click.Option(["--bf16"], is_flag=True, help="the same as --precision bf16"),
+        click.Option(["--fp16"], is_flag=True, help="the same as --precision fp16"),
+        click.Option(
+            ["--offload"],
+            type=click.Choice(("none", "cpu", "nvme")),
+            help="the same as --offload-optimizer, and under ZeRO 3 as --offload-param too",
+        ),
         click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
         click.Option(["--force"], is_flag=True, help="replace the file"),
         click.Option(["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"),

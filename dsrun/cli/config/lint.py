@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.resolve import given_values
 from dsrun.recipe.runfile import upgrade_run_file
+from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable
 from dsrun.zero.lint.upgrade import upgrade
@@ -55,7 +57,7 @@ def check_command(
     gpu: str | None,
     form: str,
 ) -> int:
-    """Find errors in a DeepSpeed JSON (FILE, or - for standard input).
+    """Find errors in a DeepSpeed JSON (FILE, or - for standard input), or in accelerate's YAML.
 
     The exit code is 3 if there are errors, else 0, also with warnings and remarks.
     """
@@ -65,15 +67,23 @@ def check_command(
     shown = printable(name)
     known = _training_flags(flags, against, world_size)
     values = known.values if known else {}
+    found = read_accelerate(text, shown) if file.endswith(YAML) else None
+    if found is not None:
+        text = read_text(found.named)[0] if found.named else json.dumps(found.config)
+        target, world_size = "trainer", world_size or found.processes
     findings = check(
         text,
-        file=shown,
+        file=printable(found.named) if found and found.named else shown,
         target=target,
         world_size=world_size or values.get("nproc"),
         against=known,
         model_type=model_type_of(values.get("model")),
         gpu=require_gpu(gpu) if gpu else None,
     )
+    if found is not None:
+        # Remarks are about keys that the YAML cannot have.
+        made = findings if found.named else [found.placed(each) for each in findings if each.level != "info"]
+        findings = [*found.findings, *made]
     if form == "json":
         print_json({"file": shown, "findings": findings})
     else:
@@ -107,7 +117,7 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     own = {name: each.value for name, each in given.items()}
     names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
     places = {names.get(name, name): each.where for name, each in given.items()}
-    return Flags(own | trainer_values(given, world_size or own.get("nproc")), frozenset(places), places)
+    return Flags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
 
 
 def _print(file: str, findings: list[Finding]) -> None:
@@ -128,14 +138,20 @@ def _print(file: str, findings: list[Finding]) -> None:
 @click.option("--in-place", is_flag=True, help="write to FILE itself")
 @click.option("--force", is_flag=True, help="replace OUT if it exists")
 def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) -> int:
-    """Replace the old keys of a DeepSpeed JSON (FILE, or -), or the Transformers 4 flags of a run.yaml.
+    """Replace the old keys of a DeepSpeed JSON (FILE, or -), or the Transformers 4 flags of a run.yaml; write the
+    DeepSpeed JSON of accelerate's YAML.
 
     The new text goes to standard output, the changes and their reasons to standard error. The exit code is 3 if errors
     remain.
     """
     if in_place and (output or file == STDIN):
         raise UsageError("--in-place needs a file, and does not go with --output", fix="remove one of them")
-    if file.endswith(YAML):
+    accelerate = read_accelerate(*read_text(file)) if file.endswith(YAML) else None
+    if accelerate is not None:
+        if in_place:
+            raise UsageError("--in-place: accelerate's YAML becomes a DeepSpeed JSON", fix="-o ds.json")
+        upgraded, changes, left = _accelerate_file(accelerate, output)
+    elif file.endswith(YAML):
         run_file = upgrade_run_file(Path(file), file)
         upgraded, changes, left = run_file.text, list(run_file.changes), list(run_file.left)
     else:
@@ -149,6 +165,20 @@ def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) 
     if not changes and not left:
         print_note(f"{file}: nothing to upgrade")
     return EXIT_FINDINGS if left else 0
+
+
+def _accelerate_file(found: AccelerateFile, output: str | None) -> tuple[str, list[str], list[str]]:
+    """The DeepSpeed JSON of accelerate's YAML, what became of its keys, and the errors that are left."""
+    if found.named:
+        raise UsageError(f"{found.file} names {found.named}", fix=f"dsrun config upgrade {found.named}")
+    changes = [f"{found.place(name)}: is now {key}" for name, key in KEYS.items() if name in found.lines]
+    if found.precision != "no":
+        changes.append(f"{found.place('mixed_precision')}: start training with --{found.precision}")
+    if found.processes:
+        changes.append(f"{found.place('num_processes')}: start training with --nproc {found.processes} on one machine")
+    text = json.dumps(found.meant, indent=2) + "\n"
+    findings = check(text, file=output or found.file, target="trainer", world_size=found.processes)
+    return text, changes, [f"{each.where}: {each.message}" for each in findings if each.level == "error"]
 
 
 def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], list[str]]:

@@ -127,7 +127,8 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     place = replace(place, run=f"{place.run} {name}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
-    return run_node(work_of(options, parsed), place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
+    work = work_of(options, parsed, nodes=place.nodes)
+    return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
 def _restore_signals() -> None:

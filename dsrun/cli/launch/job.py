@@ -22,11 +22,13 @@ from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.files import check_files
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.resolved import to_json, with_deepspeed_read
+from dsrun.recipe.resolved import to_json
 from dsrun.recipe.trackers import check_packages
+from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 from dsrun.system import variables
@@ -102,8 +104,21 @@ def checked_recipe(args: list[str]) -> Recipe:
             print_note(notice)
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
         check_packages(recipe)
-        recipe = with_deepspeed_read(recipe, Path.cwd())
     return recipe
+
+
+def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
+    """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors.
+
+    A requeued job goes on by the file as it was, whatever has become of it."""
+    if not recipe.hf.get("deepspeed"):
+        return recipe
+    if is_another(os.environ):
+        return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size)
+    from dsrun.zero.lint.training import refuse_errors  # only where it is needed
+
+    lint = partial(refuse_errors, notify=print_note)
+    return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)
 
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
@@ -122,10 +137,12 @@ def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
     )
 
 
-def training_work(recipe: Recipe, options: LaunchOptions) -> Work:
-    """dsrun's own training. `options` take precedence over the recipe; their `output` is the run folder, if named."""
+def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> Work:
+    """dsrun's own training on `nodes` machines like this one. `options` take precedence over the recipe; their `output`
+    is the run folder, if named. Raises UsageError for a --deepspeed file that does not work."""
     spec = recipe.spec
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
+    recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
     return Work(
         topology=topology,
         output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
@@ -219,8 +236,8 @@ def parse_program(argv: tuple[str, ...]) -> Program:
     return found
 
 
-def work_of(options: LaunchOptions, program: Program) -> Work:
-    """What this machine runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
+def work_of(options: LaunchOptions, program: Program, *, nodes: int = 1) -> Work:
+    """What each of `nodes` machines runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
     environment_output = os.environ.get(variables.OUTPUT)
     if not program.trains:
         return _external_work(replace(options, output=options.output or environment_output), program)
@@ -228,7 +245,7 @@ def work_of(options: LaunchOptions, program: Program) -> Work:
     named = recipe.spec.output
     if options.output and named and options.output != named:
         raise UsageError(f"--output {options.output} for dsrun launch, but {named} for dsrun train", fix="give it once")
-    return training_work(recipe, replace(options, output=options.output or named or environment_output))
+    return training_work(recipe, replace(options, output=options.output or named or environment_output), nodes=nodes)
 
 
 def _external_work(options: LaunchOptions, program: Program) -> Work:

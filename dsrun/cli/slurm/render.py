@@ -11,17 +11,18 @@ from typing import Any
 
 import click
 
-from dsrun.cli.launch.job import batch_of
+from dsrun.cli.launch.job import batch_of, with_deepspeed_checked
 from dsrun.cli.options import HYPHENS, Command, field_option, write_grouped_options
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.cli.slurm.jobs import follow_job
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.options import by_group, flag_of
+from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.files import check_files
 from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.resolved import frozen_argv, with_deepspeed_read
+from dsrun.recipe.resolved import frozen_argv
 from dsrun.recipe.runfile import read_run_file, read_section
 from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.check import check
@@ -109,11 +110,13 @@ def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
 
     Checks files unless an image provides them, and packages if the workers use the Python that renders.
     """
+    world_size = spec.nodes * workers(spec)
     if not (spec.container_image or spec.apptainer):
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+        recipe = with_deepspeed_checked(recipe, world_size)
     if uses_own_python(spec):
         check_packages(recipe)
-    batch_of(recipe, spec.nodes * workers(spec))
+    batch_of(recipe, world_size)
 
 
 def _refuse_tokens(args: Sequence[str]) -> None:

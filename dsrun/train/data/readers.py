@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, one_line
 from dsrun.recipe.data_files import HEAD, check_data_file, data_format, is_gzip, json_error
 from dsrun.system.files import parse_json
 
@@ -215,8 +215,7 @@ def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
                     rows -= len(batch)
                 number += rows
     except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"{path} is not a valid Parquet file: {reason}") from error
+        raise UsageError(f"{path} is not a valid Parquet file: {one_line(error)}") from error
 
 
 def _running_text(path: Path, start: Mark) -> MarkedRows:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError, UsageError
+from dsrun.errors import DsrunError, UsageError, one_line
 from dsrun.recipe.data_files import FORMATS, data_format
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.readers import START, Mark, Row, Rows, read_marked, sample_of
-from dsrun.train.model import HTTP_ERROR, first_line, unreachable
+from dsrun.train.model import HTTP_ERROR, unreachable
 
 SPLITS = ("train", "validation", "test")
 
@@ -162,7 +162,7 @@ def _saved(path: Path) -> dict[str, Source]:
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} cannot be loaded as a saved dataset: {first_line(error)}") from error
+        raise UsageError(f"{path} cannot be loaded as a saved dataset: {one_line(error)}") from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
     return _tables(loaded, str(path))
@@ -204,7 +204,7 @@ def _hub(spec: TrainSpec) -> dict[str, Source]:
 def _hub_error(name: str, error: Exception) -> DsrunError:
     from datasets.exceptions import DatasetNotFoundError
 
-    reason = first_line(error)
+    reason = one_line(error)
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
             return UsageError(f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`")

@@ -12,14 +12,14 @@ import torch
 from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
 from transformers.utils import is_liger_kernel_available
 
-from dsrun.errors import MissingError, UsageError, did_you_mean
+from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
-from dsrun.train.model import HTTP_ERROR, first_line, is_unreachable
+from dsrun.train.model import HTTP_ERROR, is_unreachable
 from dsrun.train.plan import Plan
 
 LOSS_METRICS = ("loss", "perplexity")
@@ -84,9 +84,9 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
     try:
         arguments = Seq2SeqTrainingArguments(**values)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"training arguments: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"training arguments: {one_line(error)}") from error
     except ImportError as error:
-        raise MissingError(str(error).strip().splitlines()[0]) from error
+        raise MissingError(one_line(error)) from error
     arguments.load_best_model_at_end = load_best
     return arguments
 
@@ -188,12 +188,12 @@ def as_usage_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, ValueError, TypeError) as error:
-        line = first_line(error)
+        line = one_line(error)
         # Some raise ValueError for a package that is not installed.
         missing = isinstance(error, ImportError) or "install" in line.lower()
         raise (MissingError if missing else UsageError)(f"{what}: {line}") from error
     except (HTTP_ERROR, OSError) as error:
-        line = first_line(error)
+        line = one_line(error)
         if not (isinstance(error, HTTP_ERROR) or is_unreachable(error)):
             if isinstance(error, OSError) and error.errno is None:
                 # transformers' own, about the content of a file (--generation_config); the system's have a number.

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
-from dsrun.recipe.resolved import read_deepspeed
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import own_programs_first
 from dsrun.train.distributed import World, acquire_lock
@@ -39,7 +39,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     """
     own = given.get("deepspeed")
     if own is not None:
-        return own if isinstance(own, dict) else read_deepspeed(Path(own), str(own))
+        return own if isinstance(own, dict) else as_object(read_text(Path(own), str(own)), str(own))
     stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
     if stage == 0 and spec.offload == "none":
         return None

@@ -41,11 +41,12 @@ FlatConfig = dict[str, ReasonedValue]
 class HardwareFacts:
     """What is known about the model and the GPU.
 
-    `hidden_size` is the model's width, `largest` its largest parameter, both in elements.
+    `hidden_size` is the model's width, `largest` its largest parameter, `parameters` all of them, in elements.
     """
 
     hidden_size: int | None = None
     largest: int | None = None
+    parameters: int | None = None
     model_type: str | None = None
     gpu: GpuModel | None = None
 

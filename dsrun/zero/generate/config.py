@@ -123,6 +123,7 @@ WRITERS = (
     training_blocks.batch,
     training_blocks.clipping,
     precision,
+    training_blocks.accumulation,
     zero,
     training_blocks.optimizer,
     training_blocks.scheduler,

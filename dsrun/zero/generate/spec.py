@@ -70,6 +70,7 @@ class ZeroSpec:
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
     accumulation: int | None = None
+    grad_accum_dtype: str = "auto"
     gpus: int | None = None
 
     autotp: int = 1

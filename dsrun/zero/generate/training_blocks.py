@@ -6,7 +6,18 @@ from math import sqrt
 from typing import Any
 
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.blocks import MOVED, ConfigContext, FlatConfig, ReasonedValue, fixed, moved, tables
+from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
+from dsrun.zero.generate.blocks import (
+    MOVED,
+    ConfigContext,
+    FlatConfig,
+    ReasonedValue,
+    fixed,
+    moved,
+    precision_of,
+    tables,
+)
+from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.view import AUTO, FILLED
 
 # An orthogonal update times 0.2 · sqrt(width) moves weights as far as Adam's (Moonlight, arXiv 2502.16982, 2.2).
@@ -41,6 +52,32 @@ def batch(case: ConfigContext) -> FlatConfig:
         why = "asked for" if steps else "no accumulation was asked for"
         flat["gradient_accumulation_steps"] = ReasonedValue(steps or 1, why)
     return flat
+
+
+def steps_of(spec: ZeroSpec) -> int | None:
+    """Accumulation steps: as given, or as the batch sizes and the GPUs make them; None where they are not known."""
+    sizes = (spec.global_batch_size, spec.micro_batch_size, spec.gpus)
+    if spec.accumulation is not None or None in sizes:
+        return spec.accumulation
+    total, micro, gpus = (size or 1 for size in sizes)
+    return total * spec.autotp * spec.sequence_parallel // (micro * gpus)
+
+
+def accumulation(case: ConfigContext) -> FlatConfig:
+    """data_types.grad_accum_dtype."""
+    spec, path = case.spec, "data_types.grad_accum_dtype"
+    steps, chosen = steps_of(spec) or 1, precision_of(case).value
+    if spec.grad_accum_dtype == "fp32":
+        return {path: ReasonedValue("fp32", "asked by --grad-accum-dtype fp32")}
+    sums = steps >= FROM_STEPS and takes_fp32_sum(spec.stage, spec.offload_optimizer) and chosen in ("bf16", AUTO)
+    # With these, gradients take other ways through DeepSpeed, which have not been measured.
+    other = spec.bf16_master_weights or spec.qgz or spec.zenflow or spec.super_offload or spec.deepcompile
+    other = other or spec.optimizer == "muon" or spec.autotp > 1 or spec.autoep > 1
+    if spec.grad_accum_dtype == "model" or spec.preset == "conservative" or other or not sums:
+        return {}
+    memory = memory_of_sum(case.facts.parameters, spec.gpus, spec.offload_optimizer)
+    why = f"{steps} gradients are summed, and a bf16 sum is off by {error_after(steps)} (measured); takes {memory}"
+    return {path: ReasonedValue("fp32", why)}
 
 
 def clipping(case: ConfigContext) -> FlatConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, shown
@@ -32,7 +33,7 @@ ODD_FOLDERS = {
 
 def check_advice(view: ConfigView, report: Findings) -> None:
     """Warnings and remarks."""
-    for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _defaults):
+    for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _sums, _defaults):
         check(view, report)
 
 
@@ -142,6 +143,20 @@ def _half(view: ConfigView, report: Findings) -> None:
     if _is_on(view, "bf16") and view.gpu is not None and not view.gpu.has_bf16:
         message = f"{view.gpu.name} has no bf16 arithmetic: it is emulated, or DeepSpeed refuses it"
         report.warning("bf16_needs_ampere", ("bf16", "enabled"), message, "use fp16 (but not for T5), or fp32")
+
+
+def _sums(view: ConfigView, report: Findings) -> None:
+    """Gradients of many accumulation steps, summed in bf16."""
+    steps = view.raw("gradient_accumulation_steps")
+    if steps in (MISSING, AUTO) and view.flags is not None:
+        steps = view.flags.values.get("gradient_accumulation_steps")
+    place = view.offload("offload_optimizer") or "none"
+    many = isinstance(steps, int) and steps >= FROM_STEPS
+    unset = view.raw("data_types", "grad_accum_dtype") in (MISSING, None)
+    if many and unset and _is_on(view, "bf16") and takes_fp32_sum(view.stage or 0, place):
+        message = f"{steps} gradients are summed in bf16, which is off by {error_after(steps)}; fp32 takes "
+        fix = 'add "data_types": {"grad_accum_dtype": "fp32"}'
+        report.info("bf16_sum", ("gradient_accumulation_steps",), message + memory_of_sum(None, None, place), fix)
 
 
 def _is_on(view: ConfigView, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dsrun.findings import Finding, Level
@@ -10,6 +11,7 @@ from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import check_batch, check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
+from dsrun.zero.lint.placeholders import name_placeholders
 from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
 from dsrun.zero.lint.structure import check_structure
@@ -54,6 +56,7 @@ def check(
     against: Flags | None = None,
     model_type: str | None = None,
     gpu: GpuModel | None = None,
+    added: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
     """Everything that is the matter with a DeepSpeed config, in the order of the file.
 
@@ -61,7 +64,8 @@ def check(
     which fills "auto") or "deepspeed" (DeepSpeed itself, in Hjson); None finds out: a file with an "auto" that the
     Trainer fills is the Trainer's, and any other is held to what DeepSpeed refuses, with warnings for what the
     Trainer does. `world_size` counts ranks; `against` are the training flags in force, `model_type` is that of the
-    model's config.json, `gpu` a row of build/gpus.toml. Raises nothing: text that is not JSON is a finding.
+    model's config.json, `gpu` a row of build/gpus.toml. `added` are values by their keys, blocks joined by dots, that
+    the run puts into the file. Raises nothing: text that is not JSON is a finding.
     """
     if against is not None:
         target = "trainer"
@@ -76,14 +80,26 @@ def check(
     if not isinstance(source.value, dict):
         report.error("not_an_object", (), f"the file contains {_noun(source.value)}, not an object {{…}}")
         return report.findings()
-    view = ConfigView(
-        source.value, find_target(source.value, target), target is not None, world_size, against, model_type, gpu
-    )
+    config = _with_added(source.value, added or {})
+    view = ConfigView(config, find_target(config, target), target is not None, world_size, against, model_type, gpu)
     for each in CHECKS:
         each(view, report)
     for rule, message, fix in broken(view):
         report.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
+    name_placeholders(source.value, report)
     return report.findings()
+
+
+def _with_added(config: dict[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with what is added; a value that stands in the file holds, and so does its lack of a block."""
+    config = dict(config)
+    for dotted_key, value in added.items():
+        block, _, key = dotted_key.rpartition(".")
+        if not block:
+            config.setdefault(key, value)
+        elif isinstance(config.get(block), dict):
+            config[block] = {key: value, **config[block]}
+    return config
 
 
 def _noun(value: Any) -> str:

@@ -40,7 +40,7 @@ def _numbers(view: ConfigView, report: Findings) -> None:
         message = f"steps_per_print is {shown(steps)}, not a number above 0: the first step fails"
         report.error("breaks_later", ("steps_per_print",), message, "write null to print nothing")
     shared = view.raw("sequence_parallel_size")
-    if shared is not MISSING and (not _is_number(shared) or not shared):
+    if shared is not MISSING and (not _is_number(shared) or shared <= 0):
         message = f"sequence_parallel_size is {shown(shared)}, and DeepSpeed divides the number of ranks by it"
         report.error("breaks_later", ("sequence_parallel_size",), message)
     step = view.raw("flops_profiler", "profile_step")

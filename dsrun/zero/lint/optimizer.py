@@ -55,7 +55,8 @@ def _name(name: str, view: ConfigView, report: Findings) -> None:
         report.error("unknown_optimizer", path, f"DeepSpeed has no optimizer {name}{reason}; {LATE}", fix)
         return
     tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
-    if not tested and view.stage and view.raw("zero_allow_untested_optimizer") is not True:
+    # DeepSpeed takes the value as it is: every text is true.
+    if not tested and view.stage and not view.value("zero_allow_untested_optimizer"):
         message = f"ZeRO does not take {name} without being told to: {LATE}"
         report.error("untested_optimizer", path, message, 'add "zero_allow_untested_optimizer": true, or use AdamW')
     if name.lower() in NEEDS_MUP:

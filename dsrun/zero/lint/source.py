@@ -19,6 +19,9 @@ from dsrun.zero.schema import Path
 IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
 
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+# What templates have in the place of a value: <batch>, $MICRO, __LR__, …; {{ batch }} and {...} begin like an object.
+UNFILLED = re.compile(r"<|\$|%|__[A-Za-z]|\.\.\.|…")
+TEMPLATE = re.compile(r"\{\{[^{}]*\}\}|\{\s*(\.\.\.|…)\s*\}")
 WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
 SKIPPED = re.compile(r"[ \t\n\r]+|((?://|#)[^\n]*|/\*.*?\*/)", re.DOTALL)
 # Literal -> its value and, where JSON has not got it, the kind of issue. json.load takes the numbers too.
@@ -142,6 +145,8 @@ class _Reader:
         if depth > DEEPEST:
             raise self._error(f"more than {DEEPEST} levels deep")
         head = self._peek()
+        if template := TEMPLATE.match(self.text, self.at):
+            raise self._error(f"{template.group()} is a placeholder, not a value", "replace it with a value")
         if head in ("{", "["):
             return self._object(path, depth) if head == "{" else self._list(path, depth)
         if head in ('"', "'"):
@@ -167,6 +172,8 @@ class _Reader:
             return value
         if not word:
             raise self._error("a value is missing" if self.at < len(self.text) else "the text ends too early")
+        if UNFILLED.match(word):
+            raise self._error(f"{word} is a placeholder, not a value", "replace it with a value")
         raise self._error(f"{word} is not a JSON value", _number_hint(word) or f'text needs quotes: "{word}"')
 
     def _string(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.schema import (
+    TRUE_WORDS,
     Block,
     Entry,
     Path,
@@ -207,9 +208,10 @@ def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         )
         return
     if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":
-        report.warning(
-            "wrong_type", path, f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed takes it as it is"
-        )
+        is_word = entry["type"] == "bool" and isinstance(value, str) and value and len(path) == 1
+        taken = "to DeepSpeed every text is true" if is_word else "DeepSpeed takes it as it is"
+        fix = f'write "{name}": {shown(value.lower() in TRUE_WORDS)}' if is_word else ""
+        report.warning("wrong_type", path, f"{name} is {shown(value)}, not {expected(entry)}; {taken}", fix)
 
 
 def _typed(entry: Entry) -> Entry:

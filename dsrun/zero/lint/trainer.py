@@ -31,6 +31,10 @@ def check_trainer(view: ConfigView, report: Findings) -> None:
     if not view.has(ZERO) and not (view.is_target_given and not view.for_trainer):
         message = "accelerate refuses a file without zero_optimization"
         report.add(level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage')
+    if view.is_block("checkpoint.writer"):
+        # create_universal_parallel_info reads CROSS_SIZE, which torchrun and accelerate do not set.
+        message = "checkpoint writers work only under DeepSpeed's own launcher: under others the engine stops"
+        report.warning("trainer_stops", ("checkpoint", "writer"), message, "leave it out")
     if not view.for_trainer:
         return
     if isinstance(view.raw(ZERO), bool):
@@ -52,7 +56,21 @@ def check_trainer(view: ConfigView, report: Findings) -> None:
     if size is not MISSING and not isinstance(size, int | float):
         message = f"accelerate compares autotp_size with 1 and fails on {shown(size)}"
         report.error("trainer_stops", path, message, "write a number without quotes")
+    _texts(view, report)
     _ignored(view, report)
+
+
+def _texts(view: ConfigView, report: Findings) -> None:
+    """Values that DeepSpeed converts from a text, and the Trainer compares as they are."""
+    for name in ("fp16", "bf16"):
+        value, path = view.raw(name, "enabled"), (name, "enabled")
+        if isinstance(value, str) and value != AUTO:
+            message = f"enabled is {shown(value)}, a text, which --{name} never equals: the Trainer stops"
+            report.error("trainer_stops", path, message, 'write "auto", or true or false without quotes')
+    stage = view.raw(ZERO, "stage")
+    if isinstance(stage, str) and stage != AUTO and view.stage == 3:
+        message = f"the Trainer does not take {shown(stage)}, a text, for ZeRO-3: it saves weights without content"
+        report.warning("trainer_stops", (ZERO, "stage"), message, 'write "stage": 3')
 
 
 def _ignored(view: ConfigView, report: Findings) -> None:
@@ -165,6 +183,8 @@ def check_against(view: ConfigView, report: Findings) -> None:
         # A mismatch is `ds_val is not None and ds_val != hf_val`, so 1 and true or 1 and 1.0 are the same.
         if value is UNKNOWN or ours in (MISSING, None, AUTO) or ours == value:
             continue
+        if path[-1] == "enabled" and isinstance(ours, str):
+            continue  # `_texts` reports it
         default = "" if name in flags.given else " (not given, so its default)"
         report.error(
             "conflicts_with_flag",

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from dsrun.errors import UsageError
+from dsrun.zero.lint.changes import Change, Config, Log, block_at, replace_key
 from dsrun.zero.lint.codes import printable
-from dsrun.zero.lint.source import NotJsonError, Source, dotted, read
-from dsrun.zero.schema import Path, blocks, coerce, legacy, optimizer_params, removed, shown
+from dsrun.zero.lint.source import NotJsonError, Source, read
+from dsrun.zero.schema import blocks, coerce, legacy, optimizer_params, removed, shown
 from dsrun.zero.view import AUTO
 
 ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"
@@ -27,64 +27,12 @@ OFFLOADS = {
 OLD_PIN = "cpu_offload_use_pin_memory"
 FP32_ALLREDUCE = ("fp32_allreduce", "allreduce_always_fp32")
 BOOL = {"types": ["bool"], "null": True}
-Config = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that was rewritten: where, what, and why."""
-
-    path: str
-    what: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what} ({self.why})"
-
-
-@dataclass
-class Log:
-    """The changes so far."""
-
-    changes: list[Change] = field(default_factory=list)
-
-    def add(self, path: Path, what: str, why: str) -> None:
-        """Note a change."""
-        self.changes.append(Change(dotted(path), what, why))
-
-    def leave_out(self, block: Config, path: Path, why: str) -> None:
-        """Remove the key at the end of `path` from its block, if it is there."""
-        if path[-1] in block:
-            del block[str(path[-1])]
-            self.add(path, "left out", why)
-
-    def rename(self, block: Config, path: Path, new: str, why: str, *, taken: bool, holds: str) -> None:
-        """Give the key at the end of `path` its new name, or leave it out where that is `taken` and `holds`."""
-        if taken:
-            self.leave_out(block, path, holds)
-        elif path[-1] in block:
-            _replace(block, str(path[-1]), new, block[str(path[-1])])
-            self.add(path, f"renamed to {new}", why)
-
-
-def _block(config: Config, *path: str) -> Config:
-    """The object at a path; an empty one where there is none."""
-    for key in path:
-        found = config.get(key)
-        config = found if isinstance(found, dict) else {}
-    return config
-
-
-def _replace(block: Config, old: str, new: str, value: Any) -> None:
-    """Put a key in the place of another."""
-    rows = [(new, value) if key == old else (key, each) for key, each in block.items() if key != new or key == old]
-    block.clear()
-    block.update(rows)
 
 
 def _removed(config: Config, log: Log) -> None:
     """Blocks whose feature is gone."""
-    sizes = _block(config, "elasticity").get("micro_batch_sizes")
+    _amp(config, log)
+    sizes = block_at(config, "elasticity").get("micro_batch_sizes")
     for name in removed(""):
         log.leave_out(config, (name,), legacy()["removed"][name][0])
     known = {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
@@ -92,6 +40,27 @@ def _removed(config: Config, log: Log) -> None:
         config["train_micro_batch_size_per_gpu"] = max(sizes)
         why = "elasticity chose the batch size before"
         log.add(("train_micro_batch_size_per_gpu",), f"{max(sizes)} added", why)
+
+
+def _amp(config: Config, log: Log) -> None:
+    """Apex's mixed precision, which was fp16's but for opt_level O0."""
+    amp = block_at(config, "amp")
+    if amp.get("enabled") not in (True, AUTO) or amp.get("opt_level") == "O0":
+        return
+    if {"fp16", "bf16", "bfloat16", "torch_autocast", "data_types"} & config.keys():
+        return
+    replace_key(config, "amp", "fp16", {"enabled": amp["enabled"]})
+    what = f'is now "fp16": {shown(config["fp16"])}'
+    log.add(("amp",), what, "NVIDIA Apex was removed; better is bf16, on GPUs since Ampere")
+
+
+def _mics(zero: Config, log: Log) -> None:
+    """MiCS, which sharded a model inside groups of ranks; hpZ does that for the weights of the backward pass."""
+    size, hpz = zero.get("mics_shard_size"), "zero_hpz_partition_size"
+    if isinstance(size, int) and not isinstance(size, bool) and size > 1 and zero.get("stage") == 3 and hpz not in zero:
+        replace_key(zero, "mics_shard_size", hpz, size)
+        why = "MiCS was removed; hpZ gathers weights inside as many ranks, and optimizer states are sharded over all"
+        log.add((ZERO, "mics_shard_size"), f"renamed to {hpz}", why)
 
 
 def _bare_zero(config: Config, log: Log) -> None:
@@ -110,7 +79,7 @@ def _bare_zero(config: Config, log: Log) -> None:
 
 def _offload(config: Config, log: Log) -> None:
     """cpu_offload and its relatives."""
-    zero = _block(config, ZERO)
+    zero = block_at(config, ZERO)
     pin = coerce(zero.get(OLD_PIN), BOOL).value
     for old, new in OFFLOADS.items():
         found = coerce(zero.get(old), BOOL)
@@ -122,7 +91,7 @@ def _offload(config: Config, log: Log) -> None:
             log.leave_out(zero, (ZERO, old), "it was off, which is the default")
         else:
             block = {"device": "cpu", "pin_memory": True if pin is None else pin}
-            _replace(zero, old, new, block)
+            replace_key(zero, old, new, block)
             log.add((ZERO, old), f"is now {new}: {shown(block)}", "the old name is deprecated")
     _pin(zero, log)
 
@@ -145,10 +114,11 @@ def _pin(zero: Config, log: Log) -> None:
 
 def _zero_keys(config: Config, log: Log) -> None:
     """Renamed and removed keys of zero_optimization."""
-    zero = _block(config, ZERO)
+    zero = block_at(config, ZERO)
     taken = STAGE_3_GATHER in zero or "gather_16bit_weights_on_model_save" in zero
     holds = "DeepSpeed refuses it beside its new name"
     log.rename(zero, (ZERO, OLD_GATHER), STAGE_3_GATHER, "it gathers bf16 too", taken=taken, holds=holds)
+    _mics(zero, log)
     for name in removed(ZERO):
         log.leave_out(zero, (ZERO, name), legacy()["removed"][name][0])
     log.leave_out(zero, (ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
@@ -156,7 +126,7 @@ def _zero_keys(config: Config, log: Log) -> None:
 
 def _moved_aio(config: Config, log: Log) -> None:
     """aio inside zero_optimization, where the Transformers documentation had it: DeepSpeed never read it there."""
-    zero = _block(config, ZERO)
+    zero = block_at(config, ZERO)
     if not isinstance(zero.get("aio"), dict):
         return
     if "aio" in config:
@@ -170,14 +140,14 @@ def _renamed(config: Config, log: Log) -> None:
     """Keys that got another name inside their block."""
     for path, new in legacy()["renamed"].items():
         name, _, old = path.partition(".")
-        block = _block(config, name)
+        block = block_at(config, name)
         why = "DeepSpeed no longer reads the old name"
         log.rename(block, (name, old), new, why, taken=new in block, holds=f"{new} says it")
 
 
 def _compile(config: Config, log: Log) -> None:
     """Keys of torch.compile that DeepSpeed 0.14 read from its file."""
-    block = _block(config, "compile")
+    block = block_at(config, "compile")
     gone = [name for name in legacy()["old_compile"] if name in block]
     for name in gone:
         log.leave_out(block, ("compile", name), legacy()["removed_from_compile"][0])
@@ -190,7 +160,7 @@ def _bf16(config: Config, log: Log) -> None:
     taken = isinstance(config.get("bf16"), dict)
     why = "the Trainer does not read bfloat16"
     log.rename(config, ("bfloat16",), "bf16", why, taken=taken, holds="bf16 beside it holds")
-    block = _block(config, "bf16")
+    block = block_at(config, "bf16")
     new, why = "check_grad_overflow", "the documentation had it wrong"
     log.rename(block, ("bf16", "check_overflow"), new, why, taken=new in block, holds=f"{new} says it")
     for name in list(block):
@@ -201,7 +171,7 @@ def _bf16(config: Config, log: Log) -> None:
 def _allreduce(config: Config, log: Log) -> None:
     for name in FP32_ALLREDUCE:
         if config.get(name) is True and "communication_data_type" not in config:
-            _replace(config, name, "communication_data_type", "fp32")
+            replace_key(config, name, "communication_data_type", "fp32")
             log.add((name,), 'is now "communication_data_type": "fp32"', "DeepSpeed ignores it")
         else:
             log.leave_out(config, (name,), "DeepSpeed ignores it")
@@ -209,7 +179,7 @@ def _allreduce(config: Config, log: Log) -> None:
 
 def _optimizer(config: Config, log: Log) -> None:
     """Optimizers that are gone, with the parameters that only they had, and max_grad_norm."""
-    block, params = _block(config, "optimizer"), _block(config, "optimizer", "params")
+    block, params = block_at(config, "optimizer"), block_at(config, "optimizer", "params")
     name = block.get("type")
     if "max_grad_norm" in params:
         limit = params.pop("max_grad_norm")
@@ -228,7 +198,7 @@ def _optimizer(config: Config, log: Log) -> None:
 
 def _scheduler(config: Config, log: Log) -> None:
     """A warm-up of no steps: refused since 0.19.6, and taken for two steps before."""
-    params = _block(config, "scheduler", "params")
+    params = block_at(config, "scheduler", "params")
     steps = params.get("warmup_num_steps")
     whole = isinstance(steps, float) and steps.is_integer() and steps > 0
     if isinstance(steps, int | float) and not isinstance(steps, bool) and (steps == 0 or whole):

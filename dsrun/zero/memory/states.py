@@ -42,6 +42,8 @@ class Sharding:
     precision: Precision
     accumulates: bool = True
     """Whether a step has several micro batches."""
+    sums_in_fp32: bool = False
+    """Whether gradients are summed in fp32 where parameters are in 16 bits (dsrun.zero.generate.accumulation)."""
     persistence: int = 0
     """Elements up to which a ZeRO-3 parameter stays whole on every rank."""
     sub_group: int = SUB_GROUP
@@ -169,13 +171,15 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     parameters = width * (whole + sum(training.frozen))
     # ZeRO-1 reduces at the end of a step; until then every rank accumulates all gradients.
     gradients = width * whole if sharding.stage == 1 and sharding.accumulates else held
+    if sharding.sums_in_fp32:  # only this rank's share (_build_compact_grad_partition_buffer)
+        gradients = FP32 * share
     # The master copy exists in fp32 too: single_partition_of_fp32_groups is a clone.
     master, moments = FP32 * share, MOMENTS * FP32 * share
     if sharding.offload == "none":
-        # step() turns the share of the gradients into one flat fp32 tensor.
+        # step() turns the share of the gradients into one flat fp32 tensor, which a sum in fp32 is already.
         return States(
             gpu=Place(parameters=parameters, gradients=gradients, master=master, optimizer=moments),
-            step=FP32 * max(shares),
+            step=0 if sharding.sums_in_fp32 else FP32 * max(shares),
         )
     largest = width * max(training.trained)
     kept = gradients if sharding.stage == 1 and sharding.accumulates else 0
@@ -209,7 +213,8 @@ def _sharded(training: Training, sharding: Sharding) -> States:
     own = FP32 if training.adapters else width
     # Small parameters are gathered once and stay (stage3_param_persistence_threshold).
     whole = own * _small(training.trained, sharding) + width * _small(training.frozen, sharding)
-    parameters, gradients = own * trained + width * frozen, width * trained
+    parameters = own * trained + width * frozen
+    gradients = (FP32 if sharding.sums_in_fp32 else width) * trained
     master, moments = FP32 * trained, MOMENTS * FP32 * trained
     if sharding.offload == "none":
         return States(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from dsrun.zero.generate.accumulation import FROM_STEPS, takes_fp32_sum
 from dsrun.zero.generate.presets import GIB, nvme_buffer
 from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
@@ -126,6 +127,8 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
 def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     """One GPU's memory with this strategy and micro batch."""
     sharding = sharding_of(request, strategy)
+    if _accumulation(request, micro_batch) >= FROM_STEPS and takes_fp32_sum(strategy.stage, strategy.offload):
+        sharding = replace(sharding, sums_in_fp32=request.precision == "bf16")
     trained = _training(request.model, request.lora)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
     return Gpu(

@@ -266,3 +266,65 @@ def test_config_upgrade_of_run_file(here, call):
     assert out == "train:\n  model: m\n  warmup_steps: 0.1  # ten percent\n  use_cpu: true\nzero:\n  stage: 2\n"
     assert "run.yaml:3: train.warmup_ratio is no longer a flag: taken as --warmup_steps 0.1" in err
     assert "run.yaml:4: train.no_cuda is no longer a flag: taken as --use_cpu true" in err
+
+
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  offload_optimizer_device: nvme
+  offload_optimizer_nvme_path: /nvme
+  zero_stag: 2
+  zero_stage: 3
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def test_config_check_reads_accelerates_yaml(here, call):
+    """Findings stand at the YAML's keys; accelerate loses the folder."""
+    code, out, _ = call(config_lint.check_command, put(here, "a.yaml", ACCELERATE))
+    assert code == 3
+    assert "warning zero_stag (a.yaml:6): accelerate has no key zero_stag" in out
+    assert "error offload_optimizer_device (a.yaml:4): offload_optimizer goes to NVMe, but has no folder there" in out
+    assert "accelerate does not pass a path on" in out
+    assert "write zero3_save_16bit_model: true" in out
+    assert out.endswith("a.yaml: 1 error, 2 warnings\n")
+
+
+def test_config_check_reads_the_file_that_accelerates_yaml_names(here, call):
+    put(here, "ds.json", GOOD | {"zero_optimization": {"stage": 2, "overlap_com": True}})
+    text = "deepspeed_config:\n  deepspeed_config_file: ds.json\n  zero_stage: 2\n"
+    code, out, _ = call(config_lint.check_command, put(here, "a.yaml", text))
+    assert code == 3
+    assert "error zero_stage (a.yaml:3): accelerate refuses zero_stage beside deepspeed_config_file" in out
+    assert "zero_optimization.overlap_com (ds.json:" in out
+
+
+def test_config_upgrade_of_accelerates_yaml(here, call):
+    """It becomes a DeepSpeed JSON without errors."""
+    code, out, err = call(config_lint.upgrade_command, put(here, "a.yaml", ACCELERATE))
+    made = json.loads(out)
+    assert code == 0
+    assert made["zero_optimization"] == {
+        "stage": 3,
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"},
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }
+    assert (made["gradient_accumulation_steps"], made["bf16"]) == (4, {"enabled": True})
+    assert "zero_stage (a.yaml:7): is now zero_optimization.stage" in err
+    assert "mixed_precision (a.yaml:9): start training with --bf16" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (ACCELERATE, ("--in-place",), "becomes a DeepSpeed JSON"),
+        ("deepspeed_config: {deepspeed_config_file: x.json}", (), "a.yaml names x.json .dsrun config upgrade x.json"),
+        ("deepspeed_config: [", (), r"a\.yaml:\d+: not YAML"),
+    ],
+)
+def test_config_upgrade_refuses_accelerates_yaml(here, call, text, options, message):
+    with pytest.raises(UsageError, match=message):
+        call(config_lint.upgrade_command, put(here, "a.yaml", text), *options)

@@ -8,7 +8,8 @@ from dsrun.recipe.resolve import given_values
 
 
 def values(*argv, world_size=None, folder=None, run_file=None):
-    return trainer_values(given_values(argv, folder, [], run_file), world_size)
+    given = given_values(argv, folder, [], run_file)
+    return trainer_values({name: each.value for name, each in given.items()}, world_size)
 
 
 def test_default_flags_in_force_are_trainer_defaults():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import (
     differences,
@@ -16,7 +17,6 @@ from dsrun.recipe.resolved import (
     read_stored,
     recipe_in_force,
     to_json,
-    with_deepspeed_read,
     without_secrets,
     worker_recipe,
     write_stored,
@@ -136,11 +136,11 @@ def test_edited_deepspeed_file_is_named_by_its_keys(tmp_path, folder):
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}')
     write_stored(recipe(tmp_path, "--deepspeed", "ds.json"), folder, JOB)
-    file.write_text('{"zero_optimization": {"stage": 3, "overlap_comm": true}, "gradient_clipping": 1.0}')
+    file.write_text('{"zero_optimization": {"stage": 1, "overlap_comm": true}, "gradient_clipping": 1.0}')
     kept, notice = recipe_in_force(recipe(tmp_path, "--deepspeed", "ds.json"), folder, REQUEUED)
     assert kept.hf["deepspeed"]["zero_optimization"] == {"stage": 2}
     assert notice.endswith(
-        "--deepspeed zero_optimization.stage: 2 -> 3 (command line); "
+        "--deepspeed zero_optimization.stage: 2 -> 1 (command line); "
         "--deepspeed zero_optimization.overlap_comm: not set -> true (command line)"
     )
 

@@ -112,7 +112,7 @@ def test_optimizer_of_deepspeed_json_not_checked(said):
 
 def test_errors_of_trainer_classes_get_exit_codes():
     """Errors of the Trainer's own classes get an exit code of their own."""
-    with pytest.raises(MissingError, match=r"^here: pip install it$"), as_usage_errors("here"):
+    with pytest.raises(MissingError, match=r"^here: pip install it at once$"), as_usage_errors("here"):
         raise ImportError("pip install it\nat once")
     with pytest.raises(UsageError, match=r"^here: no$"), as_usage_errors("here"):
         raise ValueError("no")

@@ -84,7 +84,7 @@ def test_progress_line_outside_terminal():
             "--dataloader-num-workers",
         ),
         (OSError(28, "No space left on device"), 1, "another --output"),
-        (ValueError("first line\nsecond line"), 1, "ValueError: first line"),
+        (ValueError("first line\nsecond line"), 1, "ValueError: first line second line"),
     ],
 )
 def test_failure_message_is_one_line_with_advice(error, code, words):

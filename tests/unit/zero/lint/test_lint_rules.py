@@ -295,3 +295,32 @@ def test_scheduler_warmup_longer_than_training():
     params = {"total_num_steps": 10, "warmup_num_steps": 100, "warmup_max_lr": 1e-3}
     config = {**zero(1), "scheduler": {"type": "WarmupDecayLR", "params": params}}
     assert only(config, "scheduler_warmup").level == "warning"
+
+
+@pytest.mark.parametrize(
+    "text", ["<batch>", "{{ batch }}", "${BATCH}", "$BATCH", "...", "YOUR_BATCH", "TODO", "__BATCH__", "%(batch)s"]
+)
+def test_placeholder_is_called_so(text):
+    """Under the code of the error that it makes."""
+    finding = only({"train_batch_size": text}, "wrong_type")
+    assert finding.message == f'train_batch_size is "{text}", a placeholder'
+    assert finding.fix == "replace it with a value"
+
+
+def test_placeholder_that_deepspeed_takes_is_a_warning():
+    away = {"device": "nvme", "nvme_path": "/path/to/nvme"}
+    assert only(zero(3, offload_optimizer=away), "placeholder").level == "warning"
+    usual = zero(3, offload_optimizer={**away, "nvme_path": "/local/nvme/your-name"})
+    assert not [each for each in found(usual) if each[1] == "placeholder"]
+
+
+@pytest.mark.parametrize("value", ["<batch>", "{{ batch }}", "$BATCH", "...", "{...}", "%d", "__BATCH__"])
+def test_placeholder_without_quotes(value):
+    (finding,) = check(f'{{"train_batch_size": {value}}}')
+    assert (finding.code, finding.message) == ("not_json", f"not JSON: {value} is a placeholder, not a value")
+
+
+def test_checkpoint_writer_needs_deepspeeds_launcher():
+    """deepspeed/runtime/model_checkpointing/utils.py reads CROSS_SIZE."""
+    finding = only({**zero(2), "checkpoint": {"writer": {"type": "fast"}}}, "trainer_stops")
+    assert (finding.level, finding.where.partition(" ")[0]) == ("warning", "checkpoint.writer")

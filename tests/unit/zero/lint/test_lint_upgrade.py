@@ -46,6 +46,7 @@ NEW = {
         "offload_param": {"device": "cpu", "pin_memory": False},
         "reduce_bucket_size": 5e8,
         "stage3_gather_16bit_weights_on_model_save": True,
+        "zero_hpz_partition_size": 8,
     },
     "wall_clock_breakdown": False,
 }
@@ -80,7 +81,36 @@ def test_upgrade_leaves_current_file_byte_for_byte():
     assert upgrade(text).changes == ()
 
 
-@pytest.mark.parametrize("name", removed(""))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"amp": {"enabled": True, "opt_level": "O1"}}, {"fp16": {"enabled": True}}),
+        ({"amp": {"enabled": "auto", "opt_level": "auto"}}, {"fp16": {"enabled": "auto"}}),
+        ({"amp": {"enabled": True, "opt_level": "O0"}}, {}),
+        ({"amp": {"enabled": False}}, {}),
+        ({"amp": {"enabled": True}, "bf16": {"enabled": True}}, {"bf16": {"enabled": True}}),
+    ],
+)
+def test_upgrade_apex_to_fp16(old, new):
+    micro = {"train_micro_batch_size_per_gpu": 4}
+    assert json.loads(upgrade(json.dumps(micro | old)).text) == micro | new
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"stage": 3, "mics_shard_size": 8}, {"stage": 3, "zero_hpz_partition_size": 8}),
+        ({"stage": 3, "mics_shard_size": -1}, {"stage": 3}),
+        ({"stage": 2, "mics_shard_size": 8}, {"stage": 2}),
+        ({"stage": 3, "mics_shard_size": 8, "zero_hpz_partition_size": 4}, {"stage": 3, "zero_hpz_partition_size": 4}),
+    ],
+)
+def test_upgrade_mics_to_hpz(old, new):
+    """MiCS sharded the model inside groups of ranks; hpZ is what is left of that."""
+    assert json.loads(upgrade(json.dumps({"zero_optimization": old})).text) == {"zero_optimization": new}
+
+
+@pytest.mark.parametrize("name", [name for name in removed("") if name != "amp"])
 def test_upgrade_drops_removed_blocks(name):
     found = upgrade(f'{{{MICRO}, "{name}": {{"enabled": true}}}}')
     assert json.loads(found.text) == {"train_micro_batch_size_per_gpu": 4}

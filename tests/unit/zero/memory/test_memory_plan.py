@@ -58,6 +58,13 @@ def test_micro_batch_divides_the_global_batch():
             assert each.micro_batch * each.accumulation * 4 == 28
 
 
+def test_many_accumulation_steps_take_gradients_in_fp32():
+    """As the configurations that dsrun generates do, from 8 steps on."""
+    few, many = (gpu(ask(global_batch=4 * steps), ZERO_2, 1).states.gpu.gradients for steps in (7, 8))
+    assert many > 1.9 * few
+    assert gpu(ask(global_batch=4 * 8, precision="fp32"), ZERO_2, 1).states.step > 0
+
+
 def test_plan_chooses_fastest_that_fits():
     made = plan(ask())
     assert made.choice.verdict == "fits"

@@ -1,0 +1,44 @@
+"""The linter before a training run: errors stop it in one line, warnings are notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.zero.lint.check import check
+from dsrun.zero.view import Flags
+
+
+def refuse_errors(
+    text: str,
+    file: str,
+    *,
+    notify: Callable[[str], None],
+    added: Mapping[str, Any],
+    values: Mapping[str, Any],
+    places: Mapping[str, str],
+    world_size: int | None,
+    model_type: str | None,
+    force: bool = False,
+) -> None:
+    """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
+    says what the parameters are); `notify` gets the warnings, with `force` the errors too. Raises UsageError.
+    """
+    flags = Flags(dict(values), frozenset(places), dict(places))
+    found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
+    errors = [each for each in found if each.level == "error"]
+    for each in found:
+        if each.level == "warning" or (force and each.level == "error"):
+            notify(f"--deepspeed: {_line(each)}")
+    if force or not errors:
+        return
+    if len(errors) == 1:
+        raise UsageError(f"--deepspeed: {errors[0].where}: {errors[0].message}", fix=errors[0].fix or None)
+    raise UsageError(f"--deepspeed has {len(errors)} errors: {'; '.join(map(_line, errors))}")
+
+
+def _line(finding: Finding) -> str:
+    fix = f" ({finding.fix})" if finding.fix else ""
+    return f"{finding.where}: {finding.message}{fix}"

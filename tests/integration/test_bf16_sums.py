@@ -1,0 +1,23 @@
+"""The error of gradients summed in bf16, as dsrun.zero.generate.accumulation states it, on real engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsrun.zero.generate.accumulation import MEASURED
+from tests.forkserver.ranks import Ranks
+
+pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
+
+
+def test_stated_error_of_bf16_sums_is_measured(tmp_path):
+    """At each stage and offload where dsrun sums in fp32 instead."""
+    cases = [(*place, steps) for place in ((2, False), (3, False), (3, True)) for steps in MEASURED]
+    (tmp_path / "cases").write_text(json.dumps(cases))
+    args = [tmp_path / "cases", tmp_path / "out"]
+    Ranks(tmp_path / "logs", "tests.integration.bf16_sums", args, count=2).wait()
+    errors = json.loads((tmp_path / "out-0").read_text())
+    stated = [float(MEASURED[steps].rstrip("%")) / 100 for *_, steps in cases]
+    assert errors == pytest.approx(stated, rel=0.1)
