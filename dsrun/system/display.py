@@ -19,9 +19,11 @@ _SECRET_FLAG = re.compile(
     r"-*((.*_)?(hub|hf|access|auth|api|bearer|wandb|comet|github|session)_)?token|.*(secret|passw|credential|api_?key).*",
     re.IGNORECASE,
 )
-# Tokens of the Hugging Face Hub, GitHub, GitLab, OpenAI and others, wherever they stand.
-_TOKENS = re.compile(r"\b(hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
+# Tokens of the Hugging Face Hub, GitHub, GitLab, OpenAI and others, wherever they stand; the password of a URL.
+_TOKENS = re.compile(
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)"
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 
 
 def printable(text: str, *, keep: str = "\t") -> str:
@@ -38,6 +40,11 @@ def _escaped(character: str) -> str:
     known = {"\n": r"\n", "\r": r"\r"}
     code = ord(character)
     return known.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def without_tokens(text: str) -> str:
+    """`text` in which everything that reads as an access token or as the password of a URL is `***`."""
+    return _TOKENS.sub(MASK, text)
 
 
 def masked(words: Iterable[str]) -> list[str]:
@@ -63,8 +70,8 @@ def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 def _masked(words: Iterable[str]) -> Iterator[str]:
     hidden = False
     for word in words:
-        flag, equals, _ = word.partition("=")
-        assignment = _ASSIGNMENT.fullmatch(word)
+        flag, equals, value = word.partition("=")
+        assignment = _ASSIGNMENT.fullmatch(value if word.startswith("-") else word)
         if hidden and not word.startswith("--"):
             yield MASK
             hidden = False
@@ -72,10 +79,12 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
         hidden = is_secret_flag(flag) and not equals
         if " " in word and (inner := _masked_line(word)):
             yield inner
-        elif equals and (is_secret_flag(flag) or (assignment and SECRET_VARIABLE.search(assignment[1]))):
+        elif equals and is_secret_flag(flag):
             yield f"{flag}={MASK}"
+        elif assignment and SECRET_VARIABLE.search(assignment[1]):
+            yield word[: -len(assignment[2])] + MASK
         else:
-            yield _TOKENS.sub(MASK, word)
+            yield without_tokens(word)
 
 
 def _masked_line(line: str) -> str:

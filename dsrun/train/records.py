@@ -22,6 +22,7 @@ from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
+from dsrun.system.display import MASK
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.train.console import Console, duration, number
 from dsrun.train.data.request import PreparedData
@@ -138,7 +139,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "batch": dataclasses.asdict(plan.batch),
         "deepspeed": plan.deepspeed,
         # Hub tokens must not stand in a file that is passed around.
-        "specs": {"train": {name: "(hidden)" if v and name in SECRETS else v for name, v in values.items()}},
+        "specs": {"train": {name: MASK if v and name in SECRETS else v for name, v in values.items()}},
         "sources": recipe.sources,
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),

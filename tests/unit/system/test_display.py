@@ -48,7 +48,12 @@ def test_flags_for_tokens_of_a_vocabulary(flag: str) -> None:
 def test_masked_variables_values_and_inner_commands() -> None:
     """Assignments, what reads as a token anywhere, and the command inside an ssh command are masked, too."""
     assert masked(["HF_TOKEN=x", "TOKENIZERS_PARALLELISM=false"]) == ["HF_TOKEN=***", "TOKENIZERS_PARALLELISM=false"]
+    assert masked(["--env=HF_TOKEN=x", "--env=A=b"]) == ["--env=HF_TOKEN=***", "--env=A=b"]
     assert masked([f"url={TOKEN}@hub"]) == ["url=***@hub"]
+    assert masked(["https://me:word@host/x.csv", "s3://bucket/a:b@c"]) == [
+        "https://***@host/x.csv",
+        "s3://bucket/a:b@c",
+    ]
     assert masked(["ssh", "n1", "cd /x && python a.py --hub_token secret"]) == [
         "ssh", "n1", "cd /x && python a.py --hub_token ***",
     ]  # fmt: skip
