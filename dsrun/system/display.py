@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dsrun.system.files import parse_json
 
 MASK = "***"
 
@@ -53,6 +57,21 @@ def masked(words: Iterable[str]) -> list[str]:
     return list(_masked(words))
 
 
+def masked_values(value: Any) -> Any:
+    """Settings for messages and files: what stands under the name of an access token or key is `***`, as the api_key of
+    DeepSpeed's comet block."""
+    if isinstance(value, dict):
+        return {k: MASK if v and is_secret_flag(f"--{k}") else masked_values(v) for k, v in value.items()}
+    return [masked_values(each) for each in value] if isinstance(value, list) else value
+
+
+def unmasked_values(value: Any, original: Any) -> Any:
+    """`value`, in which each `***` of `masked_values` is what stands in the same place of `original`, where it does."""
+    if isinstance(value, dict) and isinstance(original, dict):
+        return {k: unmasked_values(v, original.get(k)) for k, v in value.items()}
+    return original if value == MASK and original is not None else value
+
+
 def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """A command without its flags for access tokens, and their values by name, with underscores."""
     kept: list[str] = []
@@ -77,7 +96,7 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
             hidden = False
             continue
         hidden = is_secret_flag(flag) and not equals
-        if " " in word and (inner := _masked_line(word)):
+        if (inner := _masked_object(word)) or (" " in word and (inner := _masked_line(word))):
             yield inner
         elif equals and is_secret_flag(flag):
             yield f"{flag}={MASK}"
@@ -85,6 +104,17 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
             yield word[: -len(assignment[2])] + MASK
         else:
             yield without_tokens(word)
+
+
+def _masked_object(word: str) -> str:
+    """A word that is or ends in a JSON object, as of --deepspeed; "" where it holds nothing to hide."""
+    start = word.find("{")
+    try:
+        found = parse_json(word[start:]) if start >= 0 else None
+    except ValueError:
+        return ""
+    shown = masked_values(found)
+    return word[:start] + json.dumps(shown) if shown != found else ""
 
 
 def _masked_line(line: str) -> str:
