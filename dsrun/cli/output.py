@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from dsrun.errors import UsageError
-from dsrun.system.display import masked, printable
+from dsrun.system.display import masked, printable, without_tokens
 from dsrun.system.files import replacing
 
 FORMAT_VERSION = 1
@@ -138,4 +138,6 @@ def _line(kind: str, message: str, colour: str) -> None:
     # click leaves NO_COLOR (no-color.org) to the program.
     plain = bool(os.environ.get("NO_COLOR"))
     with ignore_closed_stream(2):
-        click.secho(f"{kind}: {printable(message)}", fg=colour, err=True, color=False if plain else None)
+        click.secho(
+            f"{kind}: {without_tokens(printable(message))}", fg=colour, err=True, color=False if plain else None
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_json, print_note, print_table
+from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
 from dsrun.demo.build import DEMO_NAMES, materialise
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.recipe.files import has_weights
@@ -88,7 +88,7 @@ def command(**given: Any) -> int:
     else:
         _print(made, counted, options)
     if given["calibrate"] and made.choice is not None:
-        click.echo(calibrate(made, found, given["nvme_path"], notify=print_note).sentence, err=True)
+        print_detail(calibrate(made, found, given["nvme_path"], notify=print_note).sentence)
         return 0
     return 0 if made.choice is not None else EXIT_FINDINGS
 
@@ -163,26 +163,26 @@ def _command_options(given: dict[str, Any]) -> CommandOptions:
 
 def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
     for line in report.header(made, counted, options):
-        click.echo(line)
-    click.echo()
+        print_line(line)
+    print_line()
     print_table(report.table(made))
-    click.echo()
+    print_line()
     if made.choice is None:
-        click.echo(
+        print_line(
             "nothing fits. What would fit:"
             if made.remedies
             else "nothing fits, and neither more or larger GPUs, shorter samples, host memory nor LoRA would help"
         )
         for remedy in made.remedies:
-            click.echo(f"  {remedy}")
+            print_line(f"  {remedy}")
         return
-    click.echo(f"choice: {made.why}")
+    print_line(f"choice: {made.why}")
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in report.details(made.choice))
-    click.echo(f"  GiB per GPU: {parts}")
+    print_line(f"  GiB per GPU: {parts}")
     disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
-    click.echo(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
-    click.echo()
+    print_line(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
+    print_line()
     for line in report.lines(made.request, made.choice, options):
-        click.echo(line)
+        print_line(line)
     if not options.data:
-        click.echo("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")
+        print_line("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")

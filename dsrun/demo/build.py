@@ -23,6 +23,7 @@ from dsrun import __version__
 from dsrun.demo import models
 from dsrun.demo.corpus import Splits, number_phrases, python_docs
 from dsrun.errors import UsageError
+from dsrun.system.files import parse_json
 
 DEMO_NAMES: Final = tuple(models.TASKS)
 MARK: Final = "dsrun-demo.json"
@@ -125,7 +126,7 @@ def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
 def _read_mark(folder: Path) -> Mapping[str, Any] | None:
     """The content of the folder's mark, or None where there is none that dsrun wrote."""
     try:
-        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        mark = parse_json((folder / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return mark if isinstance(mark, dict) and {"name", "key"} <= mark.keys() else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, Flag, hf_flags, own_flags, shown_value
+from dsrun.system.files import parse_json
 
 # The words HfArgumentParser takes, and YAML's on/off.
 TRUE_WORDS = frozenset({"true", "yes", "t", "y", "1", "on"})
@@ -66,7 +67,7 @@ def to_bool_or_str(text: str) -> bool | str:
 def to_json(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         raise Rejected(f"not valid JSON: {error.msg} at column {error.colno} of {text!r}") from None
     if not isinstance(value, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.recipe.flags import Flag, normalise
 from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
 from dsrun.recipe.removed import vocabulary
+from dsrun.system.files import parse_json
 
 HELP = "`dsrun train --help` lists all flags"
 # argparse takes -1 and -.5 for values but -1e-4 for a flag (bpo-9334); such a word is joined to the flag
@@ -172,7 +172,7 @@ def read_json(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     object, or holds an unknown key or a wrong value.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
     except ValueError as error:

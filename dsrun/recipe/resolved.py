@@ -21,7 +21,7 @@ from dsrun.runs.attempts import earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_json_atomic
 from dsrun.system import variables
-from dsrun.system.display import MASK, masked
+from dsrun.system.display import MASK, masked, masked_values, unmasked_values
 
 VERSION = 1
 
@@ -63,7 +63,7 @@ def with_secrets_of(recipe: Recipe, other: Recipe) -> Recipe:
     spec: dict[str, Any] = {name: other.value(name) for name in SECRETS if name in own_flags()}
     hf = {name: other.hf[name] for name in SECRETS if name in other.hf}
     kept = {name: value for name, value in recipe.hf.items() if name not in SECRETS}
-    return replace(recipe, spec=replace(recipe.spec, **spec), hf=kept | hf)
+    return replace(recipe, spec=replace(recipe.spec, **spec), hf=unmasked_values(kept, other.hf) | hf)
 
 
 def without_secrets(recipe: Recipe) -> Recipe:
@@ -76,7 +76,7 @@ def without_secrets(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         spec=replace(recipe.spec, **spec),
-        hf={name: value for name, value in recipe.hf.items() if name not in SECRETS},
+        hf=masked_values({name: value for name, value in recipe.hf.items() if name not in SECRETS}),
         sources={name: source for name, source in recipe.sources.items() if name not in SECRETS},
         argv=tuple(argv),
     )
@@ -107,10 +107,11 @@ def frozen_argv(recipe: Recipe) -> list[str]:
 
 def differences(before: Recipe, now: Recipe) -> list[str]:
     """What training by `now` does otherwise than by `before`, one "--flag: old -> new (source)" each; secrets apart."""
+    before, now = without_secrets(before), without_secrets(now)
     names = [*now.sources, *(name for name in before.sources if name not in now.sources)]
     lines = []
     for name in names:
-        if name in SECRETS or name in _ABOUT_THE_START:
+        if name in _ABOUT_THE_START:
             continue
         old, new = before.value(name), now.value(name)
         if old != new:

@@ -77,7 +77,7 @@ class EventLog(Appender):
 
     def write(self, kind: EventKind, **details: Any) -> dict[str, Any]:
         """Append an event of `kind`; the keys of `details` are those of `schema.Event`."""
-        clock = {"boot": host.boot_id(), "uptime": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)}
+        clock = {"boot": host.boot_id(), "uptime": host.uptime_s()}
         return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **details})
 
 

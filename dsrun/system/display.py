@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dsrun.system.files import parse_json
 
 MASK = "***"
 
@@ -19,9 +23,11 @@ _SECRET_FLAG = re.compile(
     r"-*((.*_)?(hub|hf|access|auth|api|bearer|wandb|comet|github|session)_)?token|.*(secret|passw|credential|api_?key).*",
     re.IGNORECASE,
 )
-# Tokens of the Hugging Face Hub, GitHub, GitLab, OpenAI and others, wherever they stand.
-_TOKENS = re.compile(r"\b(hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
+# Tokens of the Hugging Face Hub, GitHub, GitLab, OpenAI and others, wherever they stand; the password of a URL.
+_TOKENS = re.compile(
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)"
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 
 
 def printable(text: str, *, keep: str = "\t") -> str:
@@ -40,10 +46,30 @@ def _escaped(character: str) -> str:
     return known.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
+def without_tokens(text: str) -> str:
+    """`text` in which everything that reads as an access token or as the password of a URL is `***`."""
+    return _TOKENS.sub(MASK, text)
+
+
 def masked(words: Iterable[str]) -> list[str]:
     """A command for messages and files: values of flags and variables for access tokens, and what reads as a token, are
     `***`."""
     return list(_masked(words))
+
+
+def masked_values(value: Any) -> Any:
+    """Settings for messages and files: what stands under the name of an access token or key is `***`, as the api_key of
+    DeepSpeed's comet block."""
+    if isinstance(value, dict):
+        return {k: MASK if v and is_secret_flag(f"--{k}") else masked_values(v) for k, v in value.items()}
+    return [masked_values(each) for each in value] if isinstance(value, list) else value
+
+
+def unmasked_values(value: Any, original: Any) -> Any:
+    """`value`, in which each `***` of `masked_values` is what stands in the same place of `original`, where it does."""
+    if isinstance(value, dict) and isinstance(original, dict):
+        return {k: unmasked_values(v, original.get(k)) for k, v in value.items()}
+    return original if value == MASK and original is not None else value
 
 
 def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -63,19 +89,32 @@ def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 def _masked(words: Iterable[str]) -> Iterator[str]:
     hidden = False
     for word in words:
-        flag, equals, _ = word.partition("=")
-        assignment = _ASSIGNMENT.fullmatch(word)
+        flag, equals, value = word.partition("=")
+        assignment = _ASSIGNMENT.fullmatch(value if word.startswith("-") else word)
         if hidden and not word.startswith("--"):
             yield MASK
             hidden = False
             continue
         hidden = is_secret_flag(flag) and not equals
-        if " " in word and (inner := _masked_line(word)):
+        if (inner := _masked_object(word)) or (" " in word and (inner := _masked_line(word))):
             yield inner
-        elif equals and (is_secret_flag(flag) or (assignment and SECRET_VARIABLE.search(assignment[1]))):
+        elif equals and is_secret_flag(flag):
             yield f"{flag}={MASK}"
+        elif assignment and SECRET_VARIABLE.search(assignment[1]):
+            yield word[: -len(assignment[2])] + MASK
         else:
-            yield _TOKENS.sub(MASK, word)
+            yield without_tokens(word)
+
+
+def _masked_object(word: str) -> str:
+    """A word that is or ends in a JSON object, as of --deepspeed; "" where it holds nothing to hide."""
+    start = word.find("{")
+    try:
+        found = parse_json(word[start:]) if start >= 0 else None
+    except ValueError:
+        return ""
+    shown = masked_values(found)
+    return word[:start] + json.dumps(shown) if shown != found else ""
 
 
 def _masked_line(line: str) -> str:

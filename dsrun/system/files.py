@@ -42,12 +42,31 @@ def exchange(one: Path, other: Path) -> bool:
     return result == 0
 
 
+# Whatever goes through the value recursively has Python's 1,000 frames; a tool's parameters or a config need about 20.
+_DEEPEST_JSON = 200
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text that may be damaged or hostile.
 
-    Raises ValueError if it is not JSON, json.JSONDecodeError also where it is nested more deeply than Python can read.
+    Raises ValueError if it is not JSON, json.JSONDecodeError also where it is nested more deeply than 200 levels.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+        value, deep = None, True
+    else:
+        opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+        deep = opened > _DEEPEST_JSON and _is_deep(value)
+    if deep:
+        raise json.JSONDecodeError("nested too deeply", "", 0)
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects stand in each other in more than _DEEPEST_JSON levels; without recursion."""
+    level = [value]
+    for _ in range(_DEEPEST_JSON):
+        values = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level = [inner for each in values for inner in each if isinstance(inner, dict | list)]
+    return bool(level)

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -44,6 +45,11 @@ def hostname() -> str:
 def boot_id() -> str:
     """A short name for the time since this machine started; "" where the kernel has none."""
     return _text(ROOT / "proc/sys/kernel/random/boot_id")[:8]
+
+
+def uptime_s() -> float:
+    """Seconds since this machine started, sleep included; elsewhere than on Linux, since some time of its own."""
+    return round(time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)), 3)
 
 
 def cpu_flags(root: Path = ROOT) -> frozenset[str]:

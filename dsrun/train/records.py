@@ -14,7 +14,6 @@ import torch
 from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError
 from dsrun.hardware.gpus import peak_bf16_tflops
-from dsrun.recipe.flags import SECRETS
 from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt
 from dsrun.runs.folder import RunFolder
@@ -22,6 +21,7 @@ from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
+from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.train.console import Console, duration, number
 from dsrun.train.data.request import PreparedData
@@ -136,9 +136,9 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "task": plan.task,
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
-        "deepspeed": plan.deepspeed,
-        # Hub tokens must not stand in a file that is passed around.
-        "specs": {"train": {name: "(hidden)" if v and name in SECRETS else v for name, v in values.items()}},
+        # Access tokens must not stand in a file that is passed around.
+        "deepspeed": masked_values(plan.deepspeed),
+        "specs": {"train": masked_values(values)},
         "sources": recipe.sources,
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),

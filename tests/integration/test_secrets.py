@@ -1,5 +1,6 @@
 """Access tokens given on the command line stay out of every file, stream and other process's command line of a run."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,11 +17,16 @@ from tests.integration.conftest import SHORT
 pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).parents[2]
-CANARIES = ("hf_canaryCANARY0123456789", "sesame-1234")
+CANARIES = ("hf_canaryCANARY0123456789", "sesame-1234", "comet-5678")
 
 
-def test_tokens_stay_out_of_files_streams_and_command_lines(tiny, pairs, tmp_path):
-    """Two nodes over ssh train with both tokens: only the command that the user typed has them."""
+def test_tokens_stay_out_of_files_streams_and_command_lines(tiny, pairs, tmp_path, tmp_path_factory):
+    """Two nodes over ssh train with both tokens and a key in DeepSpeed's JSON: only what the user wrote has them."""
+    config = tmp_path_factory.mktemp("config") / "ds.json"
+    config.write_text(json.dumps({
+        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": 2}, "comet": {"enabled": False, "api_key": CANARIES[2]},
+    }))  # fmt: skip
     (tmp_path / "hosts").write_text("alpha slots=1\nbeta slots=1\n")
     while not port_is_free((port := free_port()) + 1):
         pass
@@ -30,7 +36,7 @@ def test_tokens_stay_out_of_files_streams_and_command_lines(tiny, pairs, tmp_pat
             [sys.executable, "-m", "dsrun", "launch", "--hostfile", "hosts", "--master-addr", "127.0.0.1",
              "--master-port", str(port), "--output", str(tmp_path / "run"), "--", "dsrun", "train",
              "--model", tiny["t5"], "--train-file", pairs["train"], "--max-steps", "2", *SHORT,
-             "--token", CANARIES[0], f"--hub_token={CANARIES[1]}"],
+             "--deepspeed", str(config), "--token", CANARIES[0], f"--hub_token={CANARIES[1]}"],
             cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
     seen = set()

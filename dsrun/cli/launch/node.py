@@ -31,7 +31,7 @@ from dsrun.runs.folder import RunFolder, refuse_unfit
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import iter_records
 from dsrun.system import variables
-from dsrun.system.display import printable
+from dsrun.system.display import printable, without_tokens
 from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 
@@ -172,7 +172,7 @@ def notifier(folder: RunFolder) -> Callable[[str], None]:
 
 def _append_to_console(line: str, folder: RunFolder) -> None:
     with suppress(OSError), folder.console.open("a", encoding="utf-8") as log:
-        log.write(printable(line) + "\n")
+        log.write(without_tokens(printable(line)) + "\n")
 
 
 def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLauncher) -> int:

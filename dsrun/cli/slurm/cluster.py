@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_json, print_table
+from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.discover import discover
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, GpuGroup, Node, Partition
@@ -29,7 +29,7 @@ def command(*, partition: str | None, form: str) -> int:
         print_json(as_json(facts, partitions, nodes))
         return 0
     summary = f"cluster {facts.name}, SLURM {facts.version}: {len(nodes)} node{'s' * (len(nodes) != 1)}, "
-    click.echo(summary + f"{_gpus_free(nodes)}, {sum(node.cores_free for node in nodes)} cores free")
+    print_line(summary + f"{_gpus_free(nodes)}, {sum(node.cores_free for node in nodes)} cores free")
     click.echo()
     print_table(_node_rows(nodes))
     click.echo()

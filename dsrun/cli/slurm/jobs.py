@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_fields, print_json, print_note, print_table
+from dsrun.cli.output import print_detail, print_fields, print_json, print_note, print_table
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.runs.records import plain
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
@@ -68,7 +68,7 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
     try:
         return follow(
             job_id,
-            notify=lambda line: click.echo(f"{datetime.now().astimezone():%H:%M:%S} {line}", err=True),
+            notify=lambda line: print_detail(f"{datetime.now().astimezone():%H:%M:%S} {line}"),
             show=lambda line: click.echo(printable(line), err=log_to_stderr),
         )
     except KeyboardInterrupt:

@@ -37,6 +37,7 @@ class EngineCheck(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine.assert_engine_matches(self.trainer.model_wrapped, self.trainer.ds_config)
+        engine.mask_stored_config(self.trainer.model_wrapped)
 
 
 class StopEarly(EarlyStoppingCallback):

@@ -16,6 +16,7 @@ from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.display import masked_values
 from dsrun.system.host import own_programs_first
 from dsrun.train.distributed import World, acquire_lock
 from dsrun.zero.generate.config import generate
@@ -129,6 +130,12 @@ def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
         raise ToolError(
             f"ZeRO-{stage_of(config)} was asked for, DeepSpeed runs stage {trained.zero_optimization_stage()}"
         )
+
+
+def mask_stored_config(trained: Any) -> None:
+    """Keep the keys of trackers, which are set up by now, out of checkpoints: their shards hold DeepSpeed's JSON."""
+    if type(trained).__name__ == "DeepSpeedEngine":
+        trained.config = masked_values(trained.config)
 
 
 def copy_defaults(optimizer: Any) -> None:

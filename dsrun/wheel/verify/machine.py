@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from dsrun.errors import ToolError
+from dsrun.system.files import parse_json
 from dsrun.system.proc import capture
 from dsrun.wheel.target.arch import Capability
 from dsrun.wheel.verify import probe
@@ -85,7 +85,7 @@ def last_object(answer: CompletedProcess[str], program: str) -> dict[str, Any]:
     for line in reversed(answer.stdout.splitlines()):
         if line.startswith("{"):
             with suppress(ValueError):
-                found: dict[str, Any] = json.loads(line)
+                found: dict[str, Any] = parse_json(line)
                 return found
     stderr = answer.stderr.strip().splitlines()
     raise ToolError(f"{program} failed with exit code {answer.returncode}: {stderr[-1] if stderr else 'no output'}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.system.files import replacing
+from dsrun.system.files import parse_json, replacing
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
@@ -68,7 +68,7 @@ def path_of(config: Mapping[str, Any], request: PlanRequest) -> Path:
 def remembered(config: Mapping[str, Any], request: PlanRequest) -> float:
     """The correction of an earlier calibration, 1 where there is none or the file is damaged."""
     try:
-        factor = json.loads(path_of(config, request).read_text())["factor"]
+        factor = parse_json(path_of(config, request).read_text())["factor"]
     except (OSError, ValueError, KeyError, TypeError):
         return 1.0
     return float(factor) if isinstance(factor, int | float) and SANE[0] <= factor <= SANE[1] else 1.0

@@ -243,6 +243,7 @@ def test_args_json_values(tmp_path):
     ("text", "message"),
     [
         ("{", "args.json: not JSON: "),
+        ("[" * 100_000, "args.json: not JSON: nested too deeply"),
         ("[]", "args.json: not a JSON object"),
         ('{"modle": 1}', "args.json: modle: unknown flag (did you mean model?)"),
         ('{"nproc": "x"}', "args.json: nproc: 'x' is not a whole number"),

@@ -83,6 +83,23 @@ def test_requeued_job_uses_tokens_of_its_command(tmp_path, folder):
     assert (kept.spec.token, kept.hf["hub_token"], notice) == ("hf_3", "hf_4", None)
 
 
+def test_key_of_tracker_in_deepspeed_json_is_not_stored(tmp_path, folder):
+    """DeepSpeed's comet block has an api_key; a requeued job takes that of the file."""
+
+    def made(key, stage):
+        text = json.dumps({"zero_optimization": {"stage": stage}, "comet": {"api_key": key}})
+        (tmp_path / "ds.json").write_text(text)
+        return recipe(tmp_path, "--deepspeed", "ds.json")
+
+    write_stored(made("sesame-1", 2), folder, JOB)
+    assert "sesame" not in folder.recipe.read_text()
+    assert recipe_in_force(made("sesame-1", 2), folder, {})[1] is None
+    kept, notice = recipe_in_force(made("sesame-2", 3), folder, REQUEUED)
+    assert kept.hf["deepspeed"] == {"zero_optimization": {"stage": 2}, "comet": {"api_key": "sesame-2"}}
+    assert "sesame" not in notice
+    assert "stage: 2 -> 3" in notice
+
+
 def test_requeued_job_keeps_its_settings(tmp_path, folder):
     write_stored(recipe(tmp_path, "--zero", "1", "--learning_rate", "0.1"), folder, JOB)
     asked = recipe(tmp_path, "--zero", "2", "--learning_rate", "0.2")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsrun.system.display import is_secret_flag, masked, printable, split_secrets
+from dsrun.system.display import is_secret_flag, masked, masked_values, printable, split_secrets, unmasked_values
 
 TOKEN = "hf_canaryCANARY0123456789"
 
@@ -48,9 +48,28 @@ def test_flags_for_tokens_of_a_vocabulary(flag: str) -> None:
 def test_masked_variables_values_and_inner_commands() -> None:
     """Assignments, what reads as a token anywhere, and the command inside an ssh command are masked, too."""
     assert masked(["HF_TOKEN=x", "TOKENIZERS_PARALLELISM=false"]) == ["HF_TOKEN=***", "TOKENIZERS_PARALLELISM=false"]
+    assert masked(["--env=HF_TOKEN=x", "--env=A=b"]) == ["--env=HF_TOKEN=***", "--env=A=b"]
     assert masked([f"url={TOKEN}@hub"]) == ["url=***@hub"]
+    assert masked(["https://me:word@host/x.csv", "s3://bucket/a:b@c"]) == [
+        "https://***@host/x.csv",
+        "s3://bucket/a:b@c",
+    ]
     assert masked(["ssh", "n1", "cd /x && python a.py --hub_token secret"]) == [
         "ssh", "n1", "cd /x && python a.py --hub_token ***",
+    ]  # fmt: skip
+
+
+def test_masked_values_of_settings_and_back() -> None:
+    """Keys within a JSON object, also one on a command line."""
+    settings = {"comet": {"api_key": "sesame", "project": "p"}, "max_tokens": 3, "auth_token": None, "token": "t"}
+    shown = {"comet": {"api_key": "***", "project": "p"}, "max_tokens": 3, "auth_token": None, "token": "***"}
+    assert masked_values(settings) == shown
+    assert unmasked_values(shown, settings) == settings
+    assert unmasked_values(shown, {"token": "t"}) == {**shown, "token": "t"}
+    text = '{"comet": {"api_key": "sesame"}, "a": 1}'
+    hidden = '{"comet": {"api_key": "***"}, "a": 1}'
+    assert masked(["--deepspeed", text, f"--deepspeed={text}", "{x}"]) == [
+        "--deepspeed", hidden, f"--deepspeed={hidden}", "{x}",
     ]  # fmt: skip
 
 

@@ -256,6 +256,10 @@ def test_json_list_of_strings(causal, prepare, tmp_path):
 
 BROKEN = {
     "late.jsonl": ('{"source": "a", "target": "b"}\n' * 3 + "{oops\n", r"late.jsonl, line 4: not JSON"),
+    "deep.jsonl": (
+        '{"source": "a", "target": "b"}\n{"source": ' + "[" * 900 + "]" * 900 + ', "target": "b"}\n',
+        r"line 2: not JSON \(nested too deeply\)",
+    ),
     "array.jsonl": ('{"source": "a", "target": "b"}\n[1]\n', r"line 2: a row must be an object, not a list"),
     "numbers.json": ("[1, 2]", r"row 1: a row must be an object"),
     "short.csv": ("source,target\na,b\nc\n", r"line 3: 1 fields where the header has 2"),
