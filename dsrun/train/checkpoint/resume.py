@@ -145,7 +145,7 @@ def _given(path: Path, read: Read, trust: bool, notify: Notify) -> Path:
 
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
     """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
-    and for another config, tokenizer or LoRA unless `force`."""
+    and for another config, tokenizer, LoRA or other training data unless `force`."""
     check_states(checkpoint)
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
@@ -159,17 +159,24 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     if _differ(saved, facts, "config_sha256") and (differences := _changed_keys(saved, facts)):
         shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
         more = len(differences) - _SHOWN_DIFFERENCES
-        changed.append(f"model config ({shown}{f'; {more} more' if more > 0 else ''})")
+        changed.append(f"another model config ({shown}{f'; {more} more' if more > 0 else ''})")
     if _differ(saved, facts, "tokenizer_sha256"):
-        changed.append("tokenizer")
+        changed.append("another tokenizer")
     if _differ(saved, facts, "lora"):
-        changed.append(f"LoRA (was: {saved['lora']}; is: {facts['lora']})")
+        changed.append(f"another LoRA (was: {saved['lora']}; is: {facts['lora']})")
+    other_data = _differ(saved, facts, "train_fingerprint")
+    if other_data:
+        changed.append("other training data")
     if changed and not force:
         raise UsageError(
-            f"{checkpoint} was saved with another {' and another '.join(changed)}",
+            f"{checkpoint} was saved with {' and '.join(changed)}",
             fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
         )
-    lines = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
+    lines = [f"resuming with {what} than {checkpoint.name} was saved with" for what in changed]
+    if other_data:
+        lines.append(
+            "training goes on at the same position in the new data: in this epoch samples may be repeated or left out"
+        )
     for name, label in _REPORTED_DIFFERENCES.items():
         if _differ(saved, facts, name):
             lines.append(

@@ -34,8 +34,8 @@ from dsrun.train.data.request import Counts
 from dsrun.train.data.tokenise import RowEncoder
 from dsrun.train.distributed import acquire_lock
 
-VERSION = 2
-"""Part of every key: raise it when the same input gives other rows."""
+VERSION = 3
+"""Part of every key: raise it when the same input gives other rows, or other values in meta.json."""
 
 Meta = dict[str, Any]
 

@@ -292,6 +292,21 @@ def test_resume_reports_changed_global_batch_and_data(run):
     ]
 
 
+def test_resume_with_other_training_data_rejected(run):
+    """The same number of rows, but others: samples would be repeated or left out in silence."""
+    folder = checkpoint(run, 5, train_fingerprint="rows a")
+    assert find(run) == folder  # FACTS do not say
+    facts = FACTS | {"train_fingerprint": "rows b"}
+    with pytest.raises(UsageError, match="was saved with other training data"):
+        find(run, facts=facts)
+    said = []
+    assert find(run, said=said, facts=facts, force=True) == folder
+    assert said[:2] == [
+        "resuming with other training data than checkpoint-5 was saved with",
+        "training goes on at the same position in the new data: in this epoch samples may be repeated or left out",
+    ]
+
+
 def test_resume_from_untrusted_checkpoint_rejected(run):
     """An untrusted checkpoint is refused before it is read."""
     folder = checkpoint(run, 5)
