@@ -72,6 +72,7 @@ def find_checkpoint(
             found = _newest(folder, read, notify, lambda step, path: step > beyond and _is_signed(path, again))
         found = found or _given(given, read, trust, notify)
     if found:
+        rank0_first(lambda: _refuse_renamed(folder, found))
         for message in rank0_first(lambda: _compare(found, facts, force=force)):
             notify(message)
     for message in rank0_first(lambda: _set_aside_later(folder, found)):
@@ -141,6 +142,18 @@ def _given(path: Path, read: Read, trust: bool, notify: Notify) -> Path:
     rank0_first(lambda: check_foreign(path, trust=trust))
     notify(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
     return path
+
+
+def _refuse_renamed(folder: RunFolder, checkpoint: Path) -> None:
+    """Raise UsageError for one of the run's own checkpoints whose name gives another step than its state: it would be
+    moved aside as a later one, and the save of that step replace it."""
+    step = _step(checkpoint)
+    expected = folder.checkpoint(step or 0)
+    if step is not None and checkpoint.parent.samefile(folder.path) and checkpoint.name != expected.name:
+        raise UsageError(
+            f"{checkpoint} is the checkpoint of step {step} under another name",
+            fix=f"rename it to {expected.name}, or move it out of the run folder",
+        )
 
 
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:

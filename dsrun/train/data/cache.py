@@ -28,6 +28,7 @@ from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
 from dsrun.runs.records import sync_file
+from dsrun.system.files import replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.request import Counts
@@ -100,12 +101,8 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
         for path in sorted(work.rglob("*")):
             if path.is_file():
                 sync_file(path)
-        if folder.exists():
-            # Processes that mapped the old files keep them until they end.
-            old = folder.with_name(f"{folder.name}.tmp-old")
-            folder.rename(old)
-            shutil.rmtree(old, ignore_errors=True)
-        work.rename(folder)
+        # Processes that mapped the old files keep them until they end.
+        replace_folder(work, folder, aside=folder.with_name(f"{folder.name}.tmp-old"))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return meta
