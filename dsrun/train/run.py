@@ -126,7 +126,13 @@ class _Run:
         trainer = self._trainer(tokenizer)
         spec, beat = self.plan.recipe.spec, self.context.heart.beat
         saving = Saving(
-            run=self.folder, keep=spec.keep, background=spec.async_save, trust=spec.trust, facts=facts, beat=beat
+            run=self.folder,
+            keep=spec.keep,
+            background=spec.async_save,
+            trust=spec.trust,
+            facts=facts,
+            beat=beat,
+            notify=self.console.notice,
         )
         trainer.keep_checkpoints(saving)
         if start:

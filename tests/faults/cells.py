@@ -95,8 +95,8 @@ def _errors() -> list[Cell]:
         for phase in saves
         for fault, name, cause in (
             ("no space left", "ENOSPC", "disk_full"),
-            ("input/output error", "EIO", "disk_full"),
-            ("read-only file system", "EROFS", "disk_full"),
+            ("input/output error", "EIO", "disk_error"),
+            ("read-only file system", "EROFS", "disk_error"),
         )
     ]  # fmt: skip
     return [
