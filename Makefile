@@ -43,7 +43,7 @@ test-slurm: $(VENV)/.test
 test-pythons: $(VENV)/.test
 	$(BIN)/python -m tests.interpreters
 
-# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test-all` has eight of them.
+# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test-all` has nine of them.
 test-faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults
 
